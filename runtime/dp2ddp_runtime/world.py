@@ -1,0 +1,71 @@
+"""Where this process stands: its rank, the world size, its device. Everything else in the runtime asks here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class World:
+    """A process's place among the ranks, as torchrun counts them (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, ...)."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    ready: bool = False
+
+
+_world = World()
+
+
+def current() -> World:
+    """The world that `setup` joined; a single process before that."""
+    return _world
+
+
+def enter(world: World) -> None:
+    """Make `world` the current one. Only `setup` (and the tests' rank pool) calls this."""
+    global _world
+    _world = world
+
+
+def rank() -> int:
+    """This process's rank, 0 to `world_size() - 1`; 0 before `setup`."""
+    return _world.rank
+
+
+def local_rank() -> int:
+    """This process's rank on its own machine; 0 before `setup`."""
+    return _world.local_rank
+
+
+def world_size() -> int:
+    """The number of ranks, over all machines; 1 before `setup`."""
+    return _world.world_size
+
+
+def is_main() -> bool:
+    """Whether this is rank 0, the one that prints and writes files."""
+    return _world.rank == 0
+
+
+def wants_cpu() -> bool:
+    """Whether this run stays on the CPU: no CUDA device, or `DP2DDP_DEVICE=cpu`."""
+    return os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" or not torch.cuda.is_available()
+
+
+def device() -> torch.device:
+    """This rank's device.
+
+    Before `setup` it is told from the environment: `LOCAL_RANK`'s CUDA device under torchrun, the first one otherwise.
+    """
+    if _world.ready:
+        return _world.device
+    if wants_cpu():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
