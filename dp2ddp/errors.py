@@ -1,0 +1,35 @@
+"""Errors that a user can meet, each one clear line."""
+
+from __future__ import annotations
+
+
+class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong, not the program
+    """The input can't be converted. Nothing is written; the command ends with exit code 2.
+
+    Attributes:
+        file: the file's name as the user gave it.
+        line: from 1, where known.
+        column: from 1, where known.
+        what: what is wrong.
+        todo: what the user can do about it.
+    """
+
+    def __init__(
+        self, file: str, *, what: str, todo: str = "", line: int | None = None, column: int | None = None
+    ) -> None:
+        super().__init__(file, line, column, what, todo)
+        self.file = file
+        self.line = line
+        self.column = column
+        self.what = what
+        self.todo = todo
+
+    def __str__(self) -> str:
+        """``file:line:col: what; todo``, leaving out what is not known."""
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        text = f"{place}: {self.what}"
+        return f"{text}; {self.todo}" if self.todo else text
+
+
+class EditError(Exception):
+    """A rule asked for an edit that can't be carried out: a mistake in dp2ddp, never in the user's script."""

@@ -1,0 +1,41 @@
+"""The rules, one file each, found by themselves: a new file in this folder is a new rule."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import lru_cache
+
+from dp2ddp.rules.base import STRATEGIES, Example, Options, Rule
+
+__all__ = ["STRATEGIES", "Example", "Options", "Rule", "all_rules", "rule"]
+
+
+@lru_cache(maxsize=1)
+def all_rules() -> tuple[Rule, ...]:
+    """One object of every rule in this package, sorted by id.
+
+    Raises:
+        ValueError: two rules have the same id.
+    """
+    found: dict[str, Rule] = {}
+    for module_info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        for cls in vars(module).values():
+            if not _is_rule_of(cls, module.__name__):
+                continue
+            if cls.id in found:
+                raise ValueError(f"{cls.id} is both {type(found[cls.id]).__name__} and {cls.__name__}")
+            found[cls.id] = cls()
+    return tuple(found[rule_id] for rule_id in sorted(found))
+
+
+def rule(rule_id: str) -> Rule | None:
+    """The rule with this id (in any case), or None."""
+    return next((rule for rule in all_rules() if rule.id == rule_id.upper()), None)
+
+
+def _is_rule_of(cls: object, module: str) -> bool:
+    """Whether `cls` is a concrete rule that `module` itself defines, not one that it imports."""
+    return inspect.isclass(cls) and issubclass(cls, Rule) and not inspect.isabstract(cls) and cls.__module__ == module

@@ -1,0 +1,70 @@
+"""What a rule is: an id, its reasons, examples that are its tests and its documentation, and the edits it asks for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dp2ddp.edits import Finding
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
+
+#: What ``--strategy`` takes.
+STRATEGIES = ("auto", "sharded", "gathered")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for on the command line.
+
+    Attributes:
+        strategy: ``"auto"``, ``"sharded"`` or ``"gathered"`` (design, section 2).
+        sync_bn: convert BatchNorm to SyncBatchNorm.
+        clean_keys: save checkpoints without ``module.`` in their keys.
+        select: the ids of the only rules to run; empty for all.
+        ignore: the ids of rules not to run.
+        annotate: write each note into the script as a comment.
+    """
+
+    strategy: str = "auto"
+    sync_bn: bool = False
+    clean_keys: bool = False
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+    annotate: bool = False
+
+    def runs(self, rule_id: str) -> bool:
+        """Whether the rule with this id is to run."""
+        return rule_id not in self.ignore and (not self.select or rule_id in self.select)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A whole small script before and after the rule, with only that rule selected."""
+
+    before: str
+    after: str
+    strategy: str = "auto"
+
+
+class Rule(ABC):
+    """One rule. A rule is stateless, and never looks at another rule.
+
+    Attributes:
+        id: ``"DDP001"`` and so on; unique.
+        title: what it converts, a few words.
+        why: two or three sentences for the user who asks why.
+        examples: at least one; run as tests, shown by ``dp2ddp rules ID``.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    why: ClassVar[str]
+    examples: ClassVar[tuple[Example, ...]]
+
+    @abstractmethod
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        """The edits and notes that this rule asks for, in the order of the source."""
