@@ -1,0 +1,122 @@
+"""Lists of statements: splitting lines, wrapping, inserting, removing; comments and blank lines stay in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Optional
+
+import libcst as cst
+
+from dp2ddp.templates import leading, marker, with_leading
+
+_Piece = tuple[Optional[cst.CSTNode], cst.BaseStatement]
+
+
+def fold(statements: Sequence[cst.BaseStatement]) -> tuple[list[cst.BaseStatement], list[cst.EmptyLine]]:
+    """`statements` without markers; what a marker holds goes above the next statement.
+
+    Returns:
+        The statements, and the comments left over after the last one.
+    """
+    body: list[cst.BaseStatement] = []
+    pending: list[cst.EmptyLine] = []
+    for statement in statements:
+        if is_marker(statement):
+            pending = _join(pending, leading(statement))
+        else:
+            body.append(with_leading(statement, _join(pending, leading(statement))) if pending else statement)
+            pending = []
+    return body, pending if _has_comment(pending) else []
+
+
+def is_marker(statement: cst.BaseStatement) -> bool:
+    """Whether `statement` is a marker: comments and blank lines only."""
+    return isinstance(statement, cst.SimpleStatementLine) and not statement.body
+
+
+def split_line(
+    original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine, edited: Container[int]
+) -> list[_Piece]:
+    """``a; b; c`` as lines of their own where a statement is edited; the others stay together.
+
+    Returns:
+        Lines, each with the original of its only statement, or None where nothing on the line is edited.
+    """
+    if len(original.body) == 1:
+        return [(original.body[0], updated)]
+    if not any(id(small) in edited for small in original.body):
+        return [(None, updated)]
+    runs: list[tuple[cst.CSTNode | None, list[cst.BaseSmallStatement]]] = []
+    for before, after in zip(original.body, updated.body):
+        if id(before) in edited:
+            runs.append((before, [after]))
+        elif runs and runs[-1][0] is None:
+            runs[-1][1].append(after)
+        else:
+            runs.append((None, [after]))
+    return [(small, _line(run, updated, i == 0, i == len(runs) - 1)) for i, (small, run) in enumerate(runs)]
+
+
+def _line(
+    run: Sequence[cst.BaseSmallStatement], whole: cst.SimpleStatementLine, first: bool, last: bool
+) -> cst.SimpleStatementLine:
+    if not last:
+        run = [*run[:-1], run[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)]
+    return cst.SimpleStatementLine(
+        body=run,
+        leading_lines=whole.leading_lines if first else (),
+        trailing_whitespace=whole.trailing_whitespace if last else cst.TrailingWhitespace(),
+    )
+
+
+def insert_above(before: Sequence[cst.BaseStatement], core: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    """`before` and then `core`: below the blank lines above `core`, above its comments."""
+    if not before:
+        return list(core)
+    lines = leading(core[0])
+    comment = next((i for i, line in enumerate(lines) if line.comment), len(lines))
+    first = with_leading(before[0], [*lines[:comment], *leading(before[0])])
+    return [first, *before[1:], with_leading(core[0], lines[comment:]), *core[1:]]
+
+
+def replace(core: Sequence[cst.BaseStatement], new: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    """`new` with the comments above `core`, and with the comment at its end where both end in simple statements."""
+    if not new:
+        return [marker(leading(core[0]))]
+    new[0] = with_leading(new[0], [*leading(core[0]), *leading(new[0])])
+    old, last = core[-1], new[-1]
+    both_simple = isinstance(old, cst.SimpleStatementLine) and isinstance(last, cst.SimpleStatementLine)
+    if both_simple and not is_marker(last) and last.trailing_whitespace.comment is None:  # type: ignore[attr-defined]
+        new[-1] = last.with_changes(trailing_whitespace=old.trailing_whitespace)  # type: ignore[attr-defined]
+    return new
+
+
+def wrap(header: cst.BaseCompoundStatement, core: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    """`core` one step under `header`; what stood above it stands above the header."""
+    if is_marker(core[0]) and len(core) == 1:
+        return list(core)
+    lines = leading(core[0])
+    body = cst.IndentedBlock(body=[with_leading(core[0], ()), *core[1:]])
+    return [header.with_changes(body=body, leading_lines=lines)]
+
+
+def comments_inside(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
+    """The comments in the block of `statement`, which has no statements left."""
+    block = statement.body  # type: ignore[attr-defined]
+    if not isinstance(block, cst.IndentedBlock):
+        return []
+    return [line for line in (*leading(block.body[0]), *block.footer) if line.comment]
+
+
+def _join(above: Sequence[cst.EmptyLine], below: Sequence[cst.EmptyLine]) -> list[cst.EmptyLine]:
+    """`above` and `below`, without doubling the blank lines between them."""
+    if below and not below[0].comment:
+        kept = list(above)
+        while kept and not kept[-1].comment:
+            kept.pop()
+        return [*kept, *below]
+    return [*above, *below]
+
+
+def _has_comment(lines: Sequence[cst.EmptyLine]) -> bool:
+    return any(line.comment for line in lines)
