@@ -1,0 +1,157 @@
+"""The oracle: `nn.DataParallel` with N replicas, emulated on one device, to compare converted scripts with.
+
+`nn.DataParallel` without a GPU passes its inputs straight through, so it can't be asked what N devices would give.
+This class does what its documentation and `torch.nn.parallel.{scatter_gather,replicate}` say, on the module's own
+device: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from dp2ddp_runtime.streams import Stream
+from torch import nn
+
+
+class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
+    """Stands in for `nn.DataParallel`, with `n` replicas that run one after the other.
+
+    Args:
+        module: the module to run. Anything else (old scripts wrap their optimizer) is only held as `.module`.
+        device_ids: kept as given; the number of replicas doesn't depend on it.
+        output_device: kept as given.
+        dim: the dimension along which inputs are split, in `torch.chunk`'s sizes, and outputs concatenated.
+        n: the number of replicas; the class attribute `replicas` by default.
+
+    Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
+    the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a
+    converted script (`dp2ddp_runtime.streams.replica_seed`). With `n == 1` the module is called as it is.
+    """
+
+    replicas: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        module: Any,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        n: int | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.n = self.replicas if n is None else n
+        if self.n < 1:
+            raise ValueError(f"n must be at least 1, not {self.n}")
+        self.dim = dim
+        self.module = module
+        self.device_ids = list(device_ids) if device_ids is not None else list(range(self.n))
+        self.output_device = output_device
+        self._streams = [Stream(rank=r) for r in range(self.n)]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`.
+
+        Raises:
+            TypeError: outputs of a kind that `nn.DataParallel` doesn't gather either.
+        """
+        if self.n == 1:
+            return self.module(*inputs, **kwargs)
+        calls = _scatter_call(inputs, kwargs, self.n, self.dim)
+        outputs = []
+        for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
+            with stream:
+                outputs.append(replica(*args, **named))
+        return _gather(outputs, self.dim)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_streams": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._streams = [Stream(rank=r) for r in range(self.n)]
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_asdict")
+
+
+def _scatter_call(args: Any, kwargs: Any, n: int, dim: int) -> list[tuple[Any, Any]]:
+    """The arguments of each replica that runs; fewer than `n` where the batch has too few chunks."""
+    split_args = _scatter(args, n, dim) if args else []
+    split_kwargs = _scatter(kwargs, n, dim) if kwargs else []
+    count = max(len(split_args), len(split_kwargs), 1)
+    split_args += [()] * (count - len(split_args))
+    split_kwargs += [{}] * (count - len(split_kwargs))
+    return list(zip(split_args, split_kwargs))
+
+
+def _scatter(value: Any, n: int, dim: int) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return list(value.chunk(n, dim)) if value.dim() else [value] * n
+    if _is_namedtuple(value):
+        return [type(value)(*parts) for parts in zip(*(_scatter(v, n, dim) for v in value))]
+    if isinstance(value, (tuple, list)) and value:
+        make = tuple if isinstance(value, tuple) else list
+        return [make(parts) for parts in zip(*(_scatter(v, n, dim) for v in value))]
+    if isinstance(value, dict) and value:
+        return [type(value)(parts) for parts in zip(*(_scatter(item, n, dim) for item in value.items()))]
+    return [value] * n
+
+
+def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
+    """`count` shallow copies: parameters as non-leaf views (each replica's gradient is summed on its own, then all of
+    them into the parameter), buffers shared by replica 0 and copied for the others."""
+    params = list(dict.fromkeys(module.parameters()))
+    buffers = list(dict.fromkeys(module.buffers()))
+    modules = list(module.modules())
+    replicas = []
+    for index in range(count):
+        own: dict[torch.Tensor, torch.Tensor] = {p: p.view_as(p) for p in params}
+        own.update({b: b if index == 0 else b.detach().clone() for b in buffers})
+        copies = {m: _shallow(m) for m in modules}
+        for original, copy in copies.items():
+            _rewire(original, copy, copies, own)
+        replicas.append(copies[module])
+    return replicas
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    return cast(nn.Module, module._replicate_for_data_parallel())  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _rewire(
+    original: nn.Module,
+    copy: nn.Module,
+    copies: dict[nn.Module, nn.Module],
+    own: dict[torch.Tensor, torch.Tensor],
+) -> None:
+    for key, child in original._modules.items():
+        copy._modules[key] = None if child is None else copies[child]
+    for key, param in original._parameters.items():
+        if param is None:
+            copy._parameters[key] = None
+        else:
+            setattr(copy, key, own[param])
+    for key, buffer in original._buffers.items():
+        copy._buffers[key] = None if buffer is None else own[buffer]
+
+
+def _gather(outputs: Sequence[Any], dim: int) -> Any:
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        if dim == 0 and all(out.dim() == 0 for out in outputs):
+            return torch.stack(list(outputs))
+        return torch.cat(list(outputs), dim)
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        if any(len(out) != len(first) for out in outputs):
+            raise ValueError("All dicts must have the same number of keys")
+        return cast(Any, type(first))((key, _gather([out[key] for out in outputs], dim)) for key in first)
+    if _is_namedtuple(first):
+        return cast(Any, type(first))._make(_gather(parts, dim) for parts in zip(*outputs))
+    if isinstance(first, (tuple, list)):
+        return cast(Any, type(first))(_gather(parts, dim) for parts in zip(*outputs))
+    raise TypeError(f"nn.DataParallel can't gather outputs of type {type(first).__name__}")
