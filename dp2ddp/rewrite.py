@@ -119,22 +119,22 @@ class _Rewriter(cst.CSTTransformer):
             may_drop |= self._may_drop(before)
         if len(statements) == len(updated.body) and all(map(operator.is_, statements, updated.body)):
             return updated
-        body, comments = fold(statements)
-        if body or isinstance(original, cst.Module):
-            return updated.with_changes(body=body, footer=[*comments, *updated.footer])
+        folded = fold(statements)
+        if folded.body or isinstance(original, cst.Module):
+            return updated.with_changes(body=folded.body, footer=[*folded.comments, *updated.footer])
         self.emptied[id(original)] = may_drop
-        return updated.with_changes(body=[with_leading(_PASS, comments)])
+        return updated.with_changes(body=[with_leading(_PASS, folded.comments)])
 
     def _suite(self, original: cst.SimpleStatementSuite, updated: cst.SimpleStatementSuite) -> cst.BaseSuite:
         """The rest of ``if a: b; c``: a block of its own, where there are edits on its statements."""
         if not any(id(small) in self.located.statements for small in original.body):
             return updated
         line = cst.SimpleStatementLine(original.body, trailing_whitespace=updated.trailing_whitespace)
-        body, comments = fold(self._statement(line, line.with_changes(body=updated.body)))
-        if not body:
+        folded = fold(self._statement(line, line.with_changes(body=updated.body)))
+        if not folded.body:
             self.emptied[id(original)] = any(self._may_drop_small(small) for small in original.body)
             return updated.with_changes(body=[cst.Pass()])
-        return cst.IndentedBlock(body=body, footer=comments)
+        return cst.IndentedBlock(body=folded.body, footer=folded.comments)
 
     def _branch(self, original: cst.CSTNode, updated: cst.CSTNode) -> cst.CSTNode:
         """A compound statement, or an ``else``, whose block may have been left empty."""

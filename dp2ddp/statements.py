@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import libcst as cst
 
@@ -12,12 +12,15 @@ from dp2ddp.templates import leading, marker, with_leading
 _Piece = tuple[Optional[cst.CSTNode], cst.BaseStatement]
 
 
-def fold(statements: Sequence[cst.BaseStatement]) -> tuple[list[cst.BaseStatement], list[cst.EmptyLine]]:
-    """`statements` without markers; what a marker holds goes above the next statement.
+class Folded(NamedTuple):
+    """Statements without markers, and the comments left over after the last one."""
 
-    Returns:
-        The statements, and the comments left over after the last one.
-    """
+    body: list[cst.BaseStatement]
+    comments: list[cst.EmptyLine]
+
+
+def fold(statements: Sequence[cst.BaseStatement]) -> Folded:
+    """`statements` without markers; what a marker holds goes above the next statement."""
     body: list[cst.BaseStatement] = []
     pending: list[cst.EmptyLine] = []
     for statement in statements:
@@ -26,7 +29,7 @@ def fold(statements: Sequence[cst.BaseStatement]) -> tuple[list[cst.BaseStatemen
         else:
             body.append(with_leading(statement, _join(pending, leading(statement))) if pending else statement)
             pending = []
-    return body, pending if _has_comment(pending) else []
+    return Folded(body, pending if _has_comment(pending) else [])
 
 
 def is_marker(statement: cst.BaseStatement) -> bool:
