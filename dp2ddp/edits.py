@@ -14,6 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
+#: The runtime's import name, and how templates call it.
+RUNTIME_PACKAGE = "dp2ddp_runtime"
+RUNTIME = "ddp"
+
 
 class Position(NamedTuple):
     """A place in the source: line from 1, column from 0, counted in characters (not UTF-8 bytes, as `ast` does)."""
@@ -125,8 +129,8 @@ class AddImport(Edit):
     Not needed for the runtime: using ``ddp.`` in a template is enough.
     """
 
-    module: str = "dp2ddp_runtime"
-    alias: str | None = "ddp"
+    module: str = RUNTIME_PACKAGE
+    alias: str | None = RUNTIME
 
 
 @dataclass(frozen=True)

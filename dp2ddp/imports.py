@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from dp2ddp.edits import AddImport, Edit, InsertAfter, InsertBefore, Position, Span
+from dp2ddp.edits import RUNTIME, RUNTIME_PACKAGE, AddImport, Edit, InsertAfter, InsertBefore, Position, Span
 from dp2ddp.errors import EditError
 from dp2ddp.locate import Located, Positions, template_of
-from dp2ddp.templates import RUNTIME, uses_runtime
+from dp2ddp.templates import uses_runtime
 
-#: The runtime's import name.
-PACKAGE = "dp2ddp_runtime"
 #: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
 _GAP = 4
 
@@ -23,13 +21,13 @@ def runtime_name(module: cst.Module, text: str) -> str:
     for statement in _imports(module):
         if isinstance(statement, cst.Import):
             for alias in statement.names:
-                if _dotted(alias.name) == PACKAGE:
-                    return alias.evaluated_alias or PACKAGE
+                if _dotted(alias.name) == RUNTIME_PACKAGE:
+                    return alias.evaluated_alias or RUNTIME_PACKAGE
     if re.search(rf"\b{RUNTIME}\b", text) is None:
         return RUNTIME
     names = _NameFinder()
     module.visit(names)
-    return PACKAGE if names.found else RUNTIME
+    return RUNTIME_PACKAGE if names.found else RUNTIME
 
 
 def place_imports(
@@ -38,12 +36,12 @@ def place_imports(
     """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
     wanted = [edit for edit in edits if isinstance(edit, AddImport)]
     using = [edit for edit in edits if not isinstance(edit, AddImport) and uses_runtime(_source(edit))]
-    if using and not any(edit.module == PACKAGE for edit in wanted):
+    if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
     lines = [line for edit in wanted if (line := _line(module, edit, runtime)) is not None]
     if not lines:
         return
-    users = using if all(edit.module == PACKAGE for edit in wanted) else edits
+    users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
     before = min((_use(edit) for edit in users if hasattr(edit, "holes")), default=None)
     _insert(module, positions, located, list(dict.fromkeys(lines)), before)
 
@@ -56,7 +54,7 @@ def _line(module: cst.Module, edit: AddImport, runtime: str) -> str | None:
     """The import statement that `edit` asks for, None where the script has it."""
     if _has_import(module, edit.module):
         return None
-    alias = runtime if edit.module == PACKAGE else edit.alias
+    alias = runtime if edit.module == RUNTIME_PACKAGE else edit.alias
     return f"import {edit.module}" if alias in (None, edit.module) else f"import {edit.module} as {alias}"
 
 

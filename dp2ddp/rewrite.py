@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Union
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -21,7 +21,7 @@ from dp2ddp.locate import EditWithHoles, Located, locate
 from dp2ddp.statements import comments_inside, fold, insert_above, replace, split_line, wrap
 from dp2ddp.templates import Holes, leading, marker, with_leading
 
-_Block = TypeVar("_Block", cst.IndentedBlock, cst.Module)
+_Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
 _PASS = cst.SimpleStatementLine(body=[cst.Pass()])
 
@@ -77,7 +77,7 @@ class _Rewriter(cst.CSTTransformer):
             assert isinstance(updated_node, cst.BaseExpression)
             return self._expression(original_node, updated_node)
         if isinstance(original_node, (cst.Module, cst.IndentedBlock)):
-            return self._block(original_node, updated_node)  # type: ignore[type-var]
+            return self._block(original_node, updated_node)  # type: ignore[arg-type]
         if isinstance(original_node, cst.SimpleStatementSuite):
             return self._suite(original_node, updated_node)  # type: ignore[arg-type]
         if isinstance(original_node, _WITH_BODY):

@@ -15,10 +15,9 @@ from typing import NamedTuple, TypeVar
 
 import libcst as cst
 
+from dp2ddp.edits import RUNTIME
 from dp2ddp.errors import EditError
 
-#: How templates call the runtime.
-RUNTIME = "ddp"
 _RUNTIME_USE = re.compile(rf"(?<![\w.]){RUNTIME}(?=\.)")
 _HOLE = re.compile(r"__h_(\w+?)__")
 

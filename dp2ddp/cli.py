@@ -1,0 +1,197 @@
+"""The command line: commands and their options, nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from dp2ddp import __version__, project, vendor
+from dp2ddp.errors import BadInput, EditError
+from dp2ddp.project import STANDARD, SourceFile
+from dp2ddp.rules import STRATEGIES, Options, all_rules, rule
+
+if TYPE_CHECKING:
+    from dp2ddp.pipeline import Conversion
+
+NOTES_OPEN = 1
+BAD_INPUT = 2
+INTERNAL = 3
+
+_MAIN_HELP = """Turn an nn.DataParallel training script into a DistributedDataParallel one that trains the same model:
+same batches, same updates, same reported numbers, same checkpoint files.
+
+\b
+Examples:
+  dp2ddp convert train.py                      show what would change
+  dp2ddp convert train.py -o train_ddp.py      write the converted script
+  dp2ddp convert train.py --in-place --strict  exit 1 if a person has to look at something
+  dp2ddp rules DDP003                          what a rule does, before and after
+"""
+
+_CONVERT_HELP = """Convert the script INPUT (- for standard input).
+
+Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
+Exit codes: 0 done, 1 notes open (with --strict), 2 bad input.
+
+\b
+Examples:
+  dp2ddp convert train.py -o train_ddp.py --vendor
+  dp2ddp convert train.py --strategy gathered | patch train.py
+  cat train.py | dp2ddp convert - -o - > train_ddp.py
+"""
+
+
+class _Main(click.Group):
+    """The command group; a user's mistakes come out as one line, with their exit code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BadInput as error:
+            click.echo(f"dp2ddp: {error}", err=True)
+            ctx.exit(BAD_INPUT)
+        except EditError as error:
+            click.echo(f"dp2ddp: internal error, nothing written; please report it with the script: {error}", err=True)
+            ctx.exit(INTERNAL)
+
+
+@click.group(cls=_Main, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dp2ddp")
+def main() -> None:
+    """The command ``dp2ddp``."""
+
+
+@main.command(help=_CONVERT_HELP)
+@click.argument("input_", metavar="INPUT")
+@click.option("-o", "--output", metavar="OUTPUT", help="Write the converted script here; - for standard output.")
+@click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
+@click.option("--in-place", is_flag=True, help="Write the converted script over INPUT.")
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default="auto",
+    show_default=True,
+    help="sharded: each rank computes on its shard. gathered: every rank sees the whole batch. auto: sharded where it "
+    "is proved to be the same.",
+)
+@click.option("--vendor", "vendored", is_flag=True, help="Copy the runtime beside the output, so it needs only torch.")
+@click.option("--sync-bn", is_flag=True, help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel).")
+@click.option("--clean-keys", is_flag=True, help="Save checkpoints without `module.` in their keys.")
+@click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
+@click.option("--ignore", metavar="RULE", multiple=True, help="Don't run this rule; may be repeated.")
+@click.option("--annotate", is_flag=True, help="Write each note into the script, as a TODO comment.")
+@click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
+@click.option(
+    "--report",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The form of the summary on standard error.",
+)
+@click.pass_context
+def convert(
+    ctx: click.Context,
+    input_: str,
+    output: str | None,
+    force: bool,
+    in_place: bool,
+    strategy: str,
+    vendored: bool,
+    sync_bn: bool,
+    clean_keys: bool,
+    select: Sequence[str],
+    ignore: Sequence[str],
+    annotate: bool,
+    strict: bool,
+    report: str,
+) -> None:
+    """Converts one script."""
+    # Not needed for --help and --version, and slow to import (libcst).
+    from dp2ddp import pipeline
+
+    _check_usage(input_, output, in_place, vendored)
+    options = pipeline.with_rules(
+        Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate), select, ignore
+    )
+    source = project.read(input_)
+    folder = _check_output(source, output, in_place, vendored, force)
+    conversion = pipeline.convert_source(source.text, source.name, options)
+    if folder is not None and conversion.changed:
+        vendor.copy(folder)
+    written = input_ if in_place else output
+    _write(source, conversion, written)
+    _report(conversion, source.name, None if written == STANDARD else written, vendored, report)
+    ctx.exit(NOTES_OPEN if strict and conversion.notes else 0)
+
+
+@main.command()
+@click.argument("rule_id", metavar="[RULE]", required=False)
+def rules(rule_id: str | None) -> None:
+    """List the rules; with RULE, show that one with its code before and after."""
+    from dp2ddp import report
+
+    console = Console(highlight=False)
+    if rule_id is None:
+        report.show_rules(console, all_rules())
+        return
+    found = rule(rule_id)
+    if found is None:
+        raise BadInput("rules", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+    report.show_rule(console, found)
+
+
+def _check_usage(input_: str, output: str | None, in_place: bool, vendored: bool) -> None:
+    if in_place and output is not None:
+        raise click.UsageError("--in-place and --output exclude each other")
+    if in_place and input_ == STANDARD:
+        raise click.UsageError("--in-place needs a file, not standard input")
+    if vendored and not in_place and output in (None, STANDARD):
+        raise click.UsageError("--vendor needs a file to put the runtime beside: --output or --in-place")
+
+
+def _check_output(source: SourceFile, output: str | None, in_place: bool, vendored: bool, force: bool) -> Path | None:
+    """Checks all that is to be written, before any of it is; returns the folder for the runtime, if it is wanted."""
+    if output is not None:
+        project.check_output(output, source, force=force)
+    if in_place and source.path is not None:
+        project.check_writable(source.path)
+    target = source.path if in_place else Path(output or "")
+    if not vendored or target is None:
+        return None
+    vendor.check(target.parent, force=force)
+    return target.parent
+
+
+def _write(source: SourceFile, conversion: Conversion, written: str | None) -> None:
+    if written is None:
+        _show_diff(source, conversion)
+    elif written == STANDARD:
+        sys.stdout.buffer.write(source.encode(conversion.new_text))
+    elif conversion.changed or written != source.name:
+        project.write(Path(written), source.encode(conversion.new_text), mode_of=source.path)
+
+
+def _show_diff(source: SourceFile, conversion: Conversion) -> None:
+    from dp2ddp import report
+
+    text = report.diff(source.name, source.text, conversion.new_text)
+    if sys.stdout.isatty():
+        Console(highlight=False).print(report.colored(text), soft_wrap=True, end="")
+    else:
+        # In the file's own bytes, so that the diff can be applied to it.
+        sys.stdout.buffer.write(text.encode(source.encoding))
+
+
+def _report(conversion: Conversion, name: str, output: str | None, vendored: bool, form: str) -> None:
+    from dp2ddp import report
+
+    if form == "json":
+        click.echo(json.dumps(report.as_data(conversion, name, output), indent=2), err=True)
+    else:
+        report.show_summary(Console(stderr=True), conversion, name, output, vendored)

@@ -1,0 +1,96 @@
+"""One script from text to text: parse, plan, rewrite."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dp2ddp import refusals
+from dp2ddp.analysis import source as analysis_source
+from dp2ddp.edits import Edit, InsertBefore, Note
+from dp2ddp.errors import BadInput, EditError
+from dp2ddp.plan import StrategyDecision, plan
+from dp2ddp.rewrite import apply
+from dp2ddp.rules import Options, all_rules
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of a script.
+
+    Attributes:
+        new_text: the converted source; the original where nothing changed.
+        edits: every change, in the order of the source.
+        notes: what a person has to look at, in the order of the source.
+        strategies: the strategy of each wrapped model, and why.
+        changed: whether `new_text` differs from the original.
+        converted_before: the script calls the runtime already, and was left as it is.
+    """
+
+    new_text: str
+    edits: Sequence[Edit] = ()
+    notes: Sequence[Note] = ()
+    strategies: Sequence[StrategyDecision] = ()
+    changed: bool = False
+    converted_before: bool = False
+
+
+def convert_source(text: str, filename: str, options: Options) -> Conversion:
+    """Converts the source `text`, which has no byte order mark.
+
+    Args:
+        filename: for messages only.
+
+    Raises:
+        BadInput: no Python, a script that sets up distributed training itself, or an unknown rule in `options`.
+        EditError: a mistake in dp2ddp.
+    """
+    check_rules(options)
+    source = analysis_source.parse(text, filename)
+    if refusals.is_converted(source.tree):
+        return Conversion(text, converted_before=True)
+    refusals.refuse(source.tree, filename)
+    planned = plan(source, options)
+    notes = sorted(planned.notes, key=lambda note: note.span)
+    edits = [*planned.edits, *(map(_comment, notes) if options.annotate else ())]
+    new_text = apply(text, edits)
+    _check_result(new_text)
+    return Conversion(
+        new_text,
+        edits=sorted(planned.edits, key=lambda edit: edit.span.start),
+        notes=notes,
+        strategies=planned.strategies,
+        changed=new_text != text,
+    )
+
+
+def check_rules(options: Options) -> None:
+    """Checks the rule ids that the user gave.
+
+    Raises:
+        BadInput: there is no such rule.
+    """
+    known = {rule.id for rule in all_rules()}
+    for option, given in (("--select", options.select), ("--ignore", options.ignore)):
+        for rule_id in sorted(given - known):
+            raise BadInput(option, what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+
+
+def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -> Options:
+    """`options` with rule ids as a user types them, in any case."""
+    upper = [frozenset(rule_id.upper() for rule_id in given) for given in (select, ignore)]
+    return replace(options, select=upper[0], ignore=upper[1])
+
+
+def _comment(note: Note) -> InsertBefore:
+    """The note as a comment above the line that it is about."""
+    return InsertBefore(note.rule, note.span, note.what, [f"# TODO({note.rule}): {note.what} {note.todo}"])
+
+
+def _check_result(text: str) -> None:
+    """The result must at least be Python: better no file than a broken one."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise EditError(f"the conversion is no Python: line {error.lineno}: {error.msg}") from error

@@ -1,0 +1,228 @@
+"""Reading a script and writing its conversion, so that every byte that isn't converted stays.
+
+Encodings as PEP 263 has them; output through a temporary file and `os.replace`, so that nobody ever sees half a file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp2ddp.errors import BadInput
+
+#: The name that stands for standard input and standard output.
+STANDARD = "-"
+_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK = re.compile(rb"^[ \t\f]*(?:#|\r?\n|$)")
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A script as read.
+
+    Attributes:
+        name: how messages call it; ``<stdin>`` for standard input.
+        path: where it lies; None for standard input.
+        text: its source, newlines as they are, without byte order mark.
+        encoding: by which it was decoded.
+        has_mark: whether it began with a UTF-8 byte order mark.
+    """
+
+    name: str
+    path: Path | None
+    text: str
+    encoding: str = "utf-8"
+    has_mark: bool = False
+
+    def encode(self, text: str) -> bytes:
+        """`text` as bytes, in the way that this file has its own."""
+        return (codecs.BOM_UTF8 if self.has_mark else b"") + text.encode(self.encoding)
+
+
+def read(name: str) -> SourceFile:
+    """Reads the script at the path `name`, or standard input for ``-``.
+
+    Raises:
+        BadInput: it is missing, unreadable, a directory, a notebook, binary, or not in the encoding it says.
+    """
+    if name == STANDARD:
+        return decode(sys.stdin.buffer.read(), "<stdin>", None)
+    path = Path(name)
+    if path.suffix == ".ipynb":
+        raise _notebook(name)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(name, what="no such file") from None
+    except IsADirectoryError:
+        raise BadInput(name, what="a directory", todo="give one script") from None
+    except OSError as error:
+        raise BadInput(name, what=f"can't be read ({error.strerror})") from None
+    return decode(data, name, path)
+
+
+def decode(data: bytes, name: str, path: Path | None) -> SourceFile:
+    """The script whose bytes are `data`.
+
+    Raises:
+        BadInput: a notebook, binary, or not in the encoding it says.
+    """
+    if data.startswith(_WIDE_MARKS):
+        raise BadInput(name, what="UTF-16 or UTF-32, which Python doesn't read", todo="save it as UTF-8")
+    if b"\0" in data:
+        raise BadInput(name, what="a binary file, not a Python script")
+    has_mark = data.startswith(codecs.BOM_UTF8)
+    body = data[len(codecs.BOM_UTF8) :] if has_mark else data
+    encoding = _encoding(body, name, has_mark)
+    try:
+        text = body.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise BadInput(
+            name,
+            line=line,
+            column=error.start - body.rfind(b"\n", 0, error.start),
+            what=f"the byte 0x{body[error.start]:02x} is not {encoding}",
+            todo="save it as UTF-8, or name its encoding in its first line: # -*- coding: latin-1 -*-",
+        ) from None
+    if text.encode(encoding) != body:
+        raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
+    if _is_notebook(text):
+        raise _notebook(name)
+    return SourceFile(name, path, text, encoding, has_mark)
+
+
+def check_output(output: str, source: SourceFile, *, force: bool) -> None:
+    """Checks that the conversion may be written to `output`, before any work is done.
+
+    Raises:
+        BadInput: a directory, the input itself, there already (without `force`), or not writable.
+    """
+    if output == STANDARD:
+        return
+    path = Path(output)
+    if path.is_dir():
+        raise BadInput(output, what="a directory", todo="name the file to write")
+    if source.path is not None and _same_file(path, source.path):
+        raise BadInput(output, what="the output is the input", todo="use --in-place to convert a file in its place")
+    if path.exists() and not _is_special(path) and not force:
+        raise BadInput(output, what="exists already", todo="use --force to overwrite it")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Checks that `path` can be written, as far as can be told without writing.
+
+    Raises:
+        BadInput: its folder is missing, or it or its folder is not writable.
+    """
+    target = _target(path)
+    if not target.parent.is_dir():
+        raise BadInput(str(path), what=f"no such folder: {target.parent}", todo="make it first")
+    writable = os.access(target, os.W_OK) if target.exists() else True
+    if not writable or not (_is_special(target) or os.access(target.parent, os.W_OK)):
+        raise BadInput(str(path), what="can't be written (Permission denied)")
+
+
+def write(path: Path, data: bytes, *, mode_of: Path | None = None) -> None:
+    """Writes `data` to `path`, all of it or nothing.
+
+    A symbolic link stays, and the file behind it is written. A file that is there keeps its mode; a new one gets that
+    of `mode_of`. Devices and pipes, such as ``/dev/null``, are written to as they are.
+
+    Raises:
+        BadInput: it can't be written.
+    """
+    target = _target(path)
+    try:
+        if _is_special(target):
+            target.write_bytes(data)
+        else:
+            _write_file(target, data, _mode(target, mode_of))
+    except OSError as error:
+        raise BadInput(str(path), what=f"can't be written ({error.strerror})") from None
+
+
+def _write_file(target: Path, data: bytes, mode: int) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _mode(target: Path, mode_of: Path | None) -> int:
+    for path in (target, mode_of):
+        if path is not None and path.exists():
+            return stat.S_IMODE(path.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _target(path: Path) -> Path:
+    """The file that `path` stands for, links followed."""
+    return Path(os.path.realpath(path))
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Whether both are one file, be it by a link."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return _target(one) == _target(other)
+
+
+def _encoding(body: bytes, name: str, has_mark: bool) -> str:
+    """What the file says its encoding is (PEP 263), UTF-8 if it says nothing."""
+    lines = body.split(b"\n", 2)[:2]
+    if len(lines) == 2 and not _BLANK.match(lines[0]):
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        match = _COOKIE.match(line)
+        if match is None:
+            continue
+        cookie = match.group(1).decode("ascii", "replace")
+        try:
+            encoding = codecs.lookup(cookie).name
+            b"".decode(encoding)
+        except LookupError:
+            raise BadInput(name, line=number, what=f"unknown encoding {cookie!r}", todo="save it as UTF-8") from None
+        if has_mark and encoding not in ("utf-8", "utf-8-sig"):
+            raise BadInput(name, line=number, what=f"says {cookie!r}, but begins with a UTF-8 byte order mark")
+        return "utf-8" if encoding == "utf-8-sig" else encoding
+    return "utf-8"
+
+
+def _is_notebook(text: str) -> bool:
+    if not text.lstrip().startswith("{") or '"nbformat"' not in text:
+        return False
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and "cells" in content
+
+
+def _notebook(name: str) -> BadInput:
+    return BadInput(name, what="a notebook, not a script", todo="export it first: jupyter nbconvert --to script")

@@ -1,0 +1,91 @@
+"""Scripts that set up distributed training themselves, and scripts that dp2ddp has converted already."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.edits import RUNTIME_PACKAGE
+from dp2ddp.errors import BadInput
+
+_FRAMEWORKS = {
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+    "lightning": "Lightning",
+    "lightning_fabric": "Lightning Fabric",
+    "pytorch_lightning": "Lightning",
+}
+_WRAPPER = "DistributedDataParallel"
+_JOIN = "init_process_group"
+
+
+def is_converted(tree: ast.Module) -> bool:
+    """Whether the script calls dp2ddp's runtime already."""
+    return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(tree) for name in _imported(node))
+
+
+def refuse(tree: ast.Module, filename: str) -> None:
+    """Refuses a script that sets up distributed training itself.
+
+    `isinstance(model, DistributedDataParallel)` alone sets up nothing.
+
+    Raises:
+        BadInput: it does; names the first line that shows it.
+    """
+    found = min(_signs(tree), default=None)
+    if found is not None:
+        line, what = found
+        raise BadInput(
+            filename,
+            line=line,
+            what=f"sets up distributed training already: {what}",
+            todo="dp2ddp converts scripts that use nn.DataParallel alone",
+        )
+
+
+def _signs(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    nodes = list(ast.walk(tree))
+    checked = {id(part) for node in nodes for part in _type_checked(node)}
+    aliases = {alias: line for node in nodes for alias, line in _wrapper_imports(node)}
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in aliases]
+    only_checked = {node.id for node in uses} - {node.id for node in uses if id(node) not in checked}
+    for alias, line in aliases.items():
+        if alias not in only_checked:
+            yield line, f"imports {_WRAPPER}"
+    for node in nodes:
+        for name in _imported(node):
+            framework = _FRAMEWORKS.get(name.split(".")[0])
+            if framework:
+                yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:
+            yield node.lineno, f"uses {_WRAPPER}"
+        if isinstance(node, ast.Call) and _called(node) == _JOIN:
+            yield node.lineno, f"calls {_JOIN}"
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """The full names of the modules that `node` imports, if it is an import."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        yield node.module
+
+
+def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            if alias.name == _WRAPPER:
+                yield alias.asname or alias.name, node.lineno
+
+
+def _type_checked(node: ast.AST) -> Iterator[ast.AST]:
+    """The classes that `node` checks for, if it is a call of `isinstance`."""
+    if isinstance(node, ast.Call) and _called(node) in ("isinstance", "issubclass") and len(node.args) == 2:
+        yield from ast.walk(node.args[1])
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""

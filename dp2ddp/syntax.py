@@ -1,0 +1,74 @@
+"""Parsing a script with Python's own parser, with errors that name what is wrong, Python 2 above all."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+
+from dp2ddp.errors import BadInput
+
+#: What only Python 2 has, by the line that shows it. The first two are looked for in the whole file, once it is known
+#: not to be Python 3; the others only in the line with the error, where a chance match is unlikely.
+_PYTHON_2 = (
+    ("the print statement", re.compile(r"^\s*print\s+(?:>>|[\w\"'`%-])")),
+    ("`except X, e`", re.compile(r"^\s*except\s+[^:#]*\S\s*,\s*\w+\s*:")),
+    ("`raise X, y`", re.compile(r"^\s*raise\s+[\w.]+\s*,")),
+    ("the exec statement", re.compile(r"^\s*exec\s+[\w\"']")),
+    ("backquotes", re.compile(r"`[^`]+`")),
+    ("`<>`", re.compile(r"<>")),
+    ("an octal number such as 0777", re.compile(r"(?<![\w.])0[0-7]+\b(?!\.)")),
+    ("a long number such as 10L", re.compile(r"\b\d+[lL]\b")),
+    ("a string such as ur''", re.compile(r"\b[uU][rR][\"']")),
+    ("unpacking in parameters", re.compile(r"^\s*def\s+\w+\s*\([^)]*\(\s*\w+\s*,")),
+)
+_WHOLE_FILE = 2
+
+
+def parse(text: str, filename: str) -> ast.Module:
+    """The syntax tree of `text`, which has no byte order mark.
+
+    Raises:
+        BadInput: no Python that this interpreter reads; with line and column (from 1).
+    """
+    try:
+        with warnings.catch_warnings():
+            # Invalid escapes and the like are the script's own affair, and Python tells its user.
+            warnings.simplefilter("ignore")
+            return ast.parse(text, filename)
+    except SyntaxError as error:
+        raise _bad_syntax(error, text, filename) from None
+    except (RecursionError, MemoryError):
+        raise BadInput(filename, what="nested too deeply for Python's parser") from None
+    except ValueError as error:
+        raise BadInput(filename, what=f"no Python source ({error})") from None
+
+
+def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
+    lines = re.split(r"\r\n|\r|\n", text)
+    python_2 = _python_2(lines, error.lineno or 0)
+    if python_2 is not None:
+        line, what = python_2
+        return BadInput(filename, line=line, what=f"Python 2 ({what})", todo="bring it to Python 3 first, as 2to3 does")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return BadInput(
+        filename,
+        line=error.lineno,
+        column=max(error.offset, 1) if error.offset is not None else None,
+        what=f"syntax error: {error.msg}",
+        todo=f"dp2ddp reads what the Python that runs it reads, here {version}",
+    )
+
+
+def _python_2(lines: list[str], error_line: int) -> tuple[int, str] | None:
+    """Where the script shows that it is Python 2, and by what; None if it doesn't."""
+    if 1 <= error_line <= len(lines):
+        for what, pattern in _PYTHON_2:
+            if pattern.search(lines[error_line - 1]):
+                return error_line, what
+    for number, line in enumerate(lines, start=1):
+        for what, pattern in _PYTHON_2[:_WHOLE_FILE]:
+            if pattern.search(line):
+                return number, what
+    return None
