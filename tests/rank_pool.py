@@ -1,0 +1,161 @@
+"""Rank processes that stay alive between tests, since `import torch` takes seconds.
+
+`pool(n, fn, *args)` runs the picklable `fn(*args)` on `n` ranks, each in a process of its own, joined in a gloo process
+group, and returns the ranks' results in order. A test fails with the traceback of the first rank that raised.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Worker = tuple[subprocess.Popen[bytes], Connection]
+
+
+class Answer(NamedTuple):
+    """What a rank sends back: its result or its traceback, and whether its process can't be used again."""
+
+    ok: bool
+    value: Any
+    spent: bool = False
+
+
+class RankError(AssertionError):
+    """A rank raised. The message holds its traceback, `failures` each failed rank's."""
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        self.failures = failures
+        first = min(failures, key=lambda rank: ("closed by peer" in failures[rank], rank))
+        super().__init__(f"rank {first} of the failed {sorted(failures)}:\n{failures[first]}")
+
+
+class RankPool:
+    """Processes for each world size asked for, started when first needed and anew after a failure.
+
+    Their process groups are never destroyed: with gloo on torch 2.1 that hangs now and then.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._sets: dict[tuple[int, bool], list[Worker]] = {}
+
+    def __call__(
+        self, n: int, fn: Callable[..., Any], *args: Any, join: bool = True, timeout: float = 60, **kwargs: Any
+    ) -> list[Any]:
+        """Run `fn(*args, **kwargs)` on `n` ranks and return their results.
+
+        With `join=False` no process group is joined: the ranks only have torchrun's environment variables, and
+        `RANK_POOL_STORE`, a fresh path for `init_method="file://..."`. Processes that join one are not used again.
+
+        Raises:
+            RankError: a rank raised, died, or took longer than `timeout` seconds.
+        """
+        workers = self._sets.get((n, join))
+        if workers is None:
+            workers = self._sets[n, join] = [_start(self._threads) for _ in range(n)]
+        with tempfile.TemporaryDirectory() as folder:
+            job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(folder, "store")), join))
+            for rank, (_, pipe) in enumerate(workers):
+                pipe.send_bytes(job)
+                pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
+            answers = _collect(workers, timeout)
+        failures = {rank: answer.value for rank, answer in answers.items() if not answer.ok}
+        if failures or any(answer.spent for answer in answers.values()):
+            _end(self._sets.pop((n, join)))
+        if failures:
+            raise RankError(failures)
+        return [answers[rank].value for rank in range(n)]
+
+    def close(self) -> None:
+        """End the processes."""
+        for workers in self._sets.values():
+            _end(workers)
+        self._sets = {}
+
+
+def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:
+    waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(workers)}
+    answers: dict[int, Answer] = {}
+    end = time.monotonic() + timeout
+    while waiting:
+        ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+        if not ready:
+            silent = Answer(False, f"no answer after {timeout} s, or 20 s after another rank's failure", spent=True)
+            return {**answers, **dict.fromkeys(waiting.values(), silent)}
+        for pipe in ready:
+            rank = waiting.pop(pipe)
+            try:
+                answers[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, ConnectionResetError):
+                answers[rank] = Answer(False, "the process died", spent=True)
+            if not answers[rank].ok:
+                # The others may wait for this rank in vain: don't give them the whole time.
+                end = min(end, time.monotonic() + 20)
+    return answers
+
+
+def _end(workers: list[Worker]) -> None:
+    for process, pipe in workers:
+        pipe.close()
+        process.kill()
+        process.wait()
+
+
+def _start(threads: int) -> Worker:
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment
+    )
+    theirs.close()
+    return process, Connection(ours.detach())
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        try:
+            path, folder, n, store, join = pickle.loads(pipe.recv_bytes())
+            task = pipe.recv_bytes()
+        except EOFError:
+            return
+        sys.path[:] = path
+        os.chdir(folder)
+        try:
+            answer = pickle.dumps(_run(task, n, store, join))
+        except BaseException:  # noqa: BLE001 - whatever it was, the test is told
+            answer = pickle.dumps(Answer(False, traceback.format_exc()))
+        pipe.send_bytes(answer)
+
+
+def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
+    import torch
+    import torch.distributed as dist
+    from dp2ddp_runtime import world
+
+    rank, fn, args, kwargs = pickle.loads(task)
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    torch.set_default_dtype(torch.float32)
+    if join:
+        if n > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+        world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True))
+    result = fn(*args, **kwargs)
+    return Answer(True, result, spent=not join and (dist.is_initialized() or world.current().ready))
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what is pickled here is found there.
+    import rank_pool
+
+    rank_pool._serve(Connection(int(sys.argv[1])))
