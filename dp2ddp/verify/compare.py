@@ -1,0 +1,201 @@
+"""Compare the recordings of an original and of its conversion: did they train the same model?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from . import printed, recording, runs, saved
+from .printed import LineDifference
+from .recording import Recording
+from .runs import Run
+from .saved import FileDifference, relative_difference
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
+
+    step: int
+    parameter: str
+    relative: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that two runs have in common or not.
+
+    Args:
+        original, converted: the runs.
+        tolerance: the largest relative difference of parameters, losses and saved numbers that counts as agreement.
+        places: the largest difference of printed numbers that does, in units of their last digit.
+        steps: an entry for each optimizer step of both.
+        losses: relative difference of each loss given to `backward`, over all ranks.
+        batches: the first batch with other samples, in words; None if all have the same.
+        lines: printed lines that differ.
+        files: files that differ, and where.
+        apart: the first step after which the ranks' parameters differ among each other, in words; None if none.
+        counts: what one run did more often than the other, in words.
+    """
+
+    original: Run
+    converted: Run
+    tolerance: float
+    places: float
+    steps: tuple[StepDifference, ...]
+    losses: tuple[float, ...]
+    batches: str | None
+    lines: tuple[LineDifference, ...]
+    files: tuple[FileDifference, ...]
+    apart: str | None
+    counts: tuple[str, ...]
+
+    @property
+    def worst(self) -> StepDifference:
+        """The step with the largest difference."""
+        return max(self.steps, key=lambda step: step.relative, default=StepDifference(0, "", 0.0))
+
+    @property
+    def first(self) -> StepDifference | None:
+        """The first step whose parameters differ by more than the tolerance."""
+        return next((step for step in self.steps if step.relative > self.tolerance), None)
+
+    def failures(self) -> list[str]:
+        """Everything in which the runs don't agree, a line each; empty if they agree."""
+        found = list(self.counts)
+        if self.original.exit_code != self.converted.exit_code:
+            found.append(f"exit code {self.original.exit_code}, converted {self.converted.exit_code}")
+        found += [text for text in (self.batches, self.apart) if text]
+        if self.first is not None:
+            found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
+        wrong = next(((i, loss) for i, loss in enumerate(self.losses) if loss > self.tolerance), None)
+        if wrong is not None:
+            found.append(f"backward {wrong[0] + 1}: the loss differs by {wrong[1]:.1e}")
+        for line in self.lines:
+            if line.places is None or line.places > self.places:
+                found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
+        found += [
+            f"{file.file}: {file.where} differs by {file.relative:.1e}"
+            for file in self.files
+            if file.relative > self.tolerance
+        ]
+        return found
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the runs trained the same model, said the same and wrote the same."""
+        return not self.failures()
+
+
+def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, places: float = 0) -> Comparison:
+    """Compare the finished runs in two folders (see `runs`).
+
+    Args:
+        original: the folder of the original's run.
+        converted: the folder of the converted script's run.
+        tolerance: see `Comparison`.
+        places: see `Comparison`; 0: every printed line must be the same.
+
+    Raises:
+        FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
+    """
+    one, other = runs.read(original), runs.read(converted)
+    ours, theirs = one.recordings(), other.recordings()
+    return Comparison(
+        original=one,
+        converted=other,
+        tolerance=tolerance,
+        places=places,
+        steps=tuple(_steps(ours[0], theirs[0])),
+        losses=tuple(_losses(ours, theirs)),
+        batches=_batches(ours[0], theirs),
+        lines=tuple(_lines(one, other)),
+        files=tuple(_files(one, other, places)),
+        apart=_apart(theirs),
+        counts=tuple(_counts(ours[0], theirs[0])),
+    )
+
+
+def _steps(ours: Recording, theirs: Recording) -> list[StepDifference]:
+    return [_step(ours, theirs, step) for step in range(min(len(ours.steps), len(theirs.steps)))]
+
+
+def _step(ours: Recording, theirs: Recording, step: int) -> StepDifference:
+    """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
+    largest = StepDifference(step + 1, "", 0.0)
+    for a, b in zip_longest(ours.parameters(step), theirs.parameters(step)):
+        if a is None or b is None:
+            return StepDifference(step + 1, "the number of parameters", math.inf)
+        relative = relative_difference(a[1], b[1])
+        if relative > largest.relative:
+            largest = StepDifference(step + 1, a[0], relative)
+    return largest
+
+
+def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:
+    pairs = zip(recording.global_losses(ours), recording.global_losses(theirs))
+    return [_relative(a, b) for a, b in pairs]
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    difference = abs(a - b) / abs(a) if a else math.inf
+    return math.inf if math.isnan(difference) else difference
+
+
+def _batches(ours: Recording, theirs: Sequence[Recording]) -> str | None:
+    whole = recording.batches_by_iterator(ours)
+    parts = [recording.batches_by_iterator(rank) for rank in theirs]
+    for iterator in sorted(whole.keys() | parts[0].keys()):
+        batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
+        for number, (batch, *shards) in enumerate(batches, start=1):
+            if not recording.is_union(batch, shards):
+                where = f"batch {number} of iteration {iterator + 1} over a loader"
+                return f"{where}: samples {_few(batch)}, converted {_few(shards)}"
+    return None
+
+
+def _few(indices: Any) -> str:
+    text = str(indices)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _lines(one: Run, other: Run) -> list[LineDifference]:
+    found = list(printed.differences(one.stdout, other.stdout))
+    for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
+        found += printed.differences("", other.output(rank, "stdout"))
+    return found
+
+
+def _files(one: Run, other: Run, places: float) -> list[FileDifference]:
+    ours, theirs = one.files(), other.files()
+    found: list[FileDifference] = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name in ours and name in theirs:
+            found += saved.differences(name, ours[name], theirs[name], places)
+        else:
+            found.append(FileDifference(name, f"only the {'original' if name in ours else 'converted'}'s", math.inf))
+    return found
+
+
+def _apart(ranks: Sequence[Recording]) -> str | None:
+    for other, recorded in enumerate(ranks[1:], start=1):
+        for step in _steps(ranks[0], recorded):
+            if step.relative:
+                return f"step {step.step}: {step.parameter} differs between rank 0 and rank {other}"
+    return None
+
+
+def _counts(ours: Recording, theirs: Recording) -> list[str]:
+    pairs = {
+        "optimizer steps": (len(ours.steps), len(theirs.steps)),
+        "calls of backward": (len(ours.losses), len(theirs.losses)),
+    }
+    return [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]

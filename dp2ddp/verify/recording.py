@@ -1,0 +1,154 @@
+"""Read what `recorder` wrote: one process's steps, losses and batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .recorder import ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter in a step's bytes: its name, dtype and shape, and where it starts, in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes, without padding."""
+        return math.prod(self.shape) * torch.empty(0, dtype=self.dtype).element_size()
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step: which optimizer (in order of first use), its parameters' places, seconds since the start."""
+
+    optimizer: int
+    slots: tuple[Slot, ...]
+    offset: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What `backward` was called on, before step `step`; `shard` is (samples here, samples in the whole batch)."""
+
+    step: int
+    value: float
+    shard: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sample indices that a loader fetched; `iterator` counts the iterations over loaders."""
+
+    iterator: int
+    indices: Any
+
+
+@dataclass
+class Recording:
+    """One process's recording. `ended` is False where the process was killed."""
+
+    folder: Path
+    steps: list[Step] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    seconds: float = math.nan
+    ended: bool = False
+
+    def parameters(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values of the parameters that the optimizer of step `step` (from 0) moved, after that step."""
+        at = self.steps[step]
+        for slot in at.slots:
+            start = at.offset + slot.start
+            yield slot.name, self._values[start : start + slot.size].view(slot.dtype).view(slot.shape)
+
+    @property
+    def _values(self) -> torch.Tensor:
+        # Mapped, not read: hundreds of steps of a model need no memory at once.
+        path = self.folder / "steps.bin"
+        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def read(folder: Path) -> Recording:
+    """The recording in `folder` (a `rank<r>` folder of `record`'s `--out`).
+
+    Raises:
+        FileNotFoundError: nothing was recorded there.
+    """
+    recording = Recording(folder)
+    layouts: dict[int, tuple[Slot, ...]] = {}
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        kind = event["kind"]
+        if kind == "layout":
+            layouts[event["optimizer"]] = _slots(event["tensors"])
+        elif kind == "step":
+            slots = layouts[event["optimizer"]]
+            recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"]))
+        elif kind == "loss":
+            shard = tuple(event["shard"]) if event["shard"] else None
+            recording.losses.append(Loss(event["step"], event["value"], shard))
+        elif kind == "batch":
+            recording.batches.append(Batch(event["iterator"], event["indices"]))
+        elif kind == "end":
+            recording.seconds, recording.ended = event["seconds"], True
+    return recording
+
+
+def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
+    start = 0
+    for name, dtype, shape in tensors:
+        slot = Slot(name, getattr(torch, dtype), tuple(shape), start)
+        slots.append(slot)
+        start += slot.size + -slot.size % ALIGNMENT
+    return tuple(slots)
+
+
+def global_losses(recordings: Sequence[Recording]) -> list[float]:
+    """The losses over all ranks: shards weighted by their samples; where every rank has the whole batch, their mean."""
+    return [_combine(losses) for losses in zip(*(recording.losses for recording in recordings))]
+
+
+def _combine(losses: Sequence[Loss]) -> float:
+    first = losses[0]
+    if all(loss.value == first.value for loss in losses):
+        return first.value
+    if all(loss.shard is not None for loss in losses):
+        return math.fsum(loss.value * loss.shard[0] / loss.shard[1] for loss in losses if loss.shard)
+    return math.fsum(loss.value for loss in losses) / len(losses)
+
+
+def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
+    """The sample indices that the process fetched, batch by batch, for each iteration over a loader."""
+    grouped: dict[int, list[Any]] = {}
+    for batch in recorded.batches:
+        grouped.setdefault(batch.iterator, []).append(batch.indices)
+    return grouped
+
+
+def is_union(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether the ranks that fetched `parts` fetched the batch `whole`: shards in rank order, or all of it each.
+
+    A rank for which `torch.chunk` leaves no sample may fetch one as a placeholder, which doesn't count.
+    """
+    if all(part == whole for part in parts):
+        return True
+    if not isinstance(whole, list) or not whole or not all(isinstance(part, list) for part in parts):
+        return False
+    size = -(-len(whole) // len(parts))
+    shards = [whole[start : start + size] for start in range(0, len(whole), size)]
+    idle = parts[len(shards) :]
+    return list(parts[: len(shards)]) == shards and all(len(part) <= 1 for part in idle)

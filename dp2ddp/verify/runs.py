@@ -1,0 +1,228 @@
+"""Start originals and conversions under `record`, each in its own scratch folder, and read what they left.
+
+A run's folder: `work/` is the script's working directory, `rank<r>/` holds each process's recording with its
+`stdout.txt` and `stderr.txt`, `run.json` the exit codes and seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import recording
+from .recording import Recording
+
+GRACE = 20.0  # seconds that the other ranks have after the first one failed
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How both sides of a comparison run.
+
+    Args:
+        replicas: N: DataParallel's replicas in the original, ranks of the converted script.
+        steps: end both after this many optimizer steps; None: run to the end.
+        float64: make float64 torch's default dtype.
+        cuda: use the machine's CUDA devices; else neither side sees one, though `device_count()` says max(N, 2).
+        threads: CPU threads a process.
+        timeout: seconds after which a run is ended.
+    """
+
+    replicas: int = 2
+    steps: int | None = None
+    float64: bool = False
+    cuda: bool = False
+    threads: int = 1
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, the exit code of each process, wall-clock seconds from start to end."""
+
+    folder: Path
+    exit_codes: tuple[int, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """The first exit code that is not 0, or 0."""
+        return next((code for code in self.exit_codes if code), 0)
+
+    @property
+    def work(self) -> Path:
+        """The script's working directory, with the files that it wrote."""
+        return self.folder / "work"
+
+    @property
+    def stdout(self) -> str:
+        """What rank 0 printed."""
+        return self.output(0, "stdout")
+
+    @property
+    def stderr(self) -> str:
+        """What all processes wrote to standard error."""
+        return "".join(self.output(rank, "stderr") for rank in range(len(self.exit_codes)))
+
+    def output(self, rank: int, stream: str) -> str:
+        """What rank `rank` wrote to `stream` ("stdout" or "stderr")."""
+        return (self.folder / f"rank{rank}" / f"{stream}.txt").read_text(errors="replace")
+
+    def recordings(self) -> list[Recording]:
+        """Every process's recording, by rank. Raises `FileNotFoundError` where a process didn't get that far."""
+        return [recording.read(self.folder / f"rank{rank}") for rank in range(len(self.exit_codes))]
+
+    def losses(self) -> list[float]:
+        """What `backward` was called on, over all ranks."""
+        return recording.global_losses(self.recordings())
+
+    def files(self) -> dict[str, Path]:
+        """Every file under `work`, by its path relative to it."""
+        found = sorted(path for path in self.work.rglob("*") if path.is_file())
+        return {path.relative_to(self.work).as_posix(): path for path in found}
+
+
+def read(folder: Path) -> Run:
+    """The finished run in `folder`. Raises `FileNotFoundError` if there is none."""
+    saved = json.loads((folder / "run.json").read_text())
+    return Run(folder, tuple(saved["exit_codes"]), saved["seconds"])
+
+
+class Running:
+    """A started run; `wait` for it. As a context manager it ends the processes that are still there."""
+
+    def __init__(self, folder: Path, processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+        self.folder = folder
+        self._processes = processes
+        self._started = time.monotonic()
+        self._timeout = timeout
+
+    def wait(self) -> Run:
+        """Wait until every process has ended, and give back the run.
+
+        When a rank fails the others have `GRACE` seconds; after `timeout` seconds all are ended.
+
+        Raises:
+            subprocess.TimeoutExpired: the run took longer than its timeout.
+        """
+        deadline = self._started + self._timeout
+        while any(code is None for code in self._poll()):
+            if any(self._poll_failed()):
+                deadline = min(deadline, time.monotonic() + GRACE)
+            if time.monotonic() > deadline:
+                failed = any(self._poll_failed())
+                self.kill()
+                if not failed:
+                    raise subprocess.TimeoutExpired(str(self._processes[0].args), self._timeout)
+            time.sleep(0.02)
+        run = Run(self.folder, tuple(code or 0 for code in self._poll()), time.monotonic() - self._started)
+        saved = {"exit_codes": run.exit_codes, "seconds": run.seconds}
+        (self.folder / "run.json").write_text(json.dumps(saved))
+        return run
+
+    def kill(self) -> None:
+        """End every process that is still there."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _poll(self) -> list[int | None]:
+        return [process.poll() for process in self._processes]
+
+    def _poll_failed(self) -> list[int]:
+        return [code for code in self._poll() if code]
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
+
+def start_original(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
+    """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
+
+    On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`.
+    """
+    recorder = _recorder(folder, options)
+    if not options.cuda:
+        recorder += ["--emulate", str(options.replicas)]
+    return _start([*recorder, "--", str(script.resolve()), *arguments], folder, options, [{}])
+
+
+def start_converted(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
+    """Start a converted script on `options.replicas` ranks of this machine; each records into `folder`.
+
+    The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script.
+    """
+    command = [*_recorder(folder, options), "--", str(script.resolve()), *arguments]
+    device = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
+    if options.replicas == 1:
+        return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}])
+    common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    size = str(options.replicas)
+    ranks = [
+        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        for rank in range(options.replicas)
+    ]
+    return _start(command, folder, options, ranks)
+
+
+def _recorder(folder: Path, options: Options) -> list[str]:
+    command = [sys.executable, "-m", "dp2ddp.verify.record", "--out", str(folder.resolve())]
+    if options.steps is not None:
+        command += ["--steps", str(options.steps)]
+    if options.float64:
+        command.append("--float64")
+    if not options.cuda:
+        command += ["--cpu", str(max(options.replicas, 2))]
+    return command
+
+
+def _start(command: Sequence[str], folder: Path, options: Options, processes: Sequence[Mapping[str, str]]) -> Running:
+    """Start `command` once for each set of environment variables in `processes`."""
+    work = folder / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+    shared = {**inherited, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": str(options.threads)}
+    started: list[subprocess.Popen[bytes]] = []
+    for rank, variables in enumerate(processes):
+        here = folder / f"rank{rank}"
+        here.mkdir(exist_ok=True)
+        with ExitStack() as files:
+            out, err = (files.enter_context((here / f"{name}.txt").open("wb")) for name in ("stdout", "stderr"))
+            started.append(
+                subprocess.Popen(
+                    command, cwd=work, env={**shared, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                )
+            )
+    return Running(folder, started, options.timeout)
+
+
+def _python_path() -> str:
+    """`PYTHONPATH` under which the processes find this package and the runtime, wherever they run."""
+    here = [str(Path(__file__).resolve().parents[2])]
+    runtime = importlib.util.find_spec("dp2ddp_runtime")
+    if runtime is not None and runtime.origin is not None:
+        here.append(str(Path(runtime.origin).resolve().parents[1]))
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*dict.fromkeys(here), *([given] if given else [])])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
