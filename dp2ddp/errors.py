@@ -31,5 +31,19 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         return f"{text}; {self.todo}" if self.todo else text
 
 
+class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is out of libcst's reach
+    """Python reads the source, but libcst doesn't, or doesn't keep every byte of it.
+
+    Attributes:
+        line: from 1, where known.
+        what: what can't be kept.
+    """
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        super().__init__(what, line)
+        self.what = what
+        self.line = line
+
+
 class EditError(Exception):
     """A rule asked for an edit that can't be carried out: a mistake in dp2ddp, never in the user's script."""

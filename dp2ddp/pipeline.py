@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
 from dp2ddp.analysis import source as analysis_source
 from dp2ddp.edits import Edit, InsertBefore, Note
-from dp2ddp.errors import BadInput, EditError
+from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.plan import StrategyDecision, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
@@ -54,8 +55,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     planned = plan(source, options)
     notes = sorted(planned.notes, key=lambda note: note.span)
     edits = [*planned.edits, *(map(_comment, notes) if options.annotate else ())]
-    new_text = apply(text, edits)
-    _check_result(new_text)
+    new_text = _rewrite(text, filename, edits)
     return Conversion(
         new_text,
         edits=sorted(planned.edits, key=lambda edit: edit.span.start),
@@ -88,9 +88,18 @@ def _comment(note: Note) -> InsertBefore:
     return InsertBefore(note.rule, note.span, note.what, [f"# TODO({note.rule}): {note.what} {note.todo}"])
 
 
-def _check_result(text: str) -> None:
-    """The result must at least be Python: better no file than a broken one."""
+def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:
     try:
-        ast.parse(text)
+        new_text = apply(text, edits)
+    except NotRewritable as error:
+        raise BadInput(
+            filename, line=error.line, what=error.what, todo="change that line, or convert by hand"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(new_text)
     except SyntaxError as error:
+        # Better no file than a broken one.
         raise EditError(f"the conversion is no Python: line {error.lineno}: {error.msg}") from error
+    return new_text

@@ -6,7 +6,10 @@ touches comes out byte for byte, because libcst's tree holds every byte of the s
 
 from __future__ import annotations
 
+import ast
 import operator
+import os
+import re
 from collections.abc import Sequence
 from typing import Union
 
@@ -15,7 +18,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 
 from dp2ddp import templates
 from dp2ddp.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
-from dp2ddp.errors import EditError
+from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.imports import place_imports, runtime_name
 from dp2ddp.locate import EditWithHoles, Located, locate
 from dp2ddp.statements import comments_inside, fold, insert_above, replace, split_line, wrap
@@ -23,6 +26,7 @@ from dp2ddp.templates import Holes, leading, marker, with_leading
 
 _Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
+_NEWLINE = re.compile(r"\r\n|\r|\n")
 _PASS = cst.SimpleStatementLine(body=[cst.Pass()])
 
 
@@ -36,18 +40,44 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
         edits: in any order; those on the same node compose in the order given.
 
     Raises:
+        NotRewritable: libcst can't read the source, or not keep it, though Python can read it.
         EditError: an edit's span or hole is no node, or its template is no Python: a rule's mistake.
     """
     if not edits:
         return text
-    mark = "\ufeff" if text.startswith("\ufeff") else ""
-    module = cst.parse_module(text[len(mark) :])
+    head, body, tail = _split(text)
+    module = _parse(head, body)
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
-    changed = module.visit(_Rewriter(located, runtime))
-    return mark + changed.code
+    return head + module.visit(_Rewriter(located, runtime)).code + tail
+
+
+def _parse(head: str, body: str) -> cst.Module:
+    try:
+        module = cst.parse_module(body)
+    except cst.ParserSyntaxError as error:
+        raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
+    code = module.code
+    if code != body:
+        same = len(os.path.commonprefix([code, body]))
+        line = len(_NEWLINE.findall(head + body[:same])) + 1
+        raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
+    return module
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """What comes before the code (byte order mark, form feeds), the code, and what comes after its last statement.
+
+    libcst would lose some of the white space outside.
+    """
+    head = text[: len(text) - len(text.lstrip("\ufeff\f"))]
+    statements = ast.parse(text[len(head) :]).body
+    last = (statements[-1].end_lineno or 0) if statements else 0
+    ends = (match.start() for number, match in enumerate(_NEWLINE.finditer(text), start=1) if number == last)
+    end = next(ends, len(text))
+    return head, text[len(head) : end], text[end:]
 
 
 class _Rewriter(cst.CSTTransformer):
@@ -161,20 +191,21 @@ class _Rewriter(cst.CSTTransformer):
         if isinstance(original, cst.SimpleStatementLine):
             assert isinstance(updated, cst.SimpleStatementLine)
             pieces = split_line(original, updated, self.located.statements)
-            return [new for small, line in pieces for new in self._compose(small, line)]
+            return [new for piece in pieces for new in self._compose(piece.originals, piece.line)]
         if id(original) in self.dropped:
             return [marker([*leading(updated), *comments_inside(updated)])]
-        return self._compose(original, updated)
+        return self._compose([original], updated)
 
-    def _compose(self, original: cst.CSTNode | None, updated: cst.BaseStatement) -> list[cst.BaseStatement]:
-        """`updated` with the edits on `original` applied in order."""
-        if id(original) not in self.located.statements:
+    def _compose(self, originals: Sequence[cst.CSTNode], updated: cst.BaseStatement) -> list[cst.BaseStatement]:
+        """`updated` with the edits on `originals`, the statements on its line, applied in order."""
+        located = [id(original) for original in originals if id(original) in self.located.statements]
+        if not located:
             return [updated]
-        self.whole[id(original)] = updated
+        self.whole.update((node, updated) for node in located)
         before: list[cst.BaseStatement] = []
         core = [updated]
         after: list[cst.BaseStatement] = []
-        for edit in self.located.statements[id(original)]:
+        for edit in (edit for node in located for edit in self.located.statements[node]):
             if isinstance(edit, InsertBefore):
                 before += self._lines(edit)
             elif isinstance(edit, InsertAfter):

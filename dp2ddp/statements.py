@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import libcst as cst
 
+from dp2ddp.edits import InsertAfter, InsertBefore
+from dp2ddp.locate import StatementEdit
 from dp2ddp.templates import leading, marker, with_leading
 
-_Piece = tuple[Optional[cst.CSTNode], cst.BaseStatement]
+
+class Piece(NamedTuple):
+    """A line of statements, and the original nodes of those on it."""
+
+    originals: Sequence[cst.CSTNode]
+    line: cst.BaseStatement
 
 
 class Folded(NamedTuple):
@@ -38,26 +45,37 @@ def is_marker(statement: cst.BaseStatement) -> bool:
 
 
 def split_line(
-    original: cst.SimpleStatementLine, updated: cst.SimpleStatementLine, edited: Container[int]
-) -> list[_Piece]:
-    """``a; b; c`` as lines of their own where a statement is edited; the others stay together.
-
-    Returns:
-        Lines, each with the original of its only statement, or None where nothing on the line is edited.
-    """
-    if len(original.body) == 1:
-        return [(original.body[0], updated)]
-    if not any(id(small) in edited for small in original.body):
-        return [(None, updated)]
-    runs: list[tuple[cst.CSTNode | None, list[cst.BaseSmallStatement]]] = []
+    original: cst.SimpleStatementLine,
+    updated: cst.SimpleStatementLine,
+    edits: Mapping[int, Sequence[StatementEdit]],
+) -> list[Piece]:
+    """``a; b; c`` as several lines where something comes between, or a statement is to stand alone."""
+    runs: list[list[tuple[cst.CSTNode, cst.BaseSmallStatement]]] = []
+    cut = True
     for before, after in zip(original.body, updated.body):
-        if id(before) in edited:
-            runs.append((before, [after]))
-        elif runs and runs[-1][0] is None:
-            runs[-1][1].append(after)
-        else:
-            runs.append((None, [after]))
-    return [(small, _line(run, updated, i == 0, i == len(runs) - 1)) for i, (small, run) in enumerate(runs)]
+        cut_before, cut_after = _cuts(edits.get(id(before)))
+        if cut or cut_before:
+            runs.append([])
+        runs[-1].append((before, after))
+        cut = cut_after
+    if len(runs) == 1:
+        return [Piece(original.body, updated)]
+    return [
+        Piece([old for old, _ in run], _line([new for _, new in run], updated, i == 0, i == len(runs) - 1))
+        for i, run in enumerate(runs)
+    ]
+
+
+def _cuts(edits: Sequence[StatementEdit] | None) -> tuple[bool, bool]:
+    """Whether a statement with these edits must begin its line, and whether it must end it."""
+    if edits is None:
+        return False, False
+    if not edits:  # it fills a hole as a whole
+        return True, True
+    return (
+        not all(isinstance(edit, InsertAfter) for edit in edits),
+        not all(isinstance(edit, InsertBefore) for edit in edits),
+    )
 
 
 def _line(
