@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import os
 import re
 from collections.abc import Sequence
 from typing import Union
@@ -46,7 +45,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     if not edits:
         return text
     head, body, tail = _split(text)
-    module = _parse(head, body)
+    module = _parse(body)
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
@@ -54,15 +53,16 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     return head + module.visit(_Rewriter(located, runtime)).code + tail
 
 
-def _parse(head: str, body: str) -> cst.Module:
+def _parse(body: str) -> cst.Module:
     try:
         module = cst.parse_module(body)
     except cst.ParserSyntaxError as error:
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
     code = module.code
     if code != body:
-        same = len(os.path.commonprefix([code, body]))
-        line = len(_NEWLINE.findall(head + body[:same])) + 1
+        pairs = enumerate(zip(body, code))
+        same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
+        line = len(_NEWLINE.findall(body[:same])) + 1
         raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
     return module
 
