@@ -205,7 +205,7 @@ def _encoding(body: bytes, name: str, has_mark: bool) -> str:
         cookie = match.group(1).decode("ascii", "replace")
         try:
             encoding = codecs.lookup(cookie).name
-            b"".decode(encoding)
+            "x".encode(encoding)  # fails for what is no text encoding, such as rot13
         except LookupError:
             raise BadInput(name, line=number, what=f"unknown encoding {cookie!r}", todo="save it as UTF-8") from None
         if has_mark and encoding not in ("utf-8", "utf-8-sig"):
