@@ -1,0 +1,65 @@
+"""Runs of a fixture's original and of its conversion side by side, each started once a session."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fixture_data
+
+from dp2ddp.verify import runs
+from dp2ddp.verify.compare import compare
+from dp2ddp.verify.runs import Options, Run
+
+Start = Callable[[Path, Sequence[str], Path, Options], runs.Running]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Folders of a finished original and converted run."""
+
+    original: Run
+    converted: Run
+
+    def compare(self, tolerance: float, places: float = 0):
+        return compare(self.original.folder, self.converted.folder, tolerance, places)
+
+
+@dataclass
+class Pairs:
+    """Starts pairs below `root` and keeps them."""
+
+    root: Path
+    _kept: dict[tuple[object, ...], Pair] = field(default_factory=dict)
+
+    def run(self, name: str, arguments: Sequence[str], options: Options) -> Pair:
+        """Both sides of fixture `name` with the same arguments; they run at the same time."""
+        key = (name, tuple(arguments), options)
+        if key not in self._kept:
+            self._kept[key] = self.cross(name, (arguments, arguments), options)
+        return self._kept[key]
+
+    def cross(self, name: str, arguments: tuple[Sequence[str], Sequence[str]], options: Options) -> Pair:
+        """Both sides of fixture `name`, with arguments for the original and for the conversion."""
+        folder = self.root / f"{name}-{len(list(self.root.iterdir()))}"
+        scripts = (fixture_data.original(name), fixture_data.golden(name))
+        starts: tuple[Start, Start] = (runs.start_original, runs.start_converted)
+        with (
+            starts[0](scripts[0], arguments[0], folder / "original", options) as before,
+            starts[1](scripts[1], arguments[1], folder / "converted", options) as after,
+        ):
+            pair = Pair(before.wait(), after.wait())
+        for run in (pair.original, pair.converted):
+            assert run.exit_code == 0, f"{run.folder}: exit codes {run.exit_codes}\n{run.stderr}"
+        return pair
+
+
+def run_plainly(command: Sequence[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command in `folder` as a user starts it, without recording."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(
+        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip

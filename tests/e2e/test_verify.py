@@ -1,0 +1,208 @@
+"""Recording and comparing: what they see, and that a difference is found where it is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dp2ddp.verify import printed, saved
+from dp2ddp.verify.compare import compare
+from dp2ddp.verify.recording import is_union
+from dp2ddp.verify.runs import Options, Run, start_converted, start_original
+
+SCRIPT = """
+import sys
+import torch
+from torch.nn import DataParallel as DP
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randn(20, 1))
+net = DP(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1)))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for i, (x, y) in enumerate(torch.utils.data.DataLoader(data, 6, shuffle=True)):
+        if epoch == 1 and i == 2 and "late" in sys.argv:
+            optimizer.param_groups[0]["lr"] = 0.2
+        loss = ((net(x) - y) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("epoch", epoch, "loss %.3f" % loss.item(), x.dtype, len(sys.argv))
+torch.save({"net": net.state_dict(), "epoch": epoch}, "net.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(script: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The script as it is, with a mistake from step 7 on, and ended after 3 steps."""
+    root = tmp_path_factory.mktemp("runs")
+    started = {
+        "plain": start_original(script, ["--x", "a b"], root / "plain", Options()),
+        "late": start_original(script, ["late", "a b"], root / "late", Options()),
+        "short": start_original(script, [], root / "short", Options(steps=3, float64=True)),
+    }
+    return {name: running.wait() for name, running in started.items()}
+
+
+def test_a_recording_holds_steps_losses_and_batches(recorded: dict[str, Run]) -> None:
+    run = recorded["plain"]
+    assert run.exit_code == 0
+    assert run.stderr == ""
+    (recording,) = run.recordings()
+    assert recording.ended
+    assert len(recording.steps) == len(recording.losses) == len(recording.batches) == 8
+    assert [len(batch.indices) for batch in recording.batches] == [6, 6, 6, 2] * 2
+    assert sorted(index for batch in recording.batches[:4] for index in batch.indices) == list(range(20))
+    assert [batch.iterator for batch in recording.batches] == [0] * 4 + [1] * 4
+    last = dict(recording.parameters(7))
+    assert list(last) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    state = torch.load(run.work / "net.pt")["net"]
+    assert all(torch.equal(state[f"module.{name}"], value) for name, value in last.items())
+
+
+def test_a_script_runs_as_python_runs_it(recorded: dict[str, Run]) -> None:
+    lines = recorded["plain"].stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("torch.float32 3")
+
+
+def test_steps_end_the_script_early_and_float64_is_the_default_dtype(recorded: dict[str, Run]) -> None:
+    run = recorded["short"]
+    (recording,) = run.recordings()
+    assert (run.exit_code, run.stdout, len(recording.steps)) == (0, "", 3)
+    assert run.files() == {}
+    assert next(recording.parameters(0))[1].dtype == torch.float64
+
+
+def test_a_run_agrees_with_itself(recorded: dict[str, Run]) -> None:
+    folder = recorded["plain"].folder
+    comparison = compare(folder, folder, tolerance=0.0)
+    assert comparison.agrees
+    assert len(comparison.steps) == len(comparison.losses) == 8
+
+
+def test_the_first_differing_step_is_named(recorded: dict[str, Run]) -> None:
+    comparison = compare(recorded["plain"].folder, recorded["late"].folder)
+    assert comparison.first is not None
+    assert (comparison.first.step, comparison.worst.step >= 7) == (7, True)
+    assert [step.relative for step in comparison.steps[:6]] == [0.0] * 6
+    assert comparison.losses[6] == 0.0
+    assert comparison.losses[7] > 1e-6
+    assert comparison.batches is None
+    failures = comparison.failures()
+    assert any("net.pt: net/module.0.weight" in failure for failure in failures)
+    assert any("printed line 2" in failure for failure in failures)
+
+
+def test_fewer_steps_and_missing_files_are_differences(recorded: dict[str, Run]) -> None:
+    failures = compare(recorded["plain"].folder, recorded["short"].folder).failures()
+    assert "8 optimizer steps, converted 3" in failures
+    assert any("net.pt: only the original's" in failure for failure in failures)
+
+
+def test_a_failing_rank_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('on purpose')\ntime.sleep(0.2)\n"
+    )
+    with start_converted(script, [], tmp_path / "run", Options(replicas=2)) as running:
+        run = running.wait()
+    assert run.exit_codes == (0, 1)
+    assert run.exit_code == 1
+    assert "ValueError: on purpose" in run.stderr
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    running = start_original(script, [], tmp_path / "run", Options(timeout=0.5))
+    with running, pytest.raises(subprocess.TimeoutExpired):
+        running.wait()
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "expected"),
+    [
+        ([1, 2, 3, 4, 5], [[1, 2, 3], [4, 5]], True),
+        ([1, 2, 3, 4, 5], [[1, 2], [3, 4, 5]], False),
+        ([1, 2, 3, 4], [[1, 2], [3, 4], [1]], True),
+        ([1, 2, 3, 4], [[1, 2], [3, 4], [1, 2]], False),
+        ([5, 5], [[5], [5]], True),
+        ([1, 2], [[1, 2], [1, 2]], True),
+        ([1, 2, 3, 4], [[1, 3], [2, 4]], False),
+        ([1, 2, 3, 4], [[1, 2], [1, 2]], False),
+        ([1, 2], [None, None], False),
+        (None, [[1], [2]], False),
+    ],
+)
+def test_union_of_shards(whole: list[int] | None, parts: list[list[int] | None], expected: bool) -> None:
+    assert is_union(whole, parts) is expected
+
+
+@pytest.mark.parametrize(
+    ("original", "converted", "places"),
+    [
+        ("loss 0.1234", "loss 0.1236", 2.0),
+        ("loss 0.12", "loss 0.125", 0.5),
+        ("loss 0.5 at 3", "loss 0.5 at 4", 1.0),
+        ("loss nan", "loss 0.5", None),
+        ("loss 0.5", "lost 0.5", None),
+        ("1e-3 done", "2e-3 done", 1.0),
+        ("a", None, None),
+    ],
+)
+def test_printed_numbers_are_compared_in_their_last_place(original: str, converted: str, places: float | None) -> None:
+    (difference,) = printed.differences(original, converted or "")
+    assert difference.places == places if places is None else difference.places == pytest.approx(places)
+
+
+def test_equal_lines_are_no_difference() -> None:
+    assert list(printed.differences("a 1\nnan\n", "a 1\nnan\n")) == []
+
+
+def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
+    state = {"model": nn.Linear(2, 2).state_dict(), "epoch": 3, "best": [0.5, float("nan")]}
+    other = {"model": {**state["model"], "bias": state["model"]["bias"] * 1.5}, "epoch": 4, "best": [0.5, float("nan")]}
+    paths = tmp_path / "a.pt", tmp_path / "b.pt"
+    for path, value in zip(paths, (state, other)):
+        torch.save(value, path)
+    found = {difference.where: difference.relative for difference in saved.differences("net.pt", *paths)}
+    assert found.keys() == {"model/bias", "epoch"}
+    assert found["model/bias"] == pytest.approx(0.5)
+
+
+def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    paths = tmp_path / "a.csv", tmp_path / "b.csv"
+    paths[0].write_text("epoch,loss\n0,0.51\n")
+    paths[1].write_text("epoch,loss\n0,0.52\n")
+    assert [difference.where for difference in saved.differences("log.csv", *paths)] == [
+        "line 2: '0,0.51', '0,0.52'",
+    ]
+    assert list(saved.differences("log.csv", *paths, places=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]), 0.1),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), 0.0),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]), float("inf")),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
+        (torch.zeros(2), torch.ones(2), float("inf")),
+        (torch.tensor([True]), torch.tensor([False]), 1.0),
+        (torch.zeros(0), torch.zeros(0), 0.0),
+    ],
+)
+def test_relative_difference(ours: torch.Tensor, theirs: torch.Tensor, expected: float) -> None:
+    assert saved.relative_difference(ours, theirs) == pytest.approx(expected)
