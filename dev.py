@@ -82,8 +82,9 @@ class Environment:
     def _install(self) -> None:
         """Install with uv, which is several times faster here; with pip where uv can't be had."""
         pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        quiet = subprocess.run([*pip, "install", "--quiet", "uv"], stdin=subprocess.DEVNULL, check=False)
-        if quiet.returncode == 0:
+        bootstrap = [*pip, "install", "--quiet", "--retries", "1", "uv"]
+        uv = subprocess.run(bootstrap, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if uv.returncode == 0:
             # The interpreter by its path: uv takes a pyenv shim on PATH for an interpreter.
             command = [self.python, "-m", "uv", "pip", "install", "--quiet", "--python", self.python]
         else:
@@ -177,18 +178,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {"demo": demo, "test": test, "check": check}
     parser = argparse.ArgumentParser(
         prog="dev.py",
+        usage="dev.py [-h] {demo,test,check} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=commands, metavar="demo | test | check")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on (demo --help; test: pytest's arguments)")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2
-    options = parser.parse_args(argv)
+    # Only the first word is this parser's: what follows belongs to the command, options included.
+    given = list(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(given[:1])
     try:
-        return commands[options.command](options.arguments)
+        return commands[options.command](given[1:])
     except SetupError as error:
         print(f"dev.py: {error}", file=sys.stderr)
         return 2
