@@ -140,8 +140,8 @@ class Note:
     Attributes:
         rule: the id of the rule that found it.
         span: where it is.
-        what: what is at stake, in one sentence.
-        todo: what to do about it, in one sentence.
+        what: what is at stake, as a clause: small letter, no full stop.
+        todo: what to do about it, likewise; shown after a semicolon.
     """
 
     rule: str

@@ -129,13 +129,13 @@ class _Finder:
     def expression(self, edit: Edit, span: Span) -> cst.BaseExpression:
         node = self.expressions.get(span)
         if node is None:
-            raise EditError(f"{edit.rule}: no expression at {_show(span)}")
+            raise EditError(f"{edit.rule}: no expression at {show(span)}")
         return node
 
     def statement(self, edit: Edit, span: Span) -> cst.CSTNode:
         found = self.statements.get(span.start)
         if found is None:
-            raise EditError(f"{edit.rule}: no statement at {_show(span)}")
+            raise EditError(f"{edit.rule}: no statement at {show(span)}")
         return found[1]
 
     def holes(self, edit: EditWithHoles) -> None:
@@ -145,7 +145,7 @@ class _Finder:
             raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {template!r}")
         for name, span in edit.holes.items():
             if isinstance(edit, ReplaceExpr) and not edit.span.contains(span):
-                raise EditError(f"{edit.rule}: the hole {name!r} at {_show(span)} is outside {_show(edit.span)}")
+                raise EditError(f"{edit.rule}: the hole {name!r} at {show(span)} is outside {show(edit.span)}")
             self.located._holes[id(edit), name] = self._hole(edit, name, span)
 
     def _hole(self, edit: EditWithHoles, name: str, span: Span) -> cst.CSTNode:
@@ -179,5 +179,6 @@ def _with_decorators(node: cst.CSTNode, positions: Positions, start: Position) -
     return Position(first.line, first.column)
 
 
-def _show(span: Span) -> str:
+def show(span: Span) -> str:
+    """A span as messages have it."""
     return f"{span.start[0]}:{span.start[1]}-{span.end[0]}:{span.end[1]}"

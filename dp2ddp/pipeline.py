@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
-from dp2ddp.analysis import source as analysis_source
+from dp2ddp.analysis.source import Source, parse
 from dp2ddp.edits import Edit, InsertBefore, Note
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.plan import StrategyDecision, plan
@@ -48,13 +48,13 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         EditError: a mistake in dp2ddp.
     """
     check_rules(options)
-    source = analysis_source.parse(text, filename)
+    source = parse(text, filename)
     if refusals.is_converted(source.tree):
         return Conversion(text, converted_before=True)
     refusals.refuse(source.tree, filename)
     planned = plan(source, options)
     notes = sorted(planned.notes, key=lambda note: note.span)
-    edits = [*planned.edits, *(map(_comment, notes) if options.annotate else ())]
+    edits = [*planned.edits, *(_comment(note, source) for note in notes if options.annotate)]
     new_text = _rewrite(text, filename, edits)
     return Conversion(
         new_text,
@@ -83,9 +83,15 @@ def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -
     return replace(options, select=upper[0], ignore=upper[1])
 
 
-def _comment(note: Note) -> InsertBefore:
-    """The note as a comment above the line that it is about."""
-    return InsertBefore(note.rule, note.span, note.what, [f"# TODO({note.rule}): {note.what} {note.todo}"])
+def _comment(note: Note, source: Source) -> InsertBefore:
+    """The note as a comment above the statement that it is about."""
+    around = (source.span(node) for node in source.nodes if isinstance(node, ast.stmt) and not _is_elif(node, source))
+    statement = max((span for span in around if span.contains(note.span)), default=note.span)
+    return InsertBefore(note.rule, statement, note.what, [f"# TODO({note.rule}): {note.what}; {note.todo}"])
+
+
+def _is_elif(node: ast.stmt, source: Source) -> bool:
+    return isinstance(node, ast.If) and source.segment(node).startswith("elif")
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dp2ddp.edits import Edit, Note
 from dp2ddp.pipeline import Conversion
-from dp2ddp.rules import Rule
+from dp2ddp.rules import Example, Rule
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -68,6 +68,13 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
     }
 
 
+def flags_of(example: Example) -> str:
+    """The options of the command line that make `example`, its rule's id left out."""
+    flags = [f"--strategy {example.strategy}"] if example.strategy != "auto" else []
+    flags += ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys
+    return " ".join(flags)
+
+
 def show_rules(console: Console, rules: Sequence[Rule]) -> None:
     """Prints every rule: id, title, why."""
     for rule in rules:
@@ -80,8 +87,8 @@ def show_rule(console: Console, rule: Rule) -> None:
     show_rules(console, [rule])
     for example in rule.examples:
         for title, code in (("before", example.before), ("after", example.after)):
-            suffix = f" ({example.strategy})" if title == "after" and example.strategy != "auto" else ""
-            console.print(Text(f"\n{title}{suffix}:", "bold"), soft_wrap=True)
+            flags = f" with {flags_of(example)}" if title == "after" and flags_of(example) else ""
+            console.print(Text(f"\n{title}{flags}:", "bold"), soft_wrap=True)
             for line in code.rstrip("\n").split("\n"):
                 console.print(Text(f"    {line}".rstrip()), soft_wrap=True)
 
@@ -118,7 +125,7 @@ def _notes(notes: Sequence[Note], name: str) -> Iterator[Text]:
     yield Text(f"{_count(notes, 'note')}, to be looked at by a person:", "bold yellow")
     for note in notes:
         place = f"{name}:{note.span.start[0]}"
-        yield Text.assemble("  ", (place, "bold"), "  ", (note.rule, "cyan"), f"  {note.what} {note.todo}")
+        yield Text.assemble("  ", (place, "bold"), "  ", (note.rule, "cyan"), f"  {note.what}; {note.todo}")
 
 
 def _how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[Text]:

@@ -19,8 +19,8 @@ from dp2ddp import templates
 from dp2ddp.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.imports import place_imports, runtime_name
-from dp2ddp.locate import EditWithHoles, Located, locate
-from dp2ddp.statements import comments_inside, fold, insert_above, replace, split_line, wrap
+from dp2ddp.locate import EditWithHoles, Located, locate, show
+from dp2ddp.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.templates import Holes, leading, marker, with_leading
 
 _Block = Union[cst.IndentedBlock, cst.Module]
@@ -50,7 +50,12 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
-    return head + module.visit(_Rewriter(located, runtime)).code + tail
+    rewriter = _Rewriter(located, runtime)
+    changed = module.visit(rewriter)
+    for node, asked in located.statements.items():
+        if asked and node not in rewriter.whole:
+            raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
+    return head + changed.code + tail
 
 
 def _parse(body: str) -> cst.Module:
@@ -144,8 +149,11 @@ class _Rewriter(cst.CSTTransformer):
         """A block, or the module, with the edits on its statements."""
         statements: list[cst.BaseStatement] = []
         may_drop = False
+        header: str | None = None
         for before, after in zip(original.body, updated.body):
-            statements += self._statement(before, after)
+            previous, header = header, self._wrap_header(before)
+            new = self._statement(before, after)
+            statements = extend(statements, new, same_header=header is not None and header == previous)
             may_drop |= self._may_drop(before)
         if len(statements) == len(updated.body) and all(map(operator.is_, statements, updated.body)):
             return updated
@@ -193,8 +201,14 @@ class _Rewriter(cst.CSTTransformer):
             pieces = split_line(original, updated, self.located.statements)
             return [new for piece in pieces for new in self._compose(piece.originals, piece.line)]
         if id(original) in self.dropped:
-            return [marker([*leading(updated), *comments_inside(updated)])]
+            updated = marker([*leading(updated), *comments_inside(updated)])
         return self._compose([original], updated)
+
+    def _wrap_header(self, original: cst.BaseStatement) -> str | None:
+        """The header under which a statement goes, None where it stays."""
+        small = original.body[0] if isinstance(original, cst.SimpleStatementLine) else original
+        edits = self.located.statements.get(id(small), ())
+        return next((edit.header for edit in edits if isinstance(edit, WrapStatement)), None)
 
     def _compose(self, originals: Sequence[cst.CSTNode], updated: cst.BaseStatement) -> list[cst.BaseStatement]:
         """`updated` with the edits on `originals`, the statements on its line, applied in order."""

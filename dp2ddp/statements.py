@@ -121,6 +121,17 @@ def wrap(header: cst.BaseCompoundStatement, core: Sequence[cst.BaseStatement]) -
     return [header.with_changes(body=body, leading_lines=lines)]
 
 
+def extend(
+    statements: list[cst.BaseStatement], new: Sequence[cst.BaseStatement], same_header: bool
+) -> list[cst.BaseStatement]:
+    """`statements` and `new`; neighbours wrapped under the same header share it, unless a line stands between."""
+    if same_header and statements and len(new) == 1 and not leading(new[0]):
+        first, second = statements[-1].body, new[0].body  # type: ignore[attr-defined]
+        merged = first.with_changes(body=[*first.body, *second.body])
+        return [*statements[:-1], statements[-1].with_changes(body=merged)]
+    return [*statements, *new]
+
+
 def comments_inside(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
     """The comments in the block of `statement`, which has no statements left."""
     block = statement.body  # type: ignore[attr-defined]

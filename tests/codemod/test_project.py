@@ -75,7 +75,7 @@ def test_missing_files_folders_and_notebooks_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = (1,\ny = 2\n", "train.py:1:5: syntax error: "),
+        ("x = 1\ny = )\n", "train.py:2:5: syntax error: "),
         ("def f():\nreturn 1\n", "train.py:2:1: syntax error: expected an indented block"),
         ("if x:\n\ty\n        z\n", "train.py:3"),
         ('import os\nprint "epoch", 1\n', "train.py:2: Python 2 (the print statement); bring it to Python 3 first"),

@@ -384,11 +384,12 @@ def test_other_imports_can_be_asked_for() -> None:
             InsertAfter("DDP009", Span.of(3, 4, 3, 5), WHY, ["g(__h_z__)"], {"z": Span.of(4, 0, 4, 1)}),
             "after the place",
         ),
+        (RemoveStatement("DDP009", Span.of(6, 0, 6, 9), WHY), "DDP009: the statement at 6:0-6:9 is an `elif`"),
         (Edit("DDP009", Span.of(1, 0, 1, 8), WHY), "unknown edit Edit"),
     ],
 )
 def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:
-    source = "x = f(a)\nif x:\n    y\nz\n"
+    source = "x = f(a)\nif x:\n    y\nz\nif x: y\nelif x: y\n"
     with pytest.raises(EditError) as raised:
         apply(source, [edit])
     assert message in str(raised.value)
