@@ -43,11 +43,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Example:
-    """A whole small script before and after the rule, with only that rule selected."""
+    """A whole small script before and after the rule, with that rule selected, and the rules in `also`."""
 
     before: str
     after: str
     strategy: str = "auto"
+    also: tuple[str, ...] = ()
+    sync_bn: bool = False
+    clean_keys: bool = False
+
+    def options(self, rule_id: str) -> Options:
+        """What the example is converted with: its own rule, the others that it needs, and its flags."""
+        select = frozenset({rule_id, *self.also})
+        return Options(self.strategy, sync_bn=self.sync_bn, clean_keys=self.clean_keys, select=select)
 
 
 class Rule(ABC):
@@ -68,3 +76,7 @@ class Rule(ABC):
     @abstractmethod
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
+
+    def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
+        """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""
+        return {}

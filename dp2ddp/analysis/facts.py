@@ -1,0 +1,105 @@
+"""Everything that the rules ask about a script, computed once."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dp2ddp.analysis.launch import Launch, LaunchFinder
+from dp2ddp.analysis.loops import DataLoop, Loops
+from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.proof import Proof, prove
+from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.source import Source
+from dp2ddp.analysis.wraps import Wraps
+
+
+@dataclass
+class Facts:
+    """What a script means.
+
+    Attributes:
+        source: the script.
+        names: what imported names stand for.
+        resolver: the roles that names play.
+        wraps: the uses of `DataParallel`.
+        loops: the loops over loaders and epochs.
+        strategy: `"sharded"` or `"gathered"`, set by the plan before any rule runs.
+        wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
+    """
+
+    source: Source
+    names: Names
+    resolver: Resolver
+    wraps: Wraps
+    loops: Loops
+    strategy: str = "gathered"
+    wrap_keywords: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Source) -> Facts:
+        """Analyse a script."""
+        names = Names(source)
+        resolver = Resolver(source, names)
+        wraps = Wraps(source, names, resolver)
+        return cls(source, names, resolver, wraps, Loops(source, names, resolver))
+
+    @cached_property
+    def blockers(self) -> list[tuple[ast.AST, str]]:
+        """What keeps the whole script from being converted: each place, and why."""
+        found: list[tuple[ast.AST, str]] = [(w.call, w.problem) for w in self.wraps.models if w.problem]
+        found += [(c, "`data_parallel(...)` wraps a model anew in each call") for c in self.wraps.functional]
+        found += [
+            (r, "`DataParallel` is used without being called")
+            for r in self.wraps.references
+            if not self.is_type_check(r)
+        ]
+        return found
+
+    def is_type_check(self, reference: ast.expr) -> bool:
+        """Whether `DataParallel` is named to check a type: in `isinstance(...)`, or compared with `type(...)`."""
+        for above in self.source.ancestors(reference):
+            if isinstance(above, ast.Call):
+                return self.names.qualified(above.func) in ("builtins.isinstance", "builtins.issubclass")
+            if isinstance(above, ast.Compare):
+                return True
+            if not isinstance(above, ast.Tuple):
+                return False
+        return False
+
+    @cached_property
+    def launch(self) -> Launch:
+        """Where the processes start."""
+        return LaunchFinder(self.source, self.names, self.resolver, self.loops).find()
+
+    @cached_property
+    def model_loops(self) -> list[DataLoop]:
+        """The loops over loaders that feed a model."""
+        return [loop for loop in self.loops.data_loops if self.loops.uses_model(loop)]
+
+    @cached_property
+    def sharded_sites(self) -> list[ast.Call]:
+        """The `DataLoader(...)` calls whose batches feed a model."""
+        sites = {site for loop in self.model_loops for site in loop.sites}
+        sites |= self._drawn_otherwise()
+        return sorted(sites, key=lambda s: (s.lineno, s.col_offset))
+
+    def _drawn_otherwise(self) -> set[ast.Call]:
+        found = set()
+        for node in self.loops.irregular:
+            for part in ast.walk(node):
+                if isinstance(part, ast.expr):
+                    found |= {
+                        r.site for r in self.resolver.roles(part) if hasattr(r, "site") and r.site not in self._wrapping
+                    }
+        return found
+
+    @cached_property
+    def _wrapping(self) -> set[ast.Call]:
+        return {w.call for w in self.wraps.models} | set(self.wraps.optimizers)
+
+    @cached_property
+    def proof(self) -> Proof:
+        """Whether the loops may work on shards, and what has to be reduced then."""
+        return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites)

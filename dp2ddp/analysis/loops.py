@@ -1,0 +1,237 @@
+"""The loops of a script: which go over a loader's batches, which over epochs, and what they reach."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.roles import PROGRESS_BARS, Loader, LoaderIterator, Module, Resolver, Wrapped
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
+
+
+@dataclass(frozen=True)
+class DataLoop:
+    """`for ... in loader:`, the loader bare, enumerated or under a progress bar.
+
+    Attributes:
+        node: the `for` statement.
+        loader: the expression that names the loader, None where nothing in scope does.
+        sites: the `DataLoader(...)` calls that it can be.
+        batch: the target that takes the batch.
+        counter: the target that takes the batch's number, None without `enumerate`.
+    """
+
+    node: ast.For
+    loader: ast.expr | None
+    sites: frozenset[ast.Call]
+    batch: ast.expr
+    counter: ast.expr | None
+
+
+@dataclass(frozen=True)
+class EpochLoop:
+    """`for epoch in range(...):` around a pass over a loader.
+
+    Attributes:
+        node: the `for` statement.
+        epoch: the name of its variable.
+        loader: the loader's name as it is written in the loop's scope.
+    """
+
+    node: ast.For
+    epoch: str
+    loader: str
+
+
+class Loops:
+    """Finds the loops and answers what their bodies do, calls into the script's own functions included."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self.data_loops: list[DataLoop] = []
+        self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), comprehensions
+        self._find()
+
+    def _find(self) -> None:
+        regular: set[ast.AST] = set()
+        for node in self.source.nodes:
+            if isinstance(node, ast.For):
+                loop = self._data_loop(node)
+                if loop is not None:
+                    self.data_loops.append(loop)
+                    regular.add(node)
+        self.data_loops.sort(key=lambda loop: (loop.node.lineno, loop.node.col_offset))
+        loops = (n for n in self.source.nodes if isinstance(n, (ast.comprehension, ast.For)) and n not in regular)
+        self.irregular += [n.iter for n in loops if self._draws(n.iter)]
+        self.irregular += [c for c in self.source.calls if self._is_next(c)]
+
+    def _is_next(self, call: ast.Call) -> bool:
+        draws = any(self.resolver.holds(a, Loader, LoaderIterator) for a in call.args)
+        return draws and self.names.qualified(call.func) == "builtins.next"
+
+    def _draws(self, node: ast.expr) -> bool:
+        return any(
+            isinstance(n, ast.expr) and self.resolver.holds(n, Loader, LoaderIterator) for n in ast.walk(node)
+        ) and not (isinstance(node, ast.Call) and self.names.qualified(node.func) in ("builtins.range", "builtins.len"))
+
+    def _data_loop(self, node: ast.For) -> DataLoop | None:
+        loader, batch, counter = node.iter, node.target, None
+        if isinstance(loader, ast.Call) and self.names.qualified(loader.func) == "builtins.enumerate" and loader.args:
+            if not (isinstance(batch, ast.Tuple) and len(batch.elts) == 2):
+                return None
+            counter, batch = batch.elts
+            loader = loader.args[0]
+        loader, inner_counter, inner_batch = self._under_bar(loader, batch)
+        counter, batch = inner_counter or counter, inner_batch
+        sites = frozenset(r.site for r in self.resolver.roles(loader) if isinstance(r, Loader))
+        if not sites:
+            return None
+        return DataLoop(node, self._named(loader, node), sites, batch, counter)
+
+    def _under_bar(self, loader: ast.expr, batch: ast.expr) -> tuple[ast.expr, ast.expr | None, ast.expr]:
+        """Look through `tqdm(loader)` and `tqdm(enumerate(loader))`."""
+        counter: ast.expr | None = None
+        while isinstance(loader, ast.Call) and loader.args:
+            path = self.names.qualified(loader.func)
+            if path in PROGRESS_BARS:
+                loader = loader.args[0]
+            elif path == "builtins.enumerate" and isinstance(batch, ast.Tuple) and len(batch.elts) == 2:
+                counter, batch = batch.elts
+                loader = loader.args[0]
+            else:
+                break
+        return loader, counter, batch
+
+    def _named(self, loader: ast.expr, loop: ast.For) -> ast.expr | None:
+        """The expression that names the loader itself: `pbar = tqdm(loader)` iterated as `pbar` names `loader`."""
+        if not _is_path(loader):
+            return None
+        if isinstance(loader, ast.Name):
+            bars = [a for a in self._assignments(loader.id, loop) if self._is_bar(a.value)]
+            if bars:
+                inside = bars[-1].value.args[0]  # type: ignore[attr-defined]
+                return inside if len(bars) == 1 and _is_path(inside) else None
+        return loader
+
+    def _assignments(self, name: str, near: ast.AST) -> list[ast.Assign]:
+        scope = self.source.scope(near)
+        return [
+            n
+            for n in self.source.nodes
+            if isinstance(n, ast.Assign)
+            and self.source.scope(n) is scope
+            and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
+        ]
+
+    def _is_bar(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and bool(node.args) and self.names.qualified(node.func) in PROGRESS_BARS
+
+    # -- what a loop reaches ---------------------------------------------------------------------------------------
+
+    def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
+        """Every node of `roots` and of the script's functions that they call, directly or not."""
+        seen: set[ast.AST] = set()
+        todo = list(roots)
+        while todo:
+            root = todo.pop()
+            if root in seen:
+                continue
+            seen.add(root)
+            for node in ast.walk(root):
+                yield node
+                if isinstance(node, ast.Call):
+                    todo.extend(f.definition for f in self.resolver.functions_called(node))
+
+    def uses_model(self, loop: DataLoop) -> bool:
+        """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
+        return any(
+            isinstance(n, ast.Call) and self.resolver.holds(n.func, Wrapped, Module) and not self._is_training_switch(n)
+            for n in self.reached(*loop.node.body)
+        )
+
+    def _is_training_switch(self, call: ast.Call) -> bool:
+        return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "eval")
+
+    def trains(self, loop: DataLoop) -> bool:
+        """Whether the loop's body runs a backward pass."""
+        return any(
+            isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "backward"
+            for n in self.reached(*loop.node.body)
+        )
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def epoch_loops(self, loop: DataLoop) -> list[EpochLoop]:
+        """The epoch loops around a data loop, in its own function or in the callers of that function."""
+        if loop.loader is None:
+            return []
+        return self._epochs_above(loop.node, self.source.segment(loop.loader), loop.loader, frozenset())
+
+    def _epochs_above(
+        self, node: ast.AST, text: str, loader: ast.expr | None, seen: frozenset[FunctionNode]
+    ) -> list[EpochLoop]:
+        for above in self.source.ancestors(node):
+            if isinstance(above, ast.For) and self._counts_epochs(above):
+                assert isinstance(above.target, ast.Name)
+                return [EpochLoop(above, above.target.id, text)]
+            if isinstance(above, FUNCTIONS):
+                return [] if above in seen else self._epochs_of_callers(above, text, seen | {above})
+        return []
+
+    def _epochs_of_callers(self, function: FunctionNode, text: str, seen: frozenset[FunctionNode]) -> list[EpochLoop]:
+        found: list[EpochLoop] = []
+        for call in self.source.calls:
+            for callee in self.resolver.functions_called(call):
+                if callee.definition is not function:
+                    continue
+                theirs = self._loader_at(call, function, text)
+                if theirs is not None:
+                    found += self._epochs_above(call, theirs, None, seen)
+        return list({e.node: e for e in found}.values())
+
+    def _loader_at(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
+        """How the caller writes the loader that `function` knows as `text`."""
+        root = text.split(".")[0]
+        parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+        is_method = isinstance(self.source.parent(function), ast.ClassDef)
+        if is_method and parameters and root == parameters[0]:
+            if isinstance(call.func, ast.Attribute) and _is_path(call.func.value):
+                return self.source.segment(call.func.value) + text[len(root) :]
+            return None
+        if root not in parameters:
+            local = any(
+                isinstance(n, ast.Name) and n.id == root and isinstance(n.ctx, ast.Store) for n in ast.walk(function)
+            )
+            return None if local else text
+        position = parameters.index(root) - int(is_method)
+        given = next((k.value for k in call.keywords if k.arg == root), None)
+        if given is None and position < len(call.args):
+            given = call.args[position]
+        return self.source.segment(given) + text[len(root) :] if given is not None and _is_path(given) else None
+
+    def _counts_epochs(self, node: ast.For) -> bool:
+        """Whether a `for` counts: over `range(...)` or `trange(...)`, perhaps under a progress bar."""
+        iterated = node.iter
+        while isinstance(iterated, ast.Call) and iterated.args:
+            path = self.names.qualified(iterated.func) or ""
+            if path == "builtins.range" or path.endswith(".trange"):
+                return isinstance(node.target, ast.Name) and not self._stands_in_data_loop(node)
+            if path not in PROGRESS_BARS:
+                return False
+            iterated = iterated.args[0]
+        return False
+
+    def _stands_in_data_loop(self, node: ast.For) -> bool:
+        nodes = {loop.node for loop in self.data_loops}
+        return any(above in nodes for above in self.source.ancestors(node))
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is a plain name or attribute path, such as `self.train_loader`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)

@@ -1,0 +1,435 @@
+"""The sharding proof: may each rank compute its loss and metrics on its own shard, and where must numbers be reduced?
+
+An abstract interpreter runs over every function that loops over a sharded loader. It follows how each value depends on
+the shard (`kinds`). Where such a value leaves what is understood (a print, a call, an attribute, a return), the whole
+batch's value is put in its place: a `Reduction`. Where it meets something that can't be undone (an unknown loss, a
+branch on a shard's value, random draws), there is no proof, and the script is converted to the gathered strategy.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dp2ddp.analysis import kinds
+from dp2ddp.analysis.kinds import CLEAN, Kind, Unprovable, What
+from dp2ddp.analysis.loops import DataLoop, Loops
+from dp2ddp.analysis.meters import is_meter
+from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.roles import Class, Resolver
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A value that has to be made the whole batch's.
+
+    Attributes:
+        node: the expression; for accumulators, the loop after which they are reduced.
+        how: `"mean"`, `"sum"`, `"gather"`, `"weighted"` (this rank's share of a mean), or `"after"`.
+        over: the loader, as the script writes it.
+        names: for `"after"`, the accumulators.
+    """
+
+    node: ast.AST
+    how: str
+    over: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome: the reductions that make a sharded script report as the original, or why there are none."""
+
+    reductions: tuple[Reduction, ...] = ()
+    reason: str = ""
+    culprit: ast.AST | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether sharding is proved to train and report the same."""
+        return self.culprit is None
+
+
+class NoProofError(Exception):
+    """The proof fails at `node`."""
+
+    def __init__(self, reason: str, node: ast.AST) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.node = node
+
+
+@dataclass
+class Context:
+    """What every frame of one proof shares."""
+
+    source: Source
+    names: Names
+    resolver: Resolver
+    loops: Loops
+    loops_by_node: dict[ast.For, DataLoop]
+    reductions: dict[tuple[ast.AST, str], Reduction] = field(default_factory=dict)
+    # What each function called from a sharded loop asked for: it must be the same whoever calls it.
+    by_function: dict[FunctionNode, dict[ast.AST, Reduction]] = field(default_factory=dict)
+
+
+def prove(source: Source, names: Names, resolver: Resolver, loops: Loops, sites: Iterable[ast.Call]) -> Proof:
+    """Try to prove that sharding the loaders built at `sites` trains and reports the same."""
+    wanted = frozenset(sites)
+    sharded = {loop.node: loop for loop in loops.data_loops if loop.sites & wanted}
+    context = Context(source, names, resolver, loops, sharded)
+    try:
+        _check_draws(context, wanted)
+        for root in dict.fromkeys(source.function(node) or source.tree for node in sharded):
+            Frame(context, root).run()
+    except NoProofError as failure:
+        return Proof(reason=failure.reason, culprit=failure.node)
+    return Proof(tuple(context.reductions.values()))
+
+
+def _check_draws(context: Context, wanted: frozenset[ast.Call]) -> None:
+    """Insist that batches are drawn by plain loops only, from loaders with the default collate function."""
+    for node in context.loops.irregular:
+        if any(isinstance(n, ast.expr) and _draws_from(context, n, wanted) for n in ast.walk(node)):
+            raise NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
+    for site in sorted(wanted, key=lambda s: s.lineno):
+        for given in site.keywords:
+            if given.arg == "collate_fn" and not (isinstance(given.value, ast.Constant) and given.value.value is None):
+                raise NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
+
+
+def _draws_from(context: Context, node: ast.expr, wanted: frozenset[ast.Call]) -> bool:
+    return any(getattr(role, "site", None) in wanted for role in context.resolver.roles(node))
+
+
+class Frame:
+    """The interpretation of one function body (or of the module)."""
+
+    _ROUNDS = 12
+
+    def __init__(
+        self, context: Context, root: ast.Module | FunctionNode, arguments: dict[str, Kind] | None = None
+    ) -> None:
+        from dp2ddp.analysis.proof_expressions import Evaluator
+
+        self.context = context
+        self.root = root
+        self.env: dict[str, Kind | None] = dict(arguments or {})
+        # A frame inside a sharded loop: its lists live in the loop's body, and what it returns goes back into it.
+        self.inside_loop = arguments is not None
+        self.loop: DataLoop | None = None
+        self.forward = False
+        self.recording = True
+        self.grad_enabled = not (
+            isinstance(root, FUNCTIONS) and any(self._disables_grad(d) for d in root.decorator_list)
+        )
+        self.returned: Kind | None = None
+        self.evaluator = Evaluator(self)
+
+    def run(self) -> Kind:
+        """Interpret the body; the kind of what it returns."""
+        self.block(self.root.body)
+        return self.returned or CLEAN
+
+    def fail(self, reason: str, node: ast.AST) -> NoProofError:
+        """The error to raise where the proof fails."""
+        return NoProofError(reason, node)
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        """Interpret statements in order."""
+        for statement in statements:
+            try:
+                handler = getattr(self, f"_do_{type(statement).__name__}", self._do_other)
+                handler(statement)
+            except Unprovable as problem:
+                raise self.fail(str(problem), statement) from problem
+
+    def _do_other(self, node: ast.stmt) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.evaluator.clean(child)
+
+    def _do_FunctionDef(self, node: FunctionNode) -> None:  # noqa: N802 (named after the node)
+        if self.loop is not None:
+            raise self.fail("a function is defined in the loop over the batches", node)
+
+    _do_AsyncFunctionDef = _do_FunctionDef  # noqa: N815
+
+    def _do_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+        return
+
+    def _do_Expr(self, node: ast.Expr) -> None:  # noqa: N802
+        self.evaluator.kind(node.value)
+
+    def _do_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+        value = self.evaluator.kind(node.value)
+        for target in node.targets:
+            self.assign(target, value, node.value)
+
+    def _do_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+        if node.value is not None:
+            self.assign(node.target, self.evaluator.kind(node.value), node.value)
+
+    def _do_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+        value = self.evaluator.kind(node.value)
+        if not isinstance(node.target, ast.Name):
+            # An attribute or an element outlives the loop: it takes whole-batch values only.
+            self.evaluator.clean(node.target)
+            self.evaluator.reduce(node.value, value)
+            return
+        old = self.lookup(node.target.id)
+        if isinstance(node.op, (ast.Add, ast.Sub)):
+            self.env[node.target.id] = self._accumulated(old, value, node)
+        else:
+            self.env[node.target.id] = self.evaluator.binary(node.op, old, value)
+
+    def _accumulated(self, old: Kind, value: Kind, node: ast.AugAssign) -> Kind:
+        """`total += value`: from zero, shards' values pile up to be summed later; else whole-batch values are added."""
+        from_zero = old.what is What.ZERO or old.adds_up
+        if from_zero and value.what is What.MEAN:
+            self.record(Reduction(node.value, "weighted", value.over))
+            return kinds.add(old, Kind(What.SUM, value.over))
+        if from_zero and value.adds_up:
+            return kinds.add(old, value.without_grad())
+        if old.clean and not value.clean:
+            if value.what is What.ROWS and old.what is not What.ZERO:
+                raise self.fail("rows are added up over the batches", node)
+            self.evaluator.reduce(node.value, value)
+            return CLEAN
+        return kinds.add(old, value)
+
+    def _do_If(self, node: ast.If) -> None:  # noqa: N802
+        self._check_test(node.test)
+        self._branches([node.body, node.orelse])
+
+    def _check_test(self, test: ast.expr) -> None:
+        if not self.evaluator.kind(test).clean and not self.forward:
+            raise self.fail("the loop branches on a value of its shard", test)
+
+    def _branches(self, bodies: list[list[ast.stmt]]) -> None:
+        before = dict(self.env)
+        after: dict[str, Kind | None] | None = None
+        for body in bodies:
+            self.env = dict(before)
+            self.block(body)
+            after = dict(self.env) if after is None else self._joined(after, self.env)
+        self.env = after or before
+
+    @staticmethod
+    def _joined(a: dict[str, Kind | None], b: dict[str, Kind | None]) -> dict[str, Kind | None]:
+        return {name: kinds.join(a.get(name), b.get(name)) for name in {**a, **b}}
+
+    def _do_For(self, node: ast.For) -> None:  # noqa: N802
+        loop = self.context.loops_by_node.get(node)
+        if loop is not None:
+            self._data_loop(loop)
+            return
+        iterated = self.evaluator.kind(node.iter)
+        if iterated.what in (What.GROUP, What.LIST):
+            element: Kind | None = None
+            for part in iterated.parts:
+                element = kinds.join(element, part)
+            self.assign(node.target, element or CLEAN, node.iter)
+        elif iterated.clean:
+            self.assign(node.target, CLEAN, node.iter)
+        else:
+            raise self.fail("a loop goes over the samples of the shard one by one", node.iter)
+        self._until_stable(node.body)
+        self.block(node.orelse)
+
+    def _do_While(self, node: ast.While) -> None:  # noqa: N802
+        self._check_test(node.test)
+        self._until_stable(node.body)
+        self._check_test(node.test)
+        self.block(node.orelse)
+
+    def _until_stable(self, body: list[ast.stmt]) -> None:
+        """Interpret a loop's body until the kinds at its start don't change; record only then."""
+        recording, self.recording = self.recording, False
+        start = dict(self.env)
+        for _ in range(self._ROUNDS):
+            self.env = dict(start)
+            self.block(body)
+            merged = self._joined(start, self.env)
+            if merged == start:
+                break
+            start = merged
+        else:
+            raise self.fail("the loop is too involved to follow", body[0])
+        self.recording = recording
+        self.env = dict(start)
+        self.block(body)
+        self.env = self._joined(start, self.env)
+
+    def _data_loop(self, loop: DataLoop) -> None:
+        if loop.loader is None:
+            raise self.fail("the loader that is looped over has no name here", loop.node.iter)
+        if self.inside_loop:
+            raise self.fail(
+                "a loop over a loader stands in a function that another such loop calls with its batch", loop.node
+            )
+        over = self.context.source.segment(loop.loader)
+        outer, self.loop = self.loop, loop
+        entry = dict(self.env)
+        if loop.counter is not None:
+            self.assign(loop.counter, CLEAN, loop.node.iter)
+        self.assign(loop.batch, Kind(What.ROWS, over, container=True), loop.node.iter)
+        self._until_stable(loop.node.body)
+        self.loop = outer
+        self._reduce_accumulators(loop, entry, over)
+        self.block(loop.node.orelse)
+
+    def _reduce_accumulators(self, loop: DataLoop, entry: dict[str, Kind | None], over: str) -> None:
+        """Reduce, right after the loop, the accumulators that are read later."""
+        ready = []
+        for name, kind in self.env.items():
+            piled_up = kind is not None and kind.over == over and (kind.adds_up or kind.what is What.METER)
+            if piled_up and name in entry and self._read_outside(name, loop):
+                ready.append(name)
+        if ready:
+            ordered = sorted(ready, key=lambda n: self._first_use(n, loop))
+            self.record(Reduction(loop.node, "after", over, tuple(ordered)))
+            self.env.update(dict.fromkeys(ordered, CLEAN))
+
+    def _read_outside(self, name: str, loop: DataLoop) -> bool:
+        inside = set(ast.walk(loop.node))
+        # A name at module level can be read from any function.
+        return any(
+            isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) and n not in inside
+            for n in ast.walk(self.root)
+        )
+
+    def _first_use(self, name: str, loop: DataLoop) -> tuple[int, int]:
+        return min((n.lineno, n.col_offset) for n in ast.walk(loop.node) if isinstance(n, ast.Name) and n.id == name)
+
+    def _do_With(self, node: ast.With) -> None:  # noqa: N802
+        enabled = self.grad_enabled
+        for item in node.items:
+            if self._disables_grad(item.context_expr):
+                self.grad_enabled = False
+            self.evaluator.clean(item.context_expr)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, CLEAN, item.context_expr)
+        self.block(node.body)
+        self.grad_enabled = enabled
+
+    def _disables_grad(self, node: ast.expr) -> bool:
+        call = node.func if isinstance(node, ast.Call) else node
+        path = self.context.names.qualified(call) or ""
+        if path in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad"):
+            return True
+        return (
+            path.endswith("set_grad_enabled")
+            and isinstance(node, ast.Call)
+            and any(isinstance(a, ast.Constant) and a.value is False for a in node.args)
+        )
+
+    def _do_Try(self, node: ast.Try) -> None:  # noqa: N802
+        self._branches(
+            [[*node.body, *node.orelse], *([*h.body] for h in node.handlers)] if node.handlers else [node.body]
+        )
+        self.block(node.finalbody)
+
+    def _do_Return(self, node: ast.Return) -> None:  # noqa: N802
+        if node.value is None:
+            return
+        kind = self.evaluator.kind(node.value)
+        if not self.inside_loop:
+            self.evaluator.reduce(node.value, kind)
+            kind = CLEAN
+        self.returned = kinds.join(self.returned, kind)
+
+    def _do_Delete(self, node: ast.Delete) -> None:  # noqa: N802
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.env[target.id] = None
+
+    def _do_Import(self, node: ast.stmt) -> None:  # noqa: N802
+        return
+
+    _do_ImportFrom = _do_Global = _do_Nonlocal = _do_Pass = _do_Break = _do_Continue = _do_Import  # noqa: N815
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def assign(self, target: ast.expr, value: Kind, origin: ast.expr) -> None:
+        """Give a target its value's kind. What outlives the loop takes whole-batch values only."""
+        if isinstance(target, ast.Name):
+            if target.id in self._globals() and not value.clean:
+                self.evaluator.reduce(origin, value)
+                value = CLEAN
+            self.env[target.id] = self._meter(origin) or value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target, value, origin)
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, value, origin)
+        else:
+            self.evaluator.clean(target)
+            self.evaluator.reduce(origin, value)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Kind, origin: ast.expr) -> None:
+        parts: list[Kind]
+        count = len(target.elts)
+        if value.clean:
+            parts = [self._part(origin, i) for i in range(count)]
+        elif value.what is What.ROWS and (value.container or value.output):
+            parts = [
+                Kind(What.ROWS, value.over, value.grad, wide=value.wide, container=_nested(t)) for t in target.elts
+            ]
+        elif value.what is What.LIST and value.parts:
+            parts = [value.parts[0]] * count
+        elif value.what is What.GROUP and len(value.parts) == count:
+            parts = list(value.parts)
+        else:
+            raise self.fail(f"{value.what.value} is unpacked", origin)
+        elements = origin.elts if isinstance(origin, (ast.Tuple, ast.List)) and len(origin.elts) == count else None
+        for i, (one, part) in enumerate(zip(target.elts, parts)):
+            self.assign(one, part, elements[i] if elements else origin)
+
+    def _part(self, origin: ast.expr, index: int) -> Kind:
+        if isinstance(origin, (ast.Tuple, ast.List)) and index < len(origin.elts):
+            return self.evaluator.kind(origin.elts[index])
+        return CLEAN
+
+    def _meter(self, origin: ast.expr) -> Kind | None:
+        """A meter that this function builds and shows to nobody else can be reduced after the loop."""
+        if self.inside_loop or not isinstance(origin, ast.Call):
+            return None
+        for role in self.context.resolver.roles(origin.func):
+            if isinstance(role, Class) and is_meter(role.definition):
+                return Kind(What.METER)
+        return None
+
+    def lookup(self, name: str) -> Kind:
+        """The kind of a name; clean where this frame hasn't assigned it."""
+        return self.env.get(name) or CLEAN
+
+    def _globals(self) -> set[str]:
+        if isinstance(self.root, ast.Module):
+            return set()
+        return {name for n in ast.walk(self.root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+
+    def record(self, reduction: Reduction) -> None:
+        """Keep a reduction, in the last pass over its code."""
+        if not self.recording:
+            return
+        if self.inside_loop and isinstance(self.root, FUNCTIONS):
+            self._check_reach(reduction)
+            self.context.by_function.setdefault(self.root, {})[reduction.node] = reduction
+        self.context.reductions[reduction.node, reduction.how] = reduction
+
+    def _check_reach(self, reduction: Reduction) -> None:
+        """In a function that the loop calls, the loader must go by the same name as in the loop."""
+        assert isinstance(self.root, FUNCTIONS)
+        root = reduction.over.split(".")[0]
+        local = {a.arg for a in (*self.root.args.posonlyargs, *self.root.args.args, *self.root.args.kwonlyargs)}
+        method = isinstance(self.context.source.parent(self.root), ast.ClassDef)
+        if (root == "self") != (method and "." in reduction.over) or (root != "self" and root in local):
+            raise self.fail("a value of the shard is used in a function that doesn't know the loader", reduction.node)
+
+
+def _nested(target: ast.expr) -> bool:
+    return isinstance(target, (ast.Tuple, ast.List))

@@ -1,0 +1,406 @@
+"""The roles that names play: which hold the wrapped model, the optimizer, a loader, a loss.
+
+Roles start at calls (`nn.DataParallel(...)`, `DataLoader(...)`, `optim.SGD(...)`) and move through assignment,
+unpacking, `self.` attributes, parameters and returns, until nothing changes. Flow decides, never spelling. The
+analysis is flow-insensitive: a name's roles are all that it ever holds.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Union
+
+from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.source import FunctionNode, Source
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model in `nn.DataParallel`, by the call that wraps it."""
+
+    site: ast.Call
+
+
+@dataclass(frozen=True)
+class Module:
+    """A plain `nn.Module`: a class of this script where `definition` is known."""
+
+    definition: ast.ClassDef | None = None
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A `torch.optim` optimizer or scheduler."""
+
+
+@dataclass(frozen=True)
+class WrappedOptimizer:
+    """An optimizer that the script put into `nn.DataParallel`."""
+
+    site: ast.Call
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A `DataLoader`, by the call that builds it."""
+
+    site: ast.Call
+
+
+@dataclass(frozen=True)
+class LoaderIterator:
+    """What `iter(loader)` gives."""
+
+    site: ast.Call
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A loss of `torch.nn`, by the call that builds it."""
+
+    path: str
+    site: ast.Call
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """A `GradScaler`."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function or method of this script; `owner` is the class of a bound method."""
+
+    definition: FunctionNode
+    owner: ast.ClassDef | None = None
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of this script."""
+
+    definition: ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object of a class of this script that is no `nn.Module`."""
+
+    definition: ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Group:
+    """A tuple or list whose elements' roles are known."""
+
+    elements: tuple[frozenset[Role], ...]
+
+
+Role = Union[
+    Wrapped,
+    Module,
+    Optimizer,
+    WrappedOptimizer,
+    Loader,
+    LoaderIterator,
+    Criterion,
+    Scaler,
+    Function,
+    Class,
+    Instance,
+    Group,
+]
+Roles = frozenset  # of Role
+NONE: frozenset[Role] = frozenset()
+
+# Methods that give back the object they were called on.
+_SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+# Calls that hand on their first argument's elements.
+PROGRESS_BARS = frozenset(
+    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.tqdm_notebook", "rich.progress.track"}
+)
+
+
+class Resolver:
+    """Computes the roles of a script's names, once, to a fixpoint."""
+
+    _ROUNDS = 20  # each round moves a role over at least one more assignment; real scripts settle in three to five
+
+    def __init__(self, source: Source, names: Names) -> None:
+        self.source = source
+        self.names = names
+        self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}
+        self._attributes: dict[tuple[ast.ClassDef, str], frozenset[Role]] = {}
+        self._returns: dict[FunctionNode, frozenset[Role]] = {}
+        self._changed = False
+        self._globals = self._declared_globals()
+        self._settle()
+
+    def roles(self, node: ast.AST) -> frozenset[Role]:
+        """The roles that an expression can play."""
+        handler = getattr(self, f"_of_{type(node).__name__}", None)
+        return NONE if handler is None else handler(node)
+
+    def holds(self, node: ast.AST, *kinds: type) -> bool:
+        """Whether an expression can play one of the given roles."""
+        return any(isinstance(role, kinds) for role in self.roles(node))
+
+    def functions_called(self, call: ast.Call) -> list[Function]:
+        """The functions and methods of this script that a call can reach (a class: its `__init__`)."""
+        found = [role for role in self.roles(call.func) if isinstance(role, Function)]
+        for role in self.roles(call.func):
+            if isinstance(role, Class):
+                found.extend(self._method(role.definition, "__init__"))
+        return found
+
+    def is_module_class(self, definition: ast.ClassDef) -> bool:
+        """Whether a class of this script derives from `torch.nn.Module`."""
+        for base in definition.bases:
+            if self.names.qualified(base) in ("torch.nn.Module", "torch.nn.Sequential"):
+                return True
+            if any(
+                isinstance(r, Class) and self.is_module_class(r.definition) for r in self._of_base(base, definition)
+            ):
+                return True
+        return False
+
+    # -- fixpoint --------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        for definition in self.source.nodes:
+            if isinstance(definition, ast.ClassDef):
+                self._bind_variable(definition, definition.name, frozenset({Class(definition)}))
+            elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) and not self._is_method(definition):
+                self._bind_variable(definition, definition.name, frozenset({Function(definition)}))
+        for _ in range(self._ROUNDS):
+            self._changed = False
+            for node in self.source.nodes:
+                self._flow(node)
+            if not self._changed:
+                return
+
+    def _flow(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._assign(node.target, node.value)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            function = self.source.function(node)
+            if function is not None:
+                self._returns[function] = self._joined(self._returns.get(function, NONE), self.roles(node.value))
+        elif isinstance(node, ast.Call):
+            self._pass_arguments(node)
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._assign(node.optional_vars, node.context_expr)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+            if len(target.elts) == len(value.elts):
+                for one, its_value in zip(target.elts, value.elts):
+                    self._assign(one, its_value)
+            return
+        self._bind(target, self.roles(value))
+
+    def _bind(self, target: ast.expr, roles: frozenset[Role]) -> None:
+        if isinstance(target, ast.Name):
+            self._bind_variable(target, target.id, roles)
+        elif isinstance(target, ast.Attribute):
+            for owner in self.roles(target.value):
+                if isinstance(owner, (Instance, Module)) and owner.definition is not None:
+                    key = (owner.definition, target.attr)
+                    self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for role in roles:
+                if isinstance(role, Group) and len(role.elements) == len(target.elts):
+                    for one, its_roles in zip(target.elts, role.elements):
+                        self._bind(one, its_roles)
+
+    def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
+        scope: ast.AST = self.source.scope(node)
+        if name in self._globals.get(scope, ()):
+            scope = self.source.tree
+        key = (scope, name)
+        self._variables[key] = self._joined(self._variables.get(key, NONE), roles)
+
+    def _joined(self, old: frozenset[Role], new: frozenset[Role]) -> frozenset[Role]:
+        if new <= old:
+            return old
+        self._changed = True
+        return old | new
+
+    def _pass_arguments(self, call: ast.Call) -> None:
+        for function in self.functions_called(call):
+            arguments = function.definition.args
+            names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+            if function.owner is not None and names and not self._is_static(function.definition):
+                names = names[1:]
+            for name, value in zip(names, call.args):
+                if isinstance(value, ast.Starred):
+                    break
+                self._bind_parameter(function.definition, name, value)
+            known = set(names) | {a.arg for a in arguments.kwonlyargs}
+            for given in call.keywords:
+                if given.arg in known:
+                    self._bind_parameter(function.definition, given.arg, given.value)
+
+    def _bind_parameter(self, function: FunctionNode, name: str | None, value: ast.expr) -> None:
+        if name is not None:
+            key = (function, name)
+            self._variables[key] = self._joined(self._variables.get(key, NONE), self.roles(value))
+
+    def _declared_globals(self) -> dict[ast.AST, set[str]]:
+        declared: dict[ast.AST, set[str]] = {}
+        for node in self.source.nodes:
+            if isinstance(node, ast.Global):
+                declared.setdefault(self.source.scope(node), set()).update(node.names)
+        return declared
+
+    # -- expressions -----------------------------------------------------------------------------------------------
+
+    def _of_Name(self, node: ast.Name) -> frozenset[Role]:  # noqa: N802 (named after the node)
+        found = self._self_role(node)
+        if found:
+            return found
+        scope: ast.AST | None = self.source.scope(node)
+        first = True
+        while scope is not None:
+            # A class body's names are not seen from its methods.
+            if (first or not isinstance(scope, ast.ClassDef)) and (scope, node.id) in self._variables:
+                return self._variables[scope, node.id]
+            first = False
+            scope = None if isinstance(scope, ast.Module) else self.source.scope(scope)
+        return NONE
+
+    def _self_role(self, node: ast.Name) -> frozenset[Role]:
+        function = self.source.function(node)
+        while function is not None:
+            if self._is_method(function) and not self._is_static(function):
+                parameters = [*function.args.posonlyargs, *function.args.args]
+                if parameters and parameters[0].arg == node.id:
+                    owner = self.source.parent(function)
+                    assert isinstance(owner, ast.ClassDef)
+                    return frozenset({self._object_of(owner)})
+            function = self.source.function(function)
+        return NONE
+
+    def _of_Attribute(self, node: ast.Attribute) -> frozenset[Role]:  # noqa: N802
+        found: set[Role] = set()
+        for base in self.roles(node.value):
+            if isinstance(base, (Wrapped, WrappedOptimizer)) and node.attr == "module":
+                found |= self.inner(base)
+            elif isinstance(base, (Instance, Module)) and base.definition is not None:
+                for owner in self._lineage(base.definition):
+                    found |= self._attributes.get((owner, node.attr), NONE)
+                found.update(self._method(base.definition, node.attr))
+        return frozenset(found)
+
+    def inner(self, role: Wrapped | WrappedOptimizer) -> frozenset[Role]:
+        """What stands inside a `DataParallel`."""
+        if isinstance(role, WrappedOptimizer):
+            return frozenset({Optimizer()})
+        inside = self.roles(role.site.args[0]) if role.site.args else NONE
+        modules = frozenset(r for r in inside if isinstance(r, Module))
+        return modules or frozenset({Module()})
+
+    def _of_IfExp(self, node: ast.IfExp) -> frozenset[Role]:  # noqa: N802
+        return self.roles(node.body) | self.roles(node.orelse)
+
+    def _of_BoolOp(self, node: ast.BoolOp) -> frozenset[Role]:  # noqa: N802
+        return frozenset().union(*(self.roles(v) for v in node.values))
+
+    def _of_NamedExpr(self, node: ast.NamedExpr) -> frozenset[Role]:  # noqa: N802
+        return self.roles(node.value)
+
+    def _of_Tuple(self, node: ast.Tuple) -> frozenset[Role]:  # noqa: N802
+        if any(isinstance(e, ast.Starred) for e in node.elts) or len(node.elts) > 20:
+            return NONE
+        return frozenset({Group(tuple(self.roles(e) for e in node.elts))})
+
+    def _of_List(self, node: ast.List) -> frozenset[Role]:  # noqa: N802
+        return self._of_Tuple(node)  # type: ignore[arg-type]
+
+    def _of_Subscript(self, node: ast.Subscript) -> frozenset[Role]:  # noqa: N802
+        if not (isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)):
+            return NONE
+        found: frozenset[Role] = NONE
+        for role in self.roles(node.value):
+            if isinstance(role, Group) and -len(role.elements) <= node.slice.value < len(role.elements):
+                found |= role.elements[node.slice.value]
+        return found
+
+    def _of_Call(self, node: ast.Call) -> frozenset[Role]:  # noqa: N802
+        path = self.names.qualified(node.func)
+        if path is not None:
+            return self._library_call(path, node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_OBJECT:
+            same = frozenset(r for r in self.roles(node.func.value) if isinstance(r, (Wrapped, Module, Criterion)))
+            if same:
+                return same
+        found: set[Role] = set()
+        for role in self.roles(node.func):
+            if isinstance(role, Class):
+                found.add(self._object_of(role.definition))
+            elif isinstance(role, Function):
+                found |= self._returns.get(role.definition, NONE)
+        return frozenset(found)
+
+    def _library_call(self, path: str, node: ast.Call) -> frozenset[Role]:
+        first = self.roles(node.args[0]) if node.args else NONE
+        if path == "torch.nn.DataParallel":
+            if any(isinstance(r, (Optimizer, WrappedOptimizer)) for r in first):
+                return frozenset({WrappedOptimizer(node)})
+            return frozenset({Wrapped(node)})
+        if path == "torch.utils.data.DataLoader":
+            return frozenset({Loader(node)})
+        if path in PROGRESS_BARS:
+            return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
+        if path == "builtins.iter":
+            return frozenset(LoaderIterator(r.site) for r in first if isinstance(r, Loader))
+        if path.endswith(".GradScaler"):
+            return frozenset({Scaler()})
+        if path.startswith("torch.optim."):
+            return frozenset({Optimizer()})
+        if path.startswith("torch.nn.") and path.endswith("Loss"):
+            return frozenset({Criterion(path, node)})
+        if path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith(
+            "torch.nn.functional."
+        ):
+            return frozenset({Module()})
+        if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy"):
+            return first
+        return NONE
+
+    # -- classes ---------------------------------------------------------------------------------------------------
+
+    def _object_of(self, definition: ast.ClassDef) -> Role:
+        return Module(definition) if self.is_module_class(definition) else Instance(definition)
+
+    def _of_base(self, base: ast.expr, definition: ast.ClassDef) -> frozenset[Role]:
+        if isinstance(base, ast.Name) and base.id != definition.name:
+            return self._variables.get((self.source.scope(definition), base.id), NONE)
+        return NONE
+
+    def _lineage(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
+        """A class and its bases that this script defines, nearest first."""
+        lineage = [definition]
+        for owner in lineage:
+            for base in owner.bases:
+                for role in self._of_base(base, owner):
+                    if isinstance(role, Class) and role.definition not in lineage:
+                        lineage.append(role.definition)
+        return lineage
+
+    def _method(self, definition: ast.ClassDef, name: str) -> list[Function]:
+        for owner in self._lineage(definition):
+            for item in owner.body:
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
+                    return [Function(item, definition)]
+        return []
+
+    def _is_method(self, function: FunctionNode) -> bool:
+        return isinstance(self.source.parent(function), ast.ClassDef)
+
+    def _is_static(self, function: FunctionNode) -> bool:
+        return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)

@@ -1,0 +1,83 @@
+"""Facts to plan: which strategy each wrapped model gets, and every edit that the rules ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.source import Source
+from dp2ddp.edits import Edit, Note
+from dp2ddp.rules import Options, all_rules
+
+
+@dataclass(frozen=True)
+class StrategyDecision:
+    """The strategy of one wrapped model.
+
+    Attributes:
+        model: the model, as the script writes it.
+        strategy: `"sharded"` or `"gathered"`.
+        reason: why, in a few words, with the line that decided it.
+        line: the line of the wrap.
+    """
+
+    model: str
+    strategy: str
+    reason: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be done to a script.
+
+    Attributes:
+        edits: in the order of the rules, each rule's in the order of the source.
+        notes: what needs a person.
+        strategies: one for each wrapped model.
+        nothing_to_do: the script uses no `DataParallel`.
+    """
+
+    edits: Sequence[Edit] = ()
+    notes: Sequence[Note] = ()
+    strategies: Sequence[StrategyDecision] = ()
+    nothing_to_do: bool = False
+
+
+def plan(source: Source, options: Options) -> Plan:
+    """Plan the conversion of a script."""
+    if "DataParallel" not in source.text and "data_parallel" not in source.text:
+        return Plan(nothing_to_do=True)
+    facts = Facts.of(source)
+    if not (facts.wraps.models or facts.wraps.optimizers or facts.wraps.references or facts.wraps.functional):
+        return Plan(nothing_to_do=True)
+    strategy, reason = _strategy(facts, options)
+    facts.strategy = strategy
+    rules = [rule for rule in all_rules() if options.runs(rule.id)]
+    for rule in rules:
+        facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
+    findings = [finding for rule in rules for finding in rule.edits(facts, options)]
+    notes = [f for f in findings if isinstance(f, Note)]
+    # Half a conversion would train something else: where one wrap can't be converted, none is.
+    edits = [] if facts.blockers else [f for f in findings if isinstance(f, Edit)]
+    decisions = [
+        StrategyDecision(source.brief(w.model or w.call), strategy, reason, w.call.lineno) for w in facts.wraps.models
+    ]
+    return Plan(edits, notes, [] if facts.blockers else decisions)
+
+
+def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
+    if options.strategy == "gathered":
+        return "gathered", "asked for"
+    if not facts.sharded_sites:
+        return "gathered", "no loop over a DataLoader of this script feeds the model"
+    proof = facts.proof
+    if proof.holds:
+        why = "the loss is a mean over samples, and every number that leaves the loops can be reduced"
+        return "sharded", why if options.strategy == "auto" else f"asked for; proved, too: {why}"
+    assert proof.culprit is not None
+    line = getattr(proof.culprit, "lineno", 0)
+    if options.strategy == "sharded":
+        return "sharded", f"asked for, but not proved: {proof.reason} (line {line})"
+    return "gathered", f"{proof.reason} (line {line})"

@@ -1,0 +1,197 @@
+"""DDP004: use this rank's device."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr, Span
+from dp2ddp.rules.base import Example, Options, Rule
+
+_INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
+_REASON = "each rank has its own device"
+
+
+class DevicesRule(Rule):
+    """Device indices become this rank's device; `"cuda"` and `.cuda()` mean it already."""
+
+    id = "DDP004"
+    title = "Use this rank's device instead of a fixed index"
+    why = (
+        "Under DataParallel the script puts its batches on the first GPU. With one process per GPU, `cuda:0` would "
+        'put those of all ranks there. `ddp.setup` makes this rank\'s GPU the current one, so `.cuda()` and `"cuda"` '
+        "stay; only indices change."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+ids = [0, 1]
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+net = nn.DataParallel(nn.Linear(4, 2), ids)
+x = torch.zeros(3, 4).cuda(0)
+y = torch.zeros(3).cuda(ids[0], non_blocking=True)
+z = y.to(f"cuda:{ids[0]}").cuda().to("cuda")
+state = torch.load("net.pt", map_location="cuda:0")
+torch.cuda.set_device(0)
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+ids = [0, 1]
+device = ddp.device()
+net = nn.DataParallel(nn.Linear(4, 2), ids)
+x = torch.zeros(3, 4).cuda()
+y = torch.zeros(3).cuda(non_blocking=True)
+z = y.to(ddp.device()).cuda().to("cuda")
+state = torch.load("net.pt", map_location=ddp.device())
+torch.cuda.set_device(ddp.device())
+""",
+        ),
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+use_cuda = True
+device = torch.device("cuda:0" if use_cuda else "cpu")
+net = nn.DataParallel(nn.Linear(4, 2)).to(device)
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+use_cuda = True
+device = torch.device(ddp.device() if use_cuda else "cpu")
+net = nn.DataParallel(nn.Linear(4, 2)).to(device)
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.wraps.models:
+            return
+        dropped = self._dropped(facts)
+        done: set[ast.AST] = set()
+        for node in facts.source.nodes:
+            if node in done or any(above in done for above in facts.source.ancestors(node)):
+                continue
+            if node in dropped or not isinstance(node, ast.expr):
+                continue
+            finding = self._edit(facts, node)
+            if finding is not None:
+                done.add(node)
+                yield finding
+
+    def _dropped(self, facts: Facts) -> set[ast.AST]:
+        """What goes with the wraps: all of them but the models."""
+        gone: set[ast.AST] = set()
+        for wrap in facts.wraps.models:
+            gone.update(ast.walk(wrap.outer))
+            if wrap.model is not None:
+                gone.difference_update(ast.walk(wrap.model))
+        for call in facts.wraps.optimizers:
+            gone.update(n for k in call.keywords for n in ast.walk(k.value))
+            gone.update(n for a in call.args[1:] for n in ast.walk(a))
+        return gone
+
+    def _edit(self, facts: Facts, node: ast.expr) -> Finding | None:
+        if isinstance(node, ast.Call):
+            path = facts.names.qualified(node.func)
+            if path == "torch.device" and self._is_whole_device(facts, node):
+                return self._replaced(facts, node)
+            if path in ("torch.cuda.set_device", "torch.cuda.device") and len(node.args) == 1:
+                return None if self._is_this_device(facts, node.args[0]) else self._replaced(facts, node.args[0])
+            if path is None and isinstance(node.func, ast.Attribute):
+                return self._move(facts, node, node.func)
+        if self._is_indexed(node):
+            return self._indexed(facts, node)
+        return None
+
+    def _replaced(self, facts: Facts, node: ast.expr) -> Finding:
+        return ReplaceExpr(self.id, facts.source.span(node), _REASON, "ddp.device()")
+
+    def _is_whole_device(self, facts: Facts, call: ast.Call) -> bool:
+        """Whether a `torch.device(...)` means the first GPU, or the CPU where there is none."""
+        if len(call.args) == 2 and isinstance(call.args[0], ast.Constant):
+            return call.args[0].value == "cuda"
+        if len(call.args) != 1 or call.keywords:
+            return False
+        given = call.args[0]
+        if isinstance(given, ast.Constant) and type(given.value) is int:
+            return True
+        if isinstance(given, ast.IfExp) and self._is_indexed(given.body):
+            asks = (
+                isinstance(given.test, ast.Call) and facts.names.qualified(given.test.func) == "torch.cuda.is_available"
+            )
+            return asks and isinstance(given.orelse, ast.Constant) and given.orelse.value == "cpu"
+        return self._is_indexed(given)
+
+    def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and facts.names.qualified(node.func) == "torch.cuda.current_device"
+
+    def _is_indexed(self, node: ast.expr) -> bool:
+        """Whether an expression spells `cuda:` with an index."""
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, str) and re.fullmatch(r"cuda:\d+", node.value) is not None
+        if isinstance(node, ast.JoinedStr):
+            first = node.values[0] if len(node.values) == 2 else None
+            return isinstance(first, ast.Constant) and first.value == "cuda:"
+        if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
+            text = node.left.value
+            return (
+                isinstance(node.op, (ast.Add, ast.Mod))
+                and isinstance(text, str)
+                and _INDEXED.fullmatch(text) is not None
+            )
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            text = node.func.value.value if isinstance(node.func.value, ast.Constant) else None
+            return isinstance(text, str) and text == "cuda:{}"
+        return False
+
+    def _indexed(self, facts: Facts, node: ast.expr) -> Finding | None:
+        above = facts.source.parent(node)
+        if isinstance(above, (ast.Expr, ast.Compare, ast.Dict, ast.JoinedStr, ast.FormattedValue)):
+            return None
+        call = next((a for a in facts.source.ancestors(node) if isinstance(a, ast.Call)), None)
+        if call is not None and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            # A default stays text, as the option's type says: the current device is this rank's.
+            return ReplaceExpr(self.id, facts.source.span(node), _REASON, '"cuda"')
+        if call is not None and facts.names.qualified(call.func) == "builtins.print":
+            return None
+        return self._replaced(facts, node)
+
+    def _move(self, facts: Facts, call: ast.Call, func: ast.Attribute) -> Finding | None:
+        span = facts.source.span
+        if func.attr == "cuda":
+            given = [k for k in call.keywords if k.arg != "device"]
+            if not call.args and len(given) == len(call.keywords):
+                return None
+            holes: dict[str, Span] = {"it": span(func.value)}
+            kept = []
+            for number, keyword in enumerate(given):
+                holes[f"k{number}"] = span(keyword.value)
+                kept.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
+            for number, argument in enumerate(call.args[1:]):
+                holes[f"a{number}"] = span(argument)
+                kept.insert(number, f"non_blocking=__h_a{number}__")
+            return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__.cuda({', '.join(kept)})", holes)
+        if func.attr == "to" and call.args and self._is_index(facts, call.args[0]):
+            return self._replaced(facts, call.args[0])
+        return None
+
+    def _is_index(self, facts: Facts, node: ast.expr) -> bool:
+        """Whether `.to(...)` gets a device number: `0`, or the first of the wrap's `device_ids`."""
+        if isinstance(node, ast.Constant):
+            return type(node.value) is int
+        if not isinstance(node, ast.Subscript):
+            return False
+        ids = {ast.unparse(w.device_ids) for w in facts.wraps.models if w.device_ids is not None}
+        return ast.unparse(node.value) in ids

@@ -1,0 +1,148 @@
+"""DDP001: start the processes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, InsertBefore, Note
+from dp2ddp.rules.base import Example, Options, Rule
+
+_ALL_DEVICES = frozenset({"range(torch.cuda.device_count())", "list(range(torch.cuda.device_count()))", "None"})
+
+
+class LaunchRule(Rule):
+    """`ddp.setup(...)` after the arguments are parsed, before anything else has an effect."""
+
+    id = "DDP001"
+    title = "Start one process per GPU"
+    why = (
+        "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group, or starts the "
+        "other processes when the script is run plainly. It stands after `parse_args()`, so that `--help` starts "
+        "nothing, and before anything that prints, seeds, builds or reads, so that every rank does these things "
+        "alike."
+    )
+    examples = (
+        Example(
+            before="""\
+import argparse
+import os
+
+import torch.nn as nn
+
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+
+print("training")
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
+""",
+            after="""\
+import argparse
+import os
+
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+
+ddp.setup(device_ids=[0, 1])
+print("training")
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
+""",
+        ),
+        Example(
+            before="""\
+import torch
+from torch import nn
+
+
+def main():
+    torch.manual_seed(0)
+    net = nn.DataParallel(nn.Linear(4, 2))
+
+
+if __name__ == "__main__":
+    main()
+""",
+            after="""\
+import torch
+from torch import nn
+import dp2ddp_runtime as ddp
+
+
+def main():
+    ddp.setup()
+    torch.manual_seed(0)
+    net = nn.DataParallel(nn.Linear(4, 2))
+
+
+if __name__ == "__main__":
+    main()
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        wraps = facts.wraps.models
+        if not wraps:
+            return
+        launch = facts.launch
+        if launch.statement is None:
+            yield Note(
+                self.id,
+                facts.source.span(wraps[0].call),
+                "nothing in this file runs when it is started, so there is no place here for `ddp.setup()`",
+                "call `ddp.setup()` in the script that is started, before it builds anything",
+            )
+            return
+        given = {self._written(facts, w.device_ids): w.call for w in wraps if w.device_ids is not None}
+        texts = [text for text in given if text not in _ALL_DEVICES]
+        known = [text for text in texts if text is not None]
+        argument = f"device_ids={known[0]}" if known else ""
+        yield InsertBefore(
+            self.id,
+            facts.source.span(launch.statement),
+            "starts one process per device, before anything that all of them have to do alike",
+            [f"ddp.setup({argument})"],
+        )
+        if len(texts) > 1 or None in texts:
+            yield Note(
+                self.id,
+                facts.source.span(given[texts[-1]]),
+                "the `device_ids` of this wrap are not known where the processes start, so "
+                + (f"`{known[0]}` are used" if known else "all visible devices are used"),
+                "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
+            )
+
+    def _written(self, facts: Facts, node: ast.expr | None) -> str | None:
+        """`device_ids` as it can be written where the processes start, None where it can't."""
+        seen: set[str] = set()
+        while node is not None:
+            if self._visible(facts, node):
+                return " ".join(facts.source.segment(node).split())
+            if not isinstance(node, ast.Name) or node.id in seen:
+                return None
+            seen.add(node.id)
+            node = self._only_value(facts, node.id)
+        return None
+
+    def _visible(self, facts: Facts, node: ast.expr) -> bool:
+        """Whether every name in an expression is bound where the processes start."""
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        free = [n for n in names if n.id not in inner]
+        return all(
+            n.id in facts.launch.visible or (facts.names.qualified(n) or "").startswith("builtins.") for n in free
+        )
+
+    def _only_value(self, facts: Facts, name: str) -> ast.expr | None:
+        values = [
+            n.value
+            for n in facts.source.nodes
+            if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
+        ]
+        return values[0] if len(values) == 1 else None

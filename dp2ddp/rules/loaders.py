@@ -1,0 +1,67 @@
+"""DDP005: shard the loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_REASONS = {
+    "sharded": "each rank loads its shard of every batch; the batches stay the original's",
+    "gathered": "each rank loads its share of every batch and sees all of it; the batches stay the original's",
+}
+
+
+class LoadersRule(Rule):
+    """Each `DataLoader` that feeds the wrapped model is sharded: same batches, same order, same number of steps."""
+
+    id = "DDP005"
+    title = "Shard the loaders that feed the model"
+    why = (
+        "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
+        "otherwise. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
+        "learning rate and `len(loader)` stay as they are."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
+loader = DataLoader(data, batch_size=16,
+                    shuffle=True)  # reshuffled every epoch
+statistics = DataLoader(data, batch_size=50)
+net = nn.DataParallel(nn.Linear(4, 2))
+for x, y in loader:
+    nn.functional.cross_entropy(net(x), y).backward()
+""",
+            after="""\
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+import dp2ddp_runtime as ddp
+
+data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
+loader = ddp.shard_loader(DataLoader(data, batch_size=16,
+                    shuffle=True))  # reshuffled every epoch
+statistics = DataLoader(data, batch_size=50)
+net = nn.DataParallel(nn.Linear(4, 2))
+for x, y in loader:
+    nn.functional.cross_entropy(net(x), y).backward()
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.wraps.models:
+            return
+        gather = ", gather=True" if facts.strategy == "gathered" else ""
+        for site in facts.sharded_sites:
+            span = facts.source.span(site)
+            yield ReplaceExpr(
+                self.id, span, _REASONS[facts.strategy], f"ddp.shard_loader(__h_it__{gather})", {"it": span}
+            )

@@ -1,0 +1,51 @@
+"""DDP009: load on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class LoadingRule(Rule):
+    """`torch.load` becomes `ddp.load`; `load_state_dict` takes keys with and without `module.`."""
+
+    id = "DDP009"
+    title = "Load checkpoints on every rank, after they are written"
+    why = (
+        "A rank must not read a checkpoint before rank 0 has finished it, and must not put it on rank 0's GPU. "
+        "`ddp.load` waits for this rank's own earlier saves and lands on its device; every other argument is passed "
+        "on. The wrapped model's `load_state_dict` takes files with and without `module.` keys, so it stays as it "
+        "is."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+net.load_state_dict(torch.load("net.pt", weights_only=True))
+net = net.module
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+net.load_state_dict(ddp.load("net.pt", weights_only=True))
+net = net.module
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.wraps.models:
+            return
+        for call in facts.source.calls:
+            if facts.names.qualified(call.func) == "torch.load":
+                reason = "waits for its own saves, and lands on this rank's device"
+                yield ReplaceExpr(self.id, facts.source.span(call.func), reason, "ddp.load")

@@ -1,0 +1,90 @@
+"""DDP003: unwrap optimizers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import WrappedOptimizer
+from dp2ddp.edits import Finding, RemoveStatement, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_REASON = "an optimizer needs no wrapper"
+
+
+class OptimizerRule(Rule):
+    """`nn.DataParallel(optimizer)` and the `.module` that it takes to reach the optimizer go."""
+
+    id = "DDP003"
+    title = "Unwrap the optimizer"
+    why = (
+        "Old scripts put the optimizer into `nn.DataParallel`, too, and then step it through `.module`. It never "
+        "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same averaged "
+        "gradients. Only names that hold optimizers are touched: a model's `.module` stays."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch.nn as nn
+import torch.optim as optim
+
+net = nn.Linear(4, 2)
+optimizer = optim.SGD(net.parameters(), lr=0.1)
+optimizer = nn.DataParallel(optimizer, device_ids=[0, 1])
+scheduler = optim.lr_scheduler.StepLR(optimizer.module, 1)
+optimizer.module.zero_grad()
+optimizer.module.step()
+print(optimizer.module.param_groups[0]["lr"], net.module)
+""",
+            after="""\
+import torch.nn as nn
+import torch.optim as optim
+
+net = nn.Linear(4, 2)
+optimizer = optim.SGD(net.parameters(), lr=0.1)
+scheduler = optim.lr_scheduler.StepLR(optimizer, 1)
+optimizer.zero_grad()
+optimizer.step()
+print(optimizer.param_groups[0]["lr"], net.module)
+""",
+        ),
+        Example(
+            before="""\
+import torch.nn as nn
+import torch.optim as optim
+
+net = nn.Linear(4, 2)
+optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
+optimizer.module.step()
+""",
+            after="""\
+import torch.nn as nn
+import torch.optim as optim
+
+net = nn.Linear(4, 2)
+optimizer = optim.SGD(net.parameters(), lr=0.1)
+optimizer.step()
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        span = facts.source.span
+        for call in facts.wraps.optimizers:
+            statement = facts.source.statement(call)
+            if self._rebinds(statement, call):
+                yield RemoveStatement(self.id, span(statement), _REASON, drop_empty_if=True)
+            else:
+                yield ReplaceExpr(self.id, span(call), _REASON, "__h_optimizer__", {"optimizer": span(call.args[0])})
+        attributes = (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == "module")
+        for node in attributes:
+            if facts.resolver.holds(node.value, WrappedOptimizer):
+                reason = "the optimizer is not wrapped any more"
+                yield ReplaceExpr(self.id, span(node), reason, "__h_it__", {"it": span(node.value)})
+
+    def _rebinds(self, statement: ast.stmt, call: ast.Call) -> bool:
+        """Whether the statement is `optimizer = nn.DataParallel(optimizer, ...)`."""
+        if not (isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1):
+            return False
+        return ast.unparse(statement.targets[0]) == ast.unparse(call.args[0])

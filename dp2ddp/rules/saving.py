@@ -1,0 +1,98 @@
+"""DDP008: save once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Wrapped
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_FILE_CALLS = frozenset(
+    "os.rename os.replace os.remove os.unlink os.rmdir os.symlink os.link shutil.copy shutil.copy2 "
+    "shutil.copyfile shutil.copytree shutil.move shutil.rmtree".split()
+)
+
+
+class SavingRule(Rule):
+    """`torch.save` becomes `ddp.save`; copying and removing files happens on rank 0."""
+
+    id = "DDP008"
+    title = "Save checkpoints from rank 0, whole or not at all"
+    why = (
+        "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
+        "0, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay what the "
+        "original wrote, `module.` included, so the original still loads the file; `--clean-keys` drops the prefix."
+    )
+    examples = (
+        Example(
+            before="""\
+import shutil
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+torch.save({"model": net.state_dict()}, "last.pt")
+shutil.copyfile("last.pt", "best.pt")
+""",
+            after="""\
+import shutil
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+ddp.save({"model": net.state_dict()}, "last.pt")
+ddp.main_only(shutil.copyfile)("last.pt", "best.pt")
+""",
+        ),
+        Example(
+            clean_keys=True,
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+torch.save({"model": net.state_dict(), "module": net.module.state_dict()}, "last.pt")
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, "last.pt")
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.wraps.models:
+            return
+        span = facts.source.span
+        for call in facts.source.calls:
+            path = facts.names.qualified(call.func)
+            if path == "torch.save":
+                yield ReplaceExpr(self.id, span(call.func), "rank 0 writes, whole or not at all", "ddp.save")
+            elif path in _FILE_CALLS:
+                yield ReplaceExpr(
+                    self.id,
+                    span(call.func),
+                    "rank 0 alone changes files",
+                    "ddp.main_only(__h_f__)",
+                    {"f": span(call.func)},
+                )
+            elif options.clean_keys and self._is_wrapped_state(facts, call):
+                assert isinstance(call.func, ast.Attribute)
+                model = call.func.value
+                yield ReplaceExpr(
+                    self.id, span(model), "keys without `module.`, as asked for", "__h_it__.module", {"it": span(model)}
+                )
+
+    def _is_wrapped_state(self, facts: Facts, call: ast.Call) -> bool:
+        func = call.func
+        return (
+            isinstance(func, ast.Attribute) and func.attr == "state_dict" and facts.resolver.holds(func.value, Wrapped)
+        )

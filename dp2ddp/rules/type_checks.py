@@ -1,0 +1,44 @@
+"""DDP015: type checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class TypeChecksRule(Rule):
+    """`isinstance(model, nn.DataParallel)` asks for the new wrapper."""
+
+    id = "DDP015"
+    title = "Keep asking whether the model is wrapped"
+    why = (
+        "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is "
+        'another class now, and the answer must stay yes. `hasattr(model, "module")` works as it is.'
+    )
+    examples = (
+        Example(
+            before="""\
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+plain = net.module if isinstance(net, nn.DataParallel) else net
+inner = net.module if hasattr(net, "module") else net
+""",
+            after="""\
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+plain = net.module if isinstance(net, ddp.WrappedModel) else net
+inner = net.module if hasattr(net, "module") else net
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        for reference in facts.wraps.references:
+            if facts.is_type_check(reference):
+                yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

@@ -1,0 +1,45 @@
+"""DDP016: what isn't converted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, Note
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class UnsupportedRule(Rule):
+    """A use of DataParallel that can't be converted is named, and the script is left as it is."""
+
+    id = "DDP016"
+    title = "Leave what can't be converted, and say so"
+    why = (
+        "Half a conversion trains something else. Where one use of DataParallel has no safe counterpart, nothing in "
+        "the script is changed, and a note says what to do."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch.nn as nn
+
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+net.features = nn.DataParallel(nn.Linear(4, 4))
+""",
+            after="""\
+import torch.nn as nn
+
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+net.features = nn.DataParallel(nn.Linear(4, 4))
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        for node, why in facts.blockers:
+            yield Note(
+                self.id,
+                facts.source.span(node),
+                f"{why}; nothing was converted",
+                "wrap the whole model once, then convert again",
+            )

@@ -1,0 +1,201 @@
+"""DDP002: wrap the model."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.source import same
+from dp2ddp.analysis.wraps import Wrap
+from dp2ddp.edits import Finding, InsertAfter, Note, RemoveStatement, ReplaceExpr, Span
+from dp2ddp.rules.base import Example, Options, Rule
+
+_REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
+
+
+class WrapRule(Rule):
+    """`nn.DataParallel(model, ...)` becomes `ddp.wrap_model(model)`, whatever guard stands around it."""
+
+    id = "DDP002"
+    title = "Wrap the model in DistributedDataParallel"
+    why = (
+        "`ddp.wrap_model` moves the model to this rank's device and averages gradients over the ranks. A guard such "
+        "as `device_count() > 1` must not skip it: ranks without it would train apart. BatchNorm, unused parameters "
+        "and state dict keys behave as under DataParallel."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
+""",
+            after="""\
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = ddp.wrap_model(nn.Linear(4, 2), gather=True)
+""",
+        ),
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.Linear(4, 2)
+if torch.cuda.device_count() > 1:
+    print("Let's use", torch.cuda.device_count(), "GPUs!")
+    net = nn.DataParallel(net)
+net.to("cuda")
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.Linear(4, 2)
+if torch.cuda.device_count() > 1:
+    print("Let's use", torch.cuda.device_count(), "GPUs!")
+net = ddp.wrap_model(net, gather=True)
+net.to("cuda")
+""",
+        ),
+        Example(
+            before="""\
+import torch
+from torch.nn import DataParallel as DP, Linear
+
+class Trainer:
+    def __init__(self, gpus):
+        net = Linear(4, 2)
+        if len(gpus) > 1:
+            self.net = DP(net, gpus).cuda()
+        else:
+            self.net = net.cuda()
+""",
+            after="""\
+import torch
+from torch.nn import DataParallel as DP, Linear
+import dp2ddp_runtime as ddp
+
+class Trainer:
+    def __init__(self, gpus):
+        net = Linear(4, 2)
+        self.net = ddp.wrap_model(net, gather=True)
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        hoisted: set[ast.If] = set()
+        for wrap in facts.wraps.models:
+            if wrap.problem:
+                continue
+            if wrap.guard is None or not _is_plain_assignment(wrap):
+                yield from self._in_place(facts, wrap)
+            elif wrap.guard not in hoisted:
+                hoisted.add(wrap.guard)
+                yield from self._hoisted(facts, wrap)
+        yield from self._unused_imports(facts)
+
+    def _in_place(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
+        assert wrap.model is not None
+        span = facts.source.span
+        template, holes = self._call(facts, wrap)
+        yield ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
+        condition = wrap.guard or wrap.condition
+        if condition is not None:
+            yield self._skippable(facts, condition)
+
+    def _skippable(self, facts: Facts, condition: ast.If) -> Note:
+        test = facts.source.brief(condition.test)
+        return Note(
+            self.id,
+            facts.source.span(condition),
+            f"where `{test}` is false, the model is not wrapped and the ranks train apart",
+            "wrap the model on every path, or run that path on one process",
+        )
+
+    def _hoisted(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
+        """Move the wrap behind its guard; the guard keeps whatever else it does."""
+        assert wrap.guard is not None
+        span = facts.source.span
+        siblings = [w for w in facts.wraps.models if w.guard is wrap.guard and _same_wrap(w, wrap)]
+        gone = [(s.statement, "the wrap moves behind its guard") for s in siblings]
+        gone += [(m, "`ddp.wrap_model` moves the model") for m in _moves_left_alone(facts, wrap, siblings)]
+        for statement, reason in gone:
+            yield RemoveStatement(self.id, span(statement), reason, drop_empty_if=True)
+        template, holes = self._call(facts, wrap)
+        assert isinstance(wrap.statement, ast.Assign)
+        target = facts.source.segment(wrap.statement.targets[0])
+        reason = f"{_REASON}; on every path, or ranks would train apart"
+        yield InsertAfter(self.id, span(wrap.guard), reason, [f"{target} = {template}"], holes)
+        if wrap.condition is not None:
+            yield self._skippable(facts, wrap.condition)
+
+    def _call(self, facts: Facts, wrap: Wrap) -> tuple[str, dict[str, Span]]:
+        assert wrap.model is not None
+        holes = {"model": facts.source.span(wrap.model)}
+        keywords = dict(facts.wrap_keywords)
+        if facts.strategy == "gathered":
+            keywords["gather"] = "True"
+        if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
+            holes["dim"] = facts.source.span(wrap.dim)
+            keywords["dim"] = "__h_dim__"
+        order = ("gather", "dim", "sync_bn")
+        given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
+        return f"ddp.wrap_model(__h_model__{given})", holes
+
+    def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
+        """`from torch.nn import DataParallel` has no use once every wrap is converted."""
+        converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
+        for node in facts.source.nodes:
+            if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
+                continue
+            local = node.names[0].asname or "DataParallel"
+            uses = [n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == local]
+            if all(u in converted or u in facts.wraps.references for u in uses):
+                yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
+
+
+def _is_plain_assignment(wrap: Wrap) -> bool:
+    statement = wrap.statement
+    return isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.value is wrap.outer
+
+
+def _same_wrap(a: Wrap, b: Wrap) -> bool:
+    if not (_is_plain_assignment(a) and _is_plain_assignment(b)):
+        return False
+    assert isinstance(a.statement, ast.Assign)
+    assert isinstance(b.statement, ast.Assign)
+    return same(a.statement.targets[0], b.statement.targets[0]) and same(a.model, b.model)
+
+
+def _moves_left_alone(facts: Facts, wrap: Wrap, siblings: list[Wrap]) -> list[ast.stmt]:
+    """In the guard's other branch, `net = net.cuda()` and the like, when it holds nothing else."""
+    assert wrap.guard is not None
+    assert isinstance(wrap.statement, ast.Assign)
+    blocks = [facts.source.block(s.statement) for s in siblings]
+    others = [b for b in (wrap.guard.body, wrap.guard.orelse) if b and not any(b is block for block in blocks)]
+    found: list[ast.stmt] = []
+    for block in others:
+        if not all(_is_move(s, wrap) for s in block):
+            return []
+        found += block
+    return found
+
+
+def _is_move(statement: ast.stmt, wrap: Wrap) -> bool:
+    """`net = net.cuda()`, `net.to(device)` or `self.net = net`, of the model that is wrapped."""
+    assert isinstance(wrap.statement, ast.Assign)
+    target = wrap.statement.targets[0]
+    value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
+    if isinstance(statement, ast.Assign) and not (len(statement.targets) == 1 and same(statement.targets[0], target)):
+        return False
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("cuda", "to"):
+        value = value.func.value
+    model = wrap.model
+    while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in ("cuda", "to"):
+        model = model.func.value
+    return value is not None and (same(value, model) or same(value, target))
