@@ -260,6 +260,8 @@ def _required(parent: cst.CSTNode, place: cst.CSTNode) -> int:
         return _COMPARISON + 1
     if isinstance(parent, (cst.CompFor, cst.CompIf)) or (isinstance(parent, cst.IfExp) and place is not parent.orelse):
         return _OR
+    if isinstance(parent, (cst.StarredElement, cst.StarredDictElement)):
+        return _BINARY[cst.BitOr]
     if isinstance(parent, (cst.Expr, cst.Return, cst.Assign, cst.AugAssign, cst.For)):
         return _TUPLE
     return _LAMBDA
