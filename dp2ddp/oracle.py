@@ -46,8 +46,8 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
             raise ValueError(f"n must be at least 1, not {self.n}")
         self.dim = dim
         self.module = module
-        self.device_ids = list(device_ids) if device_ids is not None else list(range(self.n))
-        self.output_device = output_device
+        self.device_ids: list[Any] = list(range(self.n) if device_ids is None else device_ids)
+        self.output_device: Any = output_device
         self._streams = [Stream(rank=r) for r in range(self.n)]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         return {**self.__dict__, "_streams": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._streams = [Stream(rank=r) for r in range(self.n)]
 
 
@@ -77,14 +77,9 @@ def _is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_asdict")
 
 
-def _scatter_call(args: Any, kwargs: Any, n: int, dim: int) -> list[tuple[Any, Any]]:
-    """The arguments of each replica that runs; fewer than `n` where the batch has too few chunks."""
-    split_args = _scatter(args, n, dim) if args else []
-    split_kwargs = _scatter(kwargs, n, dim) if kwargs else []
-    count = max(len(split_args), len(split_kwargs), 1)
-    split_args += [()] * (count - len(split_args))
-    split_kwargs += [{}] * (count - len(split_kwargs))
-    return list(zip(split_args, split_kwargs))
+def _scatter_call(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
+    """The (args, kwargs) of each replica that runs; fewer than `n` where the batch has too few chunks."""
+    return _scatter((args, kwargs), n, dim) if args or kwargs else [((), {})]
 
 
 def _scatter(value: Any, n: int, dim: int) -> list[Any]:

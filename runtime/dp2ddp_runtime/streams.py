@@ -53,11 +53,11 @@ class _NumpyMemory:
     size = 625 * 4
 
     def __init__(self) -> None:
-        self.generator: Any = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+        self.generator: Any = _numpy_random()._bit_generator
         self.address: int = self.generator.ctypes.state_address
 
     def is_current(self) -> bool:
-        return self.generator is np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+        return self.generator is _numpy_random()._bit_generator
 
     def read(self) -> bytes:
         return ctypes.string_at(self.address, self.size)
@@ -68,10 +68,19 @@ class _NumpyMemory:
     @classmethod
     def usable(cls) -> bool:
         """Whether the documented interface and the layout are what this class takes them for."""
-        kind, key, position, *_ = np.random.get_state()
-        if kind != "MT19937" or not hasattr(np.random.mtrand._rand, "_bit_generator"):  # type: ignore[attr-defined]
+        kind, key, position, *_ = _numpy_state()
+        if kind != "MT19937" or not hasattr(_numpy_random(), "_bit_generator"):
             return False
-        return cls().read() == key.tobytes() + int(position).to_bytes(4, sys.byteorder)
+        return cls().read() == bytes(key.tobytes()) + int(position).to_bytes(4, sys.byteorder)
+
+
+def _numpy_random() -> Any:
+    """The `RandomState` behind `np.random`'s functions."""
+    return np.random.mtrand._rand
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()
 
 
 class NumpyState(NamedTuple):
@@ -94,7 +103,7 @@ class _Numpy:
             self.held = None
         if self.memory and self.held and self.held.raw is not None and self.memory.read() == self.held.raw:
             return self.held
-        full = np.random.get_state()
+        full = _numpy_state()
         self.held = NumpyState(full, self.memory.read() if self.memory and not full[3] else None)
         return self.held
 
@@ -234,7 +243,7 @@ loading = Stream(epoch=0)  # augmentation, in the process that fetches the sampl
 
 
 def _cuda_device() -> torch.device | None:
-    device = world.device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    device = world.device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return device if device is not None and device.type == "cuda" else None
 
 

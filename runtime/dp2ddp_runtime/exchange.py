@@ -1,0 +1,359 @@
+"""All-gathering nested values, with autograd, in one collective where the sizes can be foreseen.
+
+Gradients follow one convention. A tensor that every rank has (a whole batch, a gathered output) has the same gradient
+on every rank, the one `nn.DataParallel` gives it. A rank's own chunk has N times its share of it, so that averaging
+the parameters' gradients over the N ranks makes the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from . import nesting, world
+
+_ALIGN = 16  # bytes: tensors start where any dtype may
+_HEAD = 16  # bytes: the payload's size, the size of its pickled part
+_FIRST_SLOT = 16384
+
+
+class Part(NamedTuple):
+    """What one rank sends: tensors of any shapes and dtypes, and a small picklable note about them."""
+
+    tensors: list[torch.Tensor]
+    note: Any = None
+
+
+def carrier(device: torch.device) -> torch.device:
+    """The device on which tensors of `device` can travel with this process group's backends."""
+    config = str(dist.get_backend_config())
+    if device.type == "cuda":
+        return device if "cuda:nccl" in config else torch.device("cpu")
+    return device if "cpu:" in config else world.device()
+
+
+class Exchange:
+    """An all-gather of `Part`s whose sizes differ between ranks and calls.
+
+    CPU tensors travel as bytes behind a header that tells their shapes, in slots of the size that the last such call
+    needed; only when that was too small a second collective follows. CUDA tensors travel by themselves, so
+    that the shapes can be read without waiting for the device.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, int] = {}
+
+    def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
+        """Each rank's part, in rank order, as views of one buffer on `carrier(device)`.
+
+        Args:
+            part: this rank's part.
+            device: where the tensors live. Must be of the same kind on all ranks.
+            key: calls with the same key need about the same space. Must be equal on all ranks.
+        """
+        route = carrier(device)
+        sent = [_plain(tensor).to(route) if _travels(tensor) else tensor for tensor in part.tensors]
+        specs = [(t.dtype, tuple(t.shape)) if _travels(t) else t for t in sent]
+        note = pickle.dumps((specs, part.note), protocol=4)
+        data = [tensor for tensor in sent if _travels(tensor)]
+        if route.type == "cpu":
+            return [_unpack(payload) for payload in self._gather_cpu(note, data, key)]
+        notes = [_unpack_note(payload) for payload in self._gather_control(note, key)]
+        return _gather_device(notes, data, route)
+
+    def _gather_control(self, note: bytes, key: Hashable) -> list[torch.Tensor]:
+        return self._gather_cpu(note, [], key)
+
+    def _gather_cpu(self, note: bytes, data: Sequence[torch.Tensor], key: Hashable) -> list[torch.Tensor]:
+        size = _HEAD + _aligned(len(note)) + sum(_aligned(_nbytes(tensor)) for tensor in data)
+        slot = self._slots.get(key, _FIRST_SLOT)
+        payload = torch.empty(max(size, slot), dtype=torch.uint8)
+        _fill(payload, size, note, data)
+        received = all_gather_rows(payload[:slot])
+        largest = max(int(row[:8].view(torch.int64)) for row in received)
+        if largest > slot:
+            payload = payload if len(payload) >= largest else torch.cat([payload, payload.new_empty(largest)])
+            received = all_gather_rows(payload[:largest])
+        if len(self._slots) > 256:
+            self._slots.clear()
+        # The notes' sizes vary by some bytes (numbers of different lengths).
+        self._slots[key] = _aligned(largest) + 64
+        return received
+
+
+def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
+    """All-gather equally sized 1-D tensors: each rank's, in rank order."""
+    route = carrier(row.device)
+    sent = row.to(route)
+    out = torch.empty((world.world_size(), len(row)), dtype=row.dtype, device=route)
+    if route.type == "cpu":
+        dist.all_gather(list(out.unbind(0)), sent)
+    else:
+        dist.all_gather_into_tensor(out, sent)
+    return list(out.to(row.device).unbind(0))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _travels(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is sent as bytes; a sparse one is pickled instead."""
+    return tensor.layout == torch.strided
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _fill(payload: torch.Tensor, size: int, note: bytes, data: Sequence[torch.Tensor]) -> None:
+    payload[:_HEAD].view(torch.int64).copy_(torch.tensor([size, len(note)]))
+    payload[_HEAD : _HEAD + len(note)] = torch.frombuffer(bytearray(note), dtype=torch.uint8)
+    _lay_out(payload, _HEAD + _aligned(len(note)), data)
+
+
+def _lay_out(payload: torch.Tensor, offset: int, data: Sequence[torch.Tensor]) -> None:
+    for tensor in data:
+        size = _nbytes(tensor)
+        if size:
+            payload[offset : offset + size] = _bytes_of(tensor)
+        offset += _aligned(size)
+
+
+def _unpack_note(payload: torch.Tensor) -> tuple[list[Any], Any]:
+    length = int(payload[8:_HEAD].view(torch.int64))
+    specs, note = pickle.loads(bytes(payload[_HEAD : _HEAD + length].tolist()))
+    return specs, note
+
+
+def _unpack(payload: torch.Tensor) -> Part:
+    specs, note = _unpack_note(payload)
+    length = int(payload[8:_HEAD].view(torch.int64))
+    return Part(_read(payload, _HEAD + _aligned(length), specs), note)
+
+
+def _read(payload: torch.Tensor, offset: int, specs: Sequence[Any]) -> list[torch.Tensor]:
+    found = []
+    for spec in specs:
+        if isinstance(spec, torch.Tensor):
+            found.append(spec)
+            continue
+        dtype, shape = spec
+        size = _spec_bytes(spec)
+        if size:
+            found.append(payload[offset : offset + size].view(dtype).view(shape))
+        else:
+            found.append(torch.empty(shape, dtype=dtype, device=payload.device))
+        offset += _aligned(size)
+    return found
+
+
+def _gather_device(notes: list[tuple[list[Any], Any]], data: list[torch.Tensor], device: torch.device) -> list[Part]:
+    sizes = [sum(_aligned(_spec_bytes(spec)) for spec in specs) for specs, _ in notes]
+    if not max(sizes):
+        return [Part(_read(torch.empty(0, dtype=torch.uint8, device=device), 0, specs), note) for specs, note in notes]
+    payload = torch.empty(max(sizes), dtype=torch.uint8, device=device)
+    _lay_out(payload, 0, data)
+    rows = all_gather_rows(payload)
+    return [Part(_read(row, 0, specs), note) for row, (specs, note) in zip(rows, notes)]
+
+
+def _spec_bytes(spec: Any) -> int:
+    if isinstance(spec, torch.Tensor):
+        return 0
+    dtype, shape = spec
+    size: int = math.prod(shape) * dtype.itemsize
+    return size
+
+
+class _Slot:
+    """Marks a tensor's place in a pickled nesting."""
+
+
+def concatenate(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """The parts as one tensor: along `dim`, scalars as a vector with an entry each, as in `nn.DataParallel`."""
+    if all(part.dim() == 0 for part in parts):
+        return torch.stack(list(parts))
+    return torch.cat(list(parts), dim)
+
+
+class _Gather(torch.autograd.Function):
+    """Local tensors in, gathered ones out. Backward: each rank's own slice of the gradients, times N."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, anchor: torch.Tensor | None, *local: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.plan = plan
+        gathered, plan.gathered = plan.gathered, []  # the graph must not hold on to its own results
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(out for out, wanted in zip(gathered, plan.differentiable) if not wanted))
+        return tuple(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        plan: _Plan = ctx.plan
+        return (None, None, *(plan.own_slice(index, grads[index]) for index in range(plan.local_count)))
+
+
+class _Plan:
+    """How one gather went: the results, and where this rank's rows are in them."""
+
+    def __init__(self, parts: Sequence[Part], local: Sequence[torch.Tensor], count: int, dim: int) -> None:
+        self.dim = dim
+        self.local_count = len(local)
+        self.ran = world.rank() < count
+        self.shapes = [tuple(tensor.shape) for tensor in local]
+        columns = list(zip(*(part.tensors for part in parts[:count])))
+        self.gathered = [concatenate(column, dim) for column in columns]
+        self.differentiable = [any(part.note.requires_grad[i] for part in parts[:count]) for i in range(len(columns))]
+        self.offsets = [
+            sum(tensor.size(dim) if tensor.dim() else 1 for tensor in column[: world.rank()]) for column in columns
+        ]
+
+    def own_slice(self, index: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+        if grad is None:
+            return None
+        shape = self.shapes[index]
+        if not self.ran:  # an idle rank ran on borrowed rows: these count for nothing
+            return grad.new_zeros(shape)
+        if not shape:
+            return grad[self.offsets[index]] * world.world_size()
+        return grad.narrow(self.dim, self.offsets[index], shape[self.dim]) * world.world_size()
+
+
+class _Note(NamedTuple):
+    """What a rank tells about its outputs."""
+
+    requires_grad: list[bool]
+    on_cpu: list[bool]
+    nesting: Any  # rank 0's, where others need it: an idle rank has none, and Python values may differ between ranks
+
+
+def gather_outputs(
+    output: Any, exchange: Exchange, count: int, dim: int, key: Hashable = None, device: torch.device | None = None
+) -> Any:
+    """Gather the outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` does.
+
+    Args:
+        output: this rank's output: tensors in any nesting. On an idle rank (`rank() >= count`) None, or what it ran
+            only to take part: that is left out, and gets zero gradients.
+        exchange: what carries it; one object for all calls of one module.
+        count: how many ranks, from rank 0 on, had a chunk.
+        dim: the dimension along which outputs are concatenated. Scalars make a vector with `count` entries.
+        key: see `Exchange`.
+        device: where the module lives; this rank's device by default.
+
+    Raises:
+        RuntimeError: the ranks' outputs don't have the same number of tensors.
+    """
+    device = world.device() if device is None else device
+    local = nesting.tensors(output)
+    parts = exchange(_describe(output, local, count), device, key)
+    if len({len(part.tensors) for part in parts[:count]}) > 1:
+        raise RuntimeError(
+            "the model returned different numbers of tensors on different ranks: "
+            f"{[len(part.tensors) for part in parts[:count]]}"
+        )
+    plan = _Plan(parts, local, count, dim)
+    main: _Note = parts[0].note
+    plan.gathered = [t if on_cpu else t.to(device) for t, on_cpu in zip(plan.gathered, main.on_cpu)]
+    results = plan.gathered
+    if torch.is_grad_enabled() and any(plan.differentiable):
+        anchor = torch.empty(0, requires_grad=True)  # on an idle rank, too, the outputs need a graph
+        results = list(_Gather.apply(plan, anchor, *local))
+    pending = iter(results)
+    if main.nesting is not None:
+        return nesting.map_leaves(lambda leaf: next(pending) if isinstance(leaf, _Slot) else leaf, main.nesting)
+    return nesting.map_tensors(lambda _: next(pending), output)
+
+
+def _describe(output: Any, local: list[torch.Tensor], count: int) -> Part:
+    flags = [tensor.requires_grad for tensor in local]
+    on_cpu = [tensor.device.type == "cpu" for tensor in local]
+    idle_ranks = count < world.world_size()
+    values = [leaf for leaf in nesting.leaves(output) if leaf is not None and not isinstance(leaf, torch.Tensor)]
+    told = nesting.map_tensors(lambda _: _Slot(), output) if world.is_main() and (idle_ranks or values) else None
+    return Part(local, _Note(flags, on_cpu, told))
+
+
+class _TakeChunk(torch.autograd.Function):
+    """This rank's rows of a tensor that all ranks have. Backward: all ranks' chunk gradients, gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, gather: _GatherGradient, start: int, length: int) -> torch.Tensor:
+        ctx.gather, dim = gather, gather.dim
+        return tensor.narrow(dim, start, length)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.gather(grad), None, None, None
+
+
+class _GatherGradient(NamedTuple):
+    """Makes the gradient of a whole tensor from those of its chunks."""
+
+    exchange: Exchange
+    shape: torch.Size
+    dim: int
+    chunks: int
+
+    def __call__(self, grad: torch.Tensor) -> torch.Tensor:
+        rows = self.shape[self.dim]
+        whole: torch.Tensor = gather_outputs(grad, self.exchange, self.chunks, self.dim, ("grad", rows), grad.device)
+        missing = rows - whole.size(self.dim)  # rows that were left out, because another input had fewer chunks
+        if missing:
+            shape = list(self.shape)
+            shape[self.dim] = missing
+            whole = torch.cat([whole, whole.new_zeros(shape)], self.dim)
+        return whole / world.world_size()
+
+
+def take_rows(
+    tensor: torch.Tensor, exchange: Exchange, dim: int, index: int, count: int, device: torch.device
+) -> torch.Tensor:
+    """Chunk `index` of `count` of a tensor that all ranks have, on `device`.
+
+    Differentiable: the tensor's gradient is gathered from all ranks, so every rank must run backward through it.
+    """
+    size = -(-tensor.size(dim) // world.world_size())
+    start = min(index * size, tensor.size(dim))
+    length = min(size, tensor.size(dim) - start)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        gather = _GatherGradient(exchange, tensor.shape, dim, count)
+        rows: torch.Tensor = _TakeChunk.apply(tensor, gather, start, length)
+    else:
+        rows = tensor.narrow(dim, start, length)
+    if device.type == "cuda" and rows.device != device:
+        return rows.to(device)
+    # A copy: what the module does to its input in place must not make the ranks' batches differ.
+    return rows.clone()
+
+
+def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+    """Overwrite `tensors` with rank `source`'s, one broadcast per dtype and device, without bumping their versions."""
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in (tensor for tensor in tensors if tensor.numel()):
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.data)
+    for (_, device), members in groups.items():
+        route = carrier(device)
+        if len(members) == 1 and members[0].is_contiguous() and members[0].device == route:
+            dist.broadcast(_bytes_of(members[0]), src=source)
+            continue
+        flat = torch.cat([_plain(member).reshape(-1) for member in members]).to(route)
+        dist.broadcast(_bytes_of(flat), src=source)  # bytes: every backend knows these
+        if world.rank() != source:
+            pieces = torch.split(flat.to(device), [member.numel() for member in members])
+            for member, piece in zip(members, pieces):
+                member.copy_(piece.view(member.shape))

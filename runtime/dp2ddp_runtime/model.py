@@ -1,0 +1,333 @@
+"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import copyreg
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import exchange, nesting, shards, streams, world
+from .checkpoint import fit_prefix
+from .reducer import Reducer
+
+
+def wrap_model(
+    module: nn.Module,
+    gather: bool = False,
+    dim: int = 0,
+    sync_bn: bool = False,
+    find_unused_parameters: bool | None = None,
+) -> WrappedModel:
+    """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
+
+    The module moves to this rank's device and takes rank 0's parameters and buffers.
+
+    Args:
+        module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
+        gather: every rank passes the whole batch and gets the outputs for the whole batch, as with `nn.DataParallel`;
+            otherwise its shard, and the outputs for that.
+        dim: the dimension along which inputs are split and outputs concatenated.
+        sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
+            chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`.
+        find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
+            always allowed, at no cost.
+
+    Raises:
+        TypeError: `module` is no `nn.Module`.
+        RuntimeError: the ranks' models differ in names, shapes or dtypes.
+    """
+    if isinstance(module, WrappedModel):
+        return module
+    if isinstance(module, nn.DataParallel):
+        module = module.module
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+    if sync_bn:
+        module = _with_sync_bn(module)
+    return WrappedModel(module.to(world.device()), gather, dim)
+
+
+def _with_sync_bn(module: nn.Module) -> nn.Module:
+    if world.device().type != "cuda":
+        warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
+        return module
+    if world.world_size() == 1:
+        return module
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    return converted
+
+
+class WrappedModel(DistributedDataParallel):
+    """A model whose replicas train on all ranks. Made by `wrap_model`.
+
+    A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
+    `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs if made with `gather=True`, or when
+    the batch at hand is whole on every rank. With a single rank it calls the module, and nothing else.
+    Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
+    """
+
+    def __init__(self, module: nn.Module, gather: bool = False, dim: int = 0) -> None:
+        nn.Module.__init__(self)
+        self.dim = dim
+        self.device = world.device()
+        self.device_ids = [self.device.index] if self.device.type == "cuda" else None
+        self.output_device = self.device.index
+        self.broadcast_buffers = True
+        self.find_unused_parameters = True
+        self._gathers = gather
+        self._inside = False  # inside another wrapped model, which then does everything
+        self._checked = False
+        self._reducer: Reducer | None = None
+        self._exchange = exchange.Exchange()
+        self.module = module
+        for inner in module.modules():
+            if isinstance(inner, WrappedModel):
+                inner.step_aside()
+        self._all_device_ids = self.device_ids or []
+        if world.world_size() > 1:
+            self._join()
+        self._rescan()
+
+    def _join(self) -> None:
+        """Check that all ranks have the same model, and take rank 0's values."""
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
+        told = self._exchange(exchange.Part([], (digest, self.device.index)), torch.device("cpu"))
+        if any(part.note[0] != digest for part in told):
+            raise RuntimeError("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
+        if self.device.type == "cuda":
+            self._all_device_ids = list(dict.fromkeys(part.note[1] for part in told))
+        exchange.broadcast_coalesced(list(tensors.values()))
+
+    def step_aside(self) -> None:
+        """Leave everything to the wrapped model that this one is now inside of."""
+        self._inside = True
+        if self._reducer is not None:
+            self._reducer.close()
+
+    def _rescan(self) -> None:
+        """Look again at which parameters and buffers there are. (Not at each forward: that takes a while.)"""
+        self._params = list(self.module.parameters())
+        self._sparse: list[Any] = [
+            inner.weight
+            for inner in self.module.modules()
+            if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.sparse
+        ]
+        self._buffered = [inner for inner in self.module.modules() if inner._buffers]
+
+    def train(self, mode: bool = True) -> WrappedModel:
+        super().train(mode)  # type: ignore[no-untyped-call]
+        self._rescan()
+        return self
+
+    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+        self._rescan()
+        return result
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on this rank's rows.
+
+        Args:
+            *args, **kwargs: as the module takes them. With `gather=True`, or in a whole batch, tensors are cut along
+                `dim` into `torch.chunk`'s sizes, also inside tuples, lists and dicts.
+
+        Returns:
+            What the module returns; gathered along `dim` if the inputs were cut, and scalars then as a vector with
+            an entry for each rank that had rows.
+
+        Raises:
+            RuntimeError: the parameters differ between ranks (told before the first training step); a model with
+                `gather=True` was given a shard; the ranks' outputs have different structures.
+        """
+        if world.world_size() == 1 or self._inside:
+            return self.module(*self._moved(args), **self._moved(kwargs))
+        rows = next((t.size(self.dim) for t in nesting.batch_tensors((args, kwargs)) if t.dim() > self.dim), None)
+        batch = shards.at_hand(rows)
+        if self._gathers and batch is not None and not batch.whole and batch.rows == rows:
+            raise RuntimeError(
+                "a model wrapped with gather=True got one rank's shard: pass its loader gather=True, too"
+            )
+        self._prepare()
+        if self._gathers or (batch is not None and batch.whole):
+            return self._on_whole_batch(args, kwargs)
+        return self._on_shard(self._moved(args), self._moved(kwargs), batch)
+
+    def _moved(self, value: Any) -> Any:
+        """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""
+        if self.device.type != "cuda":
+            return value
+        return nesting.take_chunk(value, lambda tensor: tensor.to(self.device))
+
+    def _prepare(self) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if not self._checked and self.training:
+            self._checked = True
+            _check_equal(dict(self.module.named_parameters()))
+        if self._reducer is None:
+            self._reducer = Reducer(self._params, self._sparse)
+        else:
+            self._reducer.refresh(self._params, self._sparse)
+
+    def _on_shard(self, args: Any, kwargs: Any, batch: shards.Batch | None) -> Any:
+        with streams.forward:
+            output = self._run(args, kwargs)
+        self._agree_on_buffers()
+        if torch.is_grad_enabled():
+            if batch is not None and not batch.even:
+                # The mean over this shard is a mean over `share` of the batch, where an average of ranks takes 1/N.
+                output = _weighted(output, batch.share * world.world_size())
+            self._watch(output)
+        return output
+
+    def _on_whole_batch(self, args: Any, kwargs: Any) -> Any:
+        count = nesting.count_chunks((args, kwargs), world.world_size(), self.dim) if args or kwargs else 1
+        idle = world.rank() >= count
+        output = None
+        if not idle or self._needs_all_ranks(args, kwargs):
+            # An idle rank only borrows rank 0's rows, with their random numbers.
+            index, stream = (0, streams.Stream(rank=0)) if idle else (world.rank(), streams.forward)
+            own_args, own_kwargs = nesting.take_chunk((args, kwargs), lambda tensor: self._rows(tensor, index, count))
+            with stream:
+                output = self._run(own_args, own_kwargs)
+        self._agree_on_buffers()
+        rows = next((-(-t.size(self.dim) // world.world_size()) for t in nesting.batch_tensors((args, kwargs))), 0)
+        key = (self.training, torch.is_grad_enabled(), rows)
+        output = exchange.gather_outputs(output, self._exchange, count, self.dim, key, self.device)
+        self._watch(output)
+        return output
+
+    def _needs_all_ranks(self, args: Any, kwargs: Any) -> bool:
+        """Whether the others' forward or backward waits for this rank, even if it has no rows."""
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in nesting.batch_tensors((args, kwargs))):
+            return True
+        return any(isinstance(inner, nn.SyncBatchNorm) for inner in self._buffered)
+
+    def _rows(self, tensor: torch.Tensor, index: int, count: int) -> torch.Tensor:
+        return exchange.take_rows(tensor, self._exchange, self.dim, index, count, self.device)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
+        changed in place."""
+        before = [(inner, dict(inner._buffers)) for inner in self._buffered]
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            for inner, buffers in before:
+                inner._buffers.update(buffers)
+
+    def _agree_on_buffers(self) -> None:
+        if any(inner.training for inner in self._buffered):
+            found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]
+            exchange.broadcast_coalesced(found)
+
+    def _watch(self, output: Any) -> None:
+        if self._reducer is not None and torch.is_grad_enabled():
+            self._reducer.watch(nesting.tensors(output))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
+        return super().load_state_dict(fit_prefix(state_dict, self.state_dict().keys()), *args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside leave the gradients unaveraged; the next one outside averages what has piled up."""
+        if self._reducer is None and world.world_size() > 1 and not self._inside:
+            self._reducer = Reducer(self._params, self._sparse)
+        reducer = self._reducer
+        if reducer is None:
+            yield
+            return
+        before, reducer.enabled = reducer.enabled, False
+        try:
+            yield
+        finally:
+            reducer.enabled = before
+
+    def _get_name(self) -> str:
+        return "DataParallel"  # as the original prints itself
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
+        new = WrappedModel.__new__(WrappedModel)
+        memo[id(self)] = new
+        fresh = {"_reducer": None, "_exchange": exchange.Exchange()}
+        rescanned = ("_params", "_sparse", "_buffered")
+        new.__dict__.update(fresh)
+        for name, value in self.__dict__.items():
+            if name not in fresh and name not in rescanned:
+                new.__dict__[name] = copy.deepcopy(value, memo)
+        new._rescan()
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        plain = nn.DataParallel.__new__(nn.DataParallel)
+        nn.Module.__init__(plain)
+        base = {name: self.__dict__[name] for name in plain.__dict__ if name in self.__dict__}
+        ids = self._all_device_ids
+        state = {**base, "dim": self.dim, "device_ids": ids}
+        if ids:
+            state.update(output_device=ids[0], src_device_obj=torch.device("cuda", ids[0]))
+        return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
+
+    def join(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("join", "all ranks have the same number of steps here")
+
+    def register_comm_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("register_comm_hook", "gradients are averaged as they are")
+
+    def _register_builtin_comm_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("_register_builtin_comm_hook", "gradients are averaged as they are")
+
+    def _register_fused_optim(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("_register_fused_optim", "call the optimizer's step yourself")
+
+    def _set_static_graph(self) -> NoReturn:
+        _refuse("_set_static_graph", "no graph needs to be static here")
+
+
+def _refuse(method: str, instead: str) -> NoReturn:
+    raise NotImplementedError(f"a model wrapped by dp2ddp_runtime has no {method}(): {instead}")
+
+
+def _weighted(output: Any, factor: float) -> Any:
+    """`output`, with the gradients that the script sends into it scaled. A scalar is a loss of its own: it stays."""
+
+    def weigh(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad or not tensor.dim():
+            return tensor
+        view = tensor.view_as(tensor)  # its own node: what flows through another output isn't scaled twice
+        view.register_hook(lambda grad: grad * factor)  # type: ignore[no-untyped-call]
+        return view
+
+    return nesting.map_tensors(weigh, output)
+
+
+def _check_equal(params: Mapping[str, torch.Tensor]) -> None:
+    """Raise if the parameters aren't the same, bit for bit, on all ranks."""
+    sums = torch.stack([_checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
+    rows = exchange.all_gather_rows(sums.view(-1))
+    for index, name in enumerate(params):
+        if len({tuple(row[2 * index : 2 * index + 2].tolist()) for row in rows}) > 1:
+            raise RuntimeError(
+                f"parameter {name!r} differs between ranks before the first training step: something changed it on "
+                "some ranks only (an initialisation with a rank's own random numbers, a checkpoint loaded on one rank)"
+            )
+
+
+def _checksum(param: torch.Tensor) -> torch.Tensor:
+    """Two sums over the bits of a tensor, the second one depending on their order."""
+    flat = param.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    words = flat.view(torch.int16) if param.element_size() % 2 == 0 else flat
+    values = words.to(torch.int64)
+    places = torch.arange(1, values.numel() + 1, device=values.device) % 65521
+    return torch.stack([values.sum(), (values * places).sum()]).cpu()

@@ -1,0 +1,89 @@
+"""The digits that fixtures train on: every source leaves what torchvision's MNIST reads."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import fixture_data
+import pytest
+import torch
+from torchvision.datasets import MNIST
+
+digits = fixture_data.digits
+
+
+@pytest.fixture(scope="module")
+def flat(sklearn_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as people have it: some files packed, some not, no MNIST/raw."""
+    folder = tmp_path_factory.mktemp("flat")
+    for index, name in enumerate(digits.FILES):
+        data = (digits.raw_folder(sklearn_digits) / name).read_bytes()
+        packed = index % 2 == 0
+        (folder / f"{name}{'.gz' if packed else ''}").write_bytes(gzip.compress(data) if packed else data)
+    return folder
+
+
+def test_torchvision_reads_the_scaled_digits(sklearn_digits: Path) -> None:
+    train, test = (MNIST(str(sklearn_digits), train=part, download=True) for part in (True, False))
+    assert (len(train), len(test)) == (1438, 359)
+    assert train.data.shape[1:] == (28, 28)
+    assert sorted(set(train.targets.tolist())) == list(range(10))
+    assert int(train.data.max()) == 255
+    assert int(train.data[:, :4].max()) == 0  # centred, with MNIST's margin
+
+
+def test_a_folder_is_copied_and_unpacked(flat: Path, sklearn_digits: Path, tmp_path: Path) -> None:
+    assert digits.prepare(tmp_path / "new", flat) == tmp_path / "new"
+    copied, expected = (MNIST(str(root), train=False) for root in (tmp_path / "new", sklearn_digits))
+    assert torch.equal(copied.data, expected.data)
+    assert torch.equal(copied.targets, expected.targets)
+
+
+def test_the_variable_names_the_folder(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DP2DDP_MNIST", str(flat))
+    digits.prepare(tmp_path)
+    assert digits.complete(digits.raw_folder(tmp_path))
+
+
+def test_complete_data_is_left_alone(sklearn_digits: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in digits.raw_folder(sklearn_digits).iterdir()}
+    digits.prepare(sklearn_digits, "/nowhere")
+    assert before == {path: path.stat().st_mtime_ns for path in digits.raw_folder(sklearn_digits).iterdir()}
+
+
+def test_a_folder_without_the_files_is_an_error_of_one_line(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(fixture_data.FIXTURES / "digits.py"),
+        str(tmp_path / "new"),
+        "--source",
+        str(tmp_path),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [f"digits.py: {tmp_path}: no {digits.FILES[0]} or {digits.FILES[0]}.gz in it"]
+
+
+def test_without_source_and_network_the_digits_are_scikit_learn_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    monkeypatch.delenv("DP2DDP_MNIST", raising=False)
+    monkeypatch.setattr(MNIST, "download", no_network)
+    digits.prepare(tmp_path)
+    assert "scikit-learn" in capsys.readouterr().out
+    assert digits.complete(digits.raw_folder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
+
+
+def test_a_subset_is_the_beginning(small_digits: Path, sklearn_digits: Path, tmp_path: Path) -> None:
+    assert len(MNIST(str(small_digits), train=True)) == 1207
+    subset = MNIST(str(digits.subset(sklearn_digits, tmp_path, 10, 3)), train=True)
+    whole = MNIST(str(sklearn_digits), train=True)
+    assert torch.equal(subset.data, whole.data[:10])
+    assert torch.equal(subset.targets, whole.targets[:10])
