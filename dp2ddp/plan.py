@@ -73,11 +73,15 @@ def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
     if not facts.sharded_sites:
         return "gathered", "no loop over a DataLoader of this script feeds the model"
     proof = facts.proof
+    outputs = facts.gathers_in_training
+    if proof.holds and outputs and options.strategy == "auto":
+        place = f"`{facts.source.brief(outputs[0], 40)}`, line {outputs[0].lineno}"
+        return "gathered", f"every training step needs the whole batch's outputs ({place}), so sharding saves nothing"
     if proof.holds:
         why = "the loss is a mean over samples, and every number that leaves the loops can be reduced"
         return "sharded", why if options.strategy == "auto" else f"asked for; proved, too: {why}"
     assert proof.culprit is not None
-    line = getattr(proof.culprit, "lineno", 0)
+    place = f"`{facts.source.brief(proof.culprit, 40)}`, line {getattr(proof.culprit, 'lineno', 0)}"
     if options.strategy == "sharded":
-        return "sharded", f"asked for, but not proved: {proof.reason} (line {line})"
-    return "gathered", f"{proof.reason} (line {line})"
+        return "sharded", f"asked for, but not proved: {proof.reason} ({place})"
+    return "gathered", f"{proof.reason} ({place})"

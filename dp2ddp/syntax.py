@@ -24,6 +24,7 @@ _PYTHON_2 = (
     ("unpacking in parameters", re.compile(r"^\s*def\s+\w+\s*\([^)]*\(\s*\w+\s*,")),
 )
 _WHOLE_FILE = 2
+_ASYNC_ARGUMENT = re.compile(r"[(,]\s*async\s*=")
 
 
 def parse(text: str, filename: str) -> ast.Module:
@@ -51,6 +52,13 @@ def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
     if python_2 is not None:
         line, what = python_2
         return BadInput(filename, line=line, what=f"Python 2 ({what})", todo="bring it to Python 3 first, as 2to3 does")
+    if 1 <= (error.lineno or 0) <= len(lines) and _ASYNC_ARGUMENT.search(lines[error.lineno - 1]):  # type: ignore[operator]
+        return BadInput(
+            filename,
+            line=error.lineno,
+            what="`async=True`, from before `async` became a keyword of Python",
+            todo="write `non_blocking=True`, as PyTorch calls it since 0.4",
+        )
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return BadInput(
         filename,

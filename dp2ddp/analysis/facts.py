@@ -103,3 +103,10 @@ class Facts:
     def proof(self) -> Proof:
         """Whether the loops may work on shards, and what has to be reduced then."""
         return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites)
+
+    @cached_property
+    def gathers_in_training(self) -> list[ast.expr]:
+        """The tensors that a sharded training loop would have to gather in every step."""
+        training = {loop.node for loop in self.model_loops if self.loops.trains(loop)}
+        gathered = [r.node for r in self.proof.reductions if r.how == "gather" and isinstance(r.node, ast.expr)]
+        return [n for n in gathered if any(above in training for above in self.source.ancestors(n))]

@@ -132,23 +132,11 @@ class LaunchFinder:
             root = root.value if isinstance(root, ast.Attribute) else root.func
         if isinstance(root, ast.Name) and root.id in self._parsers:
             return True
-        if path.startswith(("argparse.", "builtins.")):
-            return path not in ("builtins.print", "builtins.open", "builtins.input", "builtins.exit", "builtins.eval")
-        if path in (
-            "warnings.filterwarnings",
-            "warnings.simplefilter",
-            "matplotlib.use",
-            "sys.path.append",
-            "sys.path.insert",
-        ):
+        if path.startswith(_INERT_MODULES):
+            return path not in _EFFECTS
+        if path in _QUERIES:
             return True
-        if path.startswith(
-            ("os.path.", "os.environ.", "os.getenv", "pathlib.", "time.", "datetime.", "collections.", "re.")
-        ):
-            return path not in ("time.sleep", "os.path.exists", "os.path.isfile", "os.path.isdir")
-        if path.startswith("torch.multiprocessing.") or path == "sys.exit":
-            return True
-        if not path and isinstance(call.func, ast.Attribute) and call.func.attr in _TEXT_METHODS:
+        if not path and isinstance(call.func, ast.Attribute) and call.func.attr in _PLAIN_METHODS:
             return True
         return self._parses(call)
 
@@ -179,8 +167,18 @@ class LaunchFinder:
         return names
 
 
-_TEXT_METHODS = frozenset(
-    "format split strip lower upper join replace startswith endswith append items keys values get".split()
+_PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
+_INERT_MODULES = tuple(
+    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. re. string. time. "
+    "torch.multiprocessing.".split()
+)
+_EFFECTS = frozenset(
+    "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
+    "os.path.exists os.path.isfile os.path.isdir".split()
+)
+_QUERIES = frozenset(
+    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
+    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
 )
 
 

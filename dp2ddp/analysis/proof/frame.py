@@ -1,107 +1,18 @@
-"""The sharding proof: may each rank compute its loss and metrics on its own shard, and where must numbers be reduced?
-
-An abstract interpreter runs over every function that loops over a sharded loader. It follows how each value depends on
-the shard (`kinds`). Where such a value leaves what is understood (a print, a call, an attribute, a return), the whole
-batch's value is put in its place: a `Reduction`. Where it meets something that can't be undone (an unknown loss, a
-branch on a shard's value, random draws), there is no proof, and the script is converted to the gathered strategy.
-"""
+"""One function body in the sharding proof: statements in order, branches joined, loops until nothing changes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from dp2ddp.analysis import kinds
-from dp2ddp.analysis.kinds import CLEAN, Kind, Unprovable, What
-from dp2ddp.analysis.loops import DataLoop, Loops
-from dp2ddp.analysis.meters import is_meter
-from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.roles import Class, Resolver
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A value that has to be made the whole batch's.
-
-    Attributes:
-        node: the expression; for accumulators, the loop after which they are reduced.
-        how: `"mean"`, `"sum"`, `"gather"`, `"weighted"` (this rank's share of a mean), or `"after"`.
-        over: the loader, as the script writes it.
-        names: for `"after"`, the accumulators.
-    """
-
-    node: ast.AST
-    how: str
-    over: str
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The outcome: the reductions that make a sharded script report as the original, or why there are none."""
-
-    reductions: tuple[Reduction, ...] = ()
-    reason: str = ""
-    culprit: ast.AST | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether sharding is proved to train and report the same."""
-        return self.culprit is None
-
-
-class NoProofError(Exception):
-    """The proof fails at `node`."""
-
-    def __init__(self, reason: str, node: ast.AST) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.node = node
-
-
-@dataclass
-class Context:
-    """What every frame of one proof shares."""
-
-    source: Source
-    names: Names
-    resolver: Resolver
-    loops: Loops
-    loops_by_node: dict[ast.For, DataLoop]
-    reductions: dict[tuple[ast.AST, str], Reduction] = field(default_factory=dict)
-    # What each function called from a sharded loop asked for: it must be the same whoever calls it.
-    by_function: dict[FunctionNode, dict[ast.AST, Reduction]] = field(default_factory=dict)
-
-
-def prove(source: Source, names: Names, resolver: Resolver, loops: Loops, sites: Iterable[ast.Call]) -> Proof:
-    """Try to prove that sharding the loaders built at `sites` trains and reports the same."""
-    wanted = frozenset(sites)
-    sharded = {loop.node: loop for loop in loops.data_loops if loop.sites & wanted}
-    context = Context(source, names, resolver, loops, sharded)
-    try:
-        _check_draws(context, wanted)
-        for root in dict.fromkeys(source.function(node) or source.tree for node in sharded):
-            Frame(context, root).run()
-    except NoProofError as failure:
-        return Proof(reason=failure.reason, culprit=failure.node)
-    return Proof(tuple(context.reductions.values()))
-
-
-def _check_draws(context: Context, wanted: frozenset[ast.Call]) -> None:
-    """Insist that batches are drawn by plain loops only, from loaders with the default collate function."""
-    for node in context.loops.irregular:
-        if any(isinstance(n, ast.expr) and _draws_from(context, n, wanted) for n in ast.walk(node)):
-            raise NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
-    for site in sorted(wanted, key=lambda s: s.lineno):
-        for given in site.keywords:
-            if given.arg == "collate_fn" and not (isinstance(given.value, ast.Constant) and given.value.value is None):
-                raise NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
-
-
-def _draws_from(context: Context, node: ast.expr, wanted: frozenset[ast.Call]) -> bool:
-    return any(getattr(role, "site", None) in wanted for role in context.resolver.roles(node))
+from dp2ddp.analysis.loops import DataLoop
+from dp2ddp.analysis.proof import kinds
+from dp2ddp.analysis.proof.expressions import Evaluator
+from dp2ddp.analysis.proof.kinds import CLEAN, Kind, Unprovable, What
+from dp2ddp.analysis.proof.meters import is_meter
+from dp2ddp.analysis.proof.result import Context, NoProofError, Reduction
+from dp2ddp.analysis.roles import Class
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode
 
 
 class Frame:
@@ -112,8 +23,6 @@ class Frame:
     def __init__(
         self, context: Context, root: ast.Module | FunctionNode, arguments: dict[str, Kind] | None = None
     ) -> None:
-        from dp2ddp.analysis.proof_expressions import Evaluator
-
         self.context = context
         self.root = root
         self.env: dict[str, Kind | None] = dict(arguments or {})
@@ -126,12 +35,23 @@ class Frame:
             isinstance(root, FUNCTIONS) and any(self._disables_grad(d) for d in root.decorator_list)
         )
         self.returned: Kind | None = None
+        self.depth = 0
+        self.loop_root = root  # the function in which the loop over the batches stands
         self.evaluator = Evaluator(self)
 
     def run(self) -> Kind:
         """Interpret the body; the kind of what it returns."""
         self.block(self.root.body)
         return self.returned or CLEAN
+
+    def callee(self, function: FunctionNode, arguments: dict[str, Kind]) -> Frame:
+        """The frame of a function that this one calls with values of its shard."""
+        frame = Frame(self.context, function, arguments)
+        frame.recording = self.recording
+        frame.grad_enabled = frame.grad_enabled and self.grad_enabled
+        frame.depth = self.depth + 1
+        frame.loop_root = self.loop_root
+        return frame
 
     def fail(self, reason: str, node: ast.AST) -> NoProofError:
         """The error to raise where the proof fails."""
@@ -425,10 +345,21 @@ class Frame:
         """In a function that the loop calls, the loader must go by the same name as in the loop."""
         assert isinstance(self.root, FUNCTIONS)
         root = reduction.over.split(".")[0]
-        local = {a.arg for a in (*self.root.args.posonlyargs, *self.root.args.args, *self.root.args.kwonlyargs)}
-        method = isinstance(self.context.source.parent(self.root), ast.ClassDef)
-        if (root == "self") != (method and "." in reduction.over) or (root != "self" and root in local):
+        if root == "self":
+            reached = isinstance(self.context.source.parent(self.root), ast.ClassDef)
+        else:
+            reached = root not in _local_names(self.root) and root not in _local_names(self.loop_root)
+        if not reached:
             raise self.fail("a value of the shard is used in a function that doesn't know the loader", reduction.node)
+
+
+def _local_names(root: ast.Module | FunctionNode) -> set[str]:
+    """The names that a function binds itself."""
+    if isinstance(root, ast.Module):
+        return set()
+    shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared
 
 
 def _nested(target: ast.expr) -> bool:

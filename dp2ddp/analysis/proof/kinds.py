@@ -105,8 +105,10 @@ def join(a: Kind | None, b: Kind | None) -> Kind:
         return CLEAN
     if (a.what is What.ZERO and b.adds_up) or (b.what is What.ZERO and a.adds_up):
         return Kind(What.SUM, a.over or b.over)
-    if a.what is What.METER and b.what is What.METER and not (a.over and b.over):
-        return Kind(What.METER, a.over or b.over)  # one of them has not been updated yet
+    if a.what is b.what and a.what in (What.METER, What.LIST) and not (a.over and b.over):
+        return a if a.over else b  # the other one is still empty
+    if What.METER in (a.what, b.what) and not (a.over or b.over) and (a.clean or b.clean):
+        return CLEAN  # in one case somebody else gets to see the meter
     if a.what is b.what and a.over == b.over:
         return _merged(a, b)
     if a.adds_up and b.adds_up and a.over == b.over:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from dp2ddp.analysis import kinds
-from dp2ddp.analysis.kinds import CLEAN, Kind, Unprovable, What
+from dp2ddp.analysis.proof import kinds
+from dp2ddp.analysis.proof.kinds import CLEAN, Kind, Unprovable, What
 from dp2ddp.analysis.source import keyword
 
 _SAME = frozenset(

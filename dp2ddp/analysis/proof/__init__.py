@@ -1,0 +1,50 @@
+"""The sharding proof: may each rank compute its loss and metrics on its own shard, and where must numbers be reduced?
+
+An abstract interpreter runs over every function that loops over a sharded loader. It follows how each value depends on
+the shard (`kinds`). Where such a value leaves what is understood (a print, a call, an attribute, a return), the whole
+batch's value is put in its place: a `Reduction`. Where it meets something that can't be undone (an unknown loss, a
+branch on a shard's value, random draws), there is no proof, and the script is converted to the gathered strategy.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from dp2ddp.analysis.loops import Loops
+from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.proof.frame import Frame
+from dp2ddp.analysis.proof.result import Context, NoProofError, Proof, Reduction
+from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.source import Source
+
+__all__ = ["Proof", "Reduction", "prove"]
+
+
+def prove(source: Source, names: Names, resolver: Resolver, loops: Loops, sites: Iterable[ast.Call]) -> Proof:
+    """Try to prove that sharding the loaders built at `sites` trains and reports the same."""
+    wanted = frozenset(sites)
+    sharded = {loop.node: loop for loop in loops.data_loops if loop.sites & wanted}
+    context = Context(source, names, resolver, loops, sharded)
+    try:
+        _check_draws(context, wanted)
+        for root in dict.fromkeys(source.function(node) or source.tree for node in sharded):
+            Frame(context, root).run()
+    except NoProofError as failure:
+        return Proof(reason=failure.reason, culprit=failure.node)
+    return Proof(tuple(context.reductions.values()))
+
+
+def _check_draws(context: Context, wanted: frozenset[ast.Call]) -> None:
+    """Insist that batches are drawn by plain loops only, from loaders with the default collate function."""
+    for node in context.loops.irregular:
+        if any(isinstance(n, ast.expr) and _draws_from(context, n, wanted) for n in ast.walk(node)):
+            raise NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
+    for site in sorted(wanted, key=lambda s: s.lineno):
+        for given in site.keywords:
+            if given.arg == "collate_fn" and not (isinstance(given.value, ast.Constant) and given.value.value is None):
+                raise NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
+
+
+def _draws_from(context: Context, node: ast.expr, wanted: frozenset[ast.Call]) -> bool:
+    return any(getattr(role, "site", None) in wanted for role in context.resolver.roles(node))
