@@ -302,6 +302,23 @@ def test_a_statement_is_wrapped_with_its_layout() -> None:
     ''')
 
 
+def test_neighbours_under_one_header_share_it() -> None:
+    source = "a = f(1)\nb = f(2)\n\n# on c\nc = f(3)\nd = f(4)\n"
+    edits = [WrapStatement("DDP000", at(source, f"{name} = f"), WHY, "with lock:") for name in "abc"]
+    assert apply(source, edits) == (
+        "with lock:\n    a = f(1)\n    b = f(2)\n\n# on c\nwith lock:\n    c = f(3)\nd = f(4)\n"
+    )
+
+
+def test_what_comes_after_an_if_stays_where_the_if_goes() -> None:
+    source = "# why\nif a:\n    net = f(net)\nx = 1\n"
+    edits = [
+        RemoveStatement("DDP000", at(source, "net = f(net)"), WHY, drop_empty_if=True),
+        InsertAfter("DDP000", at(source, "if a"), WHY, ["net = g(__h_n__)"], {"n": at(source, "net", 1)}),
+    ]
+    assert apply(source, edits) == "# why\nnet = g(net)\nx = 1\n"
+
+
 def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
     source = "a = 1; b = f(2); c = 3\n"
     new = apply(
