@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dp2ddp.edits import Edit, Note
 from dp2ddp.pipeline import Conversion
+from dp2ddp.plan import StrategyDecision
 from dp2ddp.rules import Example, Rule
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -105,10 +106,7 @@ def _summary(conversion: Conversion, name: str, output: str | None, vendored: bo
     arrow = f" -> {output}" if output and output != name else ""
     yield Text(f"{name}{arrow}: {_count(conversion.edits, 'change')} by {_count(rules, 'rule')}", "bold")
     yield from _changes(conversion.edits)
-    for each in conversion.strategies:
-        yield Text.assemble(
-            "  ", (each.model, "bold"), f": {each.strategy}, because {each.reason} ({name}:{each.line})"
-        )
+    yield from _strategies(conversion.strategies, name)
     yield from _notes(conversion.notes, name)
     yield from _how_to_run(name, output, vendored)
 
@@ -117,6 +115,15 @@ def _changes(edits: Sequence[Edit]) -> Iterator[Text]:
     """One line for each change; the same change said twice for one line of source is said once."""
     for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
         yield Text.assemble((f"{line:6}", "dim"), "  ", (rule, "cyan"), f"  {reason}")
+
+
+def _strategies(strategies: Sequence[StrategyDecision], name: str) -> Iterator[Text]:
+    """One line for each model, also where it is wrapped in several places."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for each in strategies:
+        lines.setdefault((each.model, each.strategy, each.reason), []).append(str(each.line))
+    for (model, strategy, reason), where in lines.items():
+        yield Text.assemble("  ", (model, "bold"), f": {strategy}, because {reason} ({name}:{','.join(where)})")
 
 
 def _notes(notes: Sequence[Note], name: str) -> Iterator[Text]:
