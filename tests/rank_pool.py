@@ -48,9 +48,12 @@ class RankPool:
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
         self._sets: dict[tuple[int, bool], list[Worker]] = {}
+        # The stores' files stay as long as the process groups: a new group needs its parent's.
+        self._folder = tempfile.TemporaryDirectory()
+        self._jobs = 0
 
     def __call__(
-        self, n: int, fn: Callable[..., Any], *args: Any, join: bool = True, timeout: float = 60, **kwargs: Any
+        self, n: int, fn: Callable[..., Any], *args: Any, join: bool = True, timeout: float = 120, **kwargs: Any
     ) -> list[Any]:
         """Run `fn(*args, **kwargs)` on `n` ranks and return their results.
 
@@ -63,12 +66,12 @@ class RankPool:
         workers = self._sets.get((n, join))
         if workers is None:
             workers = self._sets[n, join] = [_start(self._threads) for _ in range(n)]
-        with tempfile.TemporaryDirectory() as folder:
-            job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(folder, "store")), join))
-            for rank, (_, pipe) in enumerate(workers):
-                pipe.send_bytes(job)
-                pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
-            answers = _collect(workers, timeout)
+        self._jobs += 1
+        job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(self._folder.name, f"store{self._jobs}")), join))
+        for rank, (_, pipe) in enumerate(workers):
+            pipe.send_bytes(job)
+            pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
+        answers = _collect(workers, timeout)
         failures = {rank: answer.value for rank, answer in answers.items() if not answer.ok}
         if failures or any(answer.spent for answer in answers.values()):
             _end(self._sets.pop((n, join)))
@@ -81,6 +84,7 @@ class RankPool:
         for workers in self._sets.values():
             _end(workers)
         self._sets = {}
+        self._folder.cleanup()
 
 
 def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp.oracle import EmulatedDataParallel
 from dp2ddp_runtime import streams
 from torch import nn
+
+from dp2ddp.oracle import EmulatedDataParallel
 
 Pair = namedtuple("Pair", "left right")
 
@@ -34,7 +35,8 @@ def sizes(spy: Spy) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "n", "expected"), [(8, 2, [4, 4]), (7, 2, [4, 3]), (7, 3, [3, 3, 1]), (4, 3, [2, 2]), (1, 3, [1]), (9, 1, [9])]
+    ("rows", "n", "expected"),
+    [(8, 2, [4, 4]), (7, 2, [4, 3]), (7, 3, [3, 3, 1]), (4, 3, [2, 2]), (1, 3, [1]), (9, 1, [9])],
 )
 def test_inputs_are_cut_as_torch_chunk_cuts(rows: int, n: int, expected: list[int]) -> None:
     spy = Spy()

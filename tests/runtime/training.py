@@ -1,0 +1,66 @@
+"""Small models and training loops, run on ranks and under the oracle by the tests."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from dp2ddp_runtime import model as models
+from dp2ddp_runtime import streams
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dp2ddp.oracle import EmulatedDataParallel
+
+Parameters = list[torch.Tensor]
+
+
+class Net(nn.Module):
+    """A small CNN with BatchNorm; optionally dropout and a parameter that gets no gradient."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(dropout)
+        self.fc = nn.Linear(4 * 36, 10)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.drop(F.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+def snapshot(net: nn.Module) -> Parameters:
+    return [value.detach().clone() for value in net.state_dict().values()]
+
+
+def difference(left: Parameters, right: Parameters) -> float:
+    """The largest difference, relative to the largest value of the tensor it is in."""
+    return max(
+        ((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item()
+        if a.is_floating_point()
+        else float(not a.equal(b))
+        for a, b in zip(left, right)
+    )
+
+
+def data(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.rand(rows, 1, 8, 8, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(10, (rows,), generator=generator)
+
+
+Wrap = Callable[[nn.Module], Any]
+
+
+def gathered(net: nn.Module) -> nn.Module:
+    return models.wrap_model(net, gather=True)
+
+
+def emulated(n: int) -> Wrap:
+    return lambda net: EmulatedDataParallel(net, n=n)
+
+
+def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    streams.seed_everything(seed)
+    return factory().to(dtype)
