@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr, Span
+from dp2ddp.edits import Finding, Note, ReplaceExpr, Span
 from dp2ddp.rules.base import Example, Options, Rule
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
@@ -79,6 +79,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
         if not facts.wraps.models:
             return
         dropped = self._dropped(facts)
+        yield from self._several(facts, dropped)
         done: set[ast.AST] = set()
         for node in facts.source.nodes:
             if node in done or any(above in done for above in facts.source.ancestors(node)):
@@ -89,6 +90,37 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             if finding is not None:
                 done.add(node)
                 yield finding
+
+    def _several(self, facts: Facts, dropped: set[ast.AST]) -> Iterator[Note]:
+        """A note where the script itself spreads things over several GPUs."""
+        places: dict[int, ast.expr] = {}
+        for node in facts.source.nodes:
+            index = self._literal_index(node) if isinstance(node, ast.expr) and node not in dropped else None
+            if index is not None and isinstance(node, ast.expr):
+                places.setdefault(index, node)
+        if len(places) > 1:
+            numbers = ", ".join(map(str, sorted(places)))
+            yield Note(
+                self.id,
+                facts.source.span(places[max(places)]),
+                f"the script names several GPUs ({numbers}), and now all of them mean this rank's own",
+                "check that no part of the model has to live on another GPU than the rest",
+            )
+
+    def _literal_index(self, node: ast.expr) -> int | None:
+        """The number in `"cuda:1"` or `.cuda(1)`."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(r"cuda:(\d+)", node.value)
+            return int(found.group(1)) if found else None
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "cuda"
+            and node.args
+        ):
+            given = node.args[0]
+            return given.value if isinstance(given, ast.Constant) and type(given.value) is int else None
+        return None
 
     def _dropped(self, facts: Facts) -> set[ast.AST]:
         """What goes with the wraps: all of them but the models."""
