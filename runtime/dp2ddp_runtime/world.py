@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 @dataclass
@@ -18,6 +22,12 @@ class World:
     local_world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     ready: bool = False
+    #: The process group's key-value store, for what must not be a collective; None for a single process.
+    store: Store | None = None
+    #: How long a rank waits for another one, in seconds.
+    timeout: float = 1800.0
+    #: The process that joined; a forked child (a DataLoader worker) has another one, and must leave the store alone.
+    pid: int = field(default_factory=os.getpid)
 
 
 _world = World()

@@ -1,0 +1,289 @@
+"""`setup`: this process becomes a rank, starts the ranks, or goes on as the only one."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Union
+
+import torch
+import torch.distributed as dist
+
+from . import failure, journal, relaunch, world
+from .quiet import quiet
+
+DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
+
+_DRAIN = 0.05  # seconds
+_LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
+
+
+def setup(
+    device_ids: DeviceIds = None,
+    backend: str | None = None,
+    init_method: str | None = None,
+    seed: int | None = None,
+    timeout: float | timedelta | None = None,
+) -> None:
+    """Join the other ranks, or start them.
+
+    - Under a launcher (torchrun, SLURM, ...: `RANK` and `WORLD_SIZE` are set): joins the process group, takes this
+      rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
+    - Started plainly (`python train.py`, `python -m package.train`): starts the same command again once per device,
+      waits, and exits as it does. How many: `DP2DDP_NPROC` if set, else one per entry of `device_ids`, else one per
+      CUDA device. For one (a single GPU, or a CPU) the process goes on by itself, without process group and sockets.
+    - A second call, and a call in a child process (a DataLoader worker that imports the script again), does nothing.
+
+    Args:
+        device_ids: CUDA devices to use, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or
+            `torch.device`; a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones.
+        backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
+        init_method: `env://` (the default), `tcp://host:port` or `file:///path`; rank and world size come from the
+            environment.
+        seed: if given, `seed_everything(seed)` follows.
+        timeout: how long a rank waits for the others, in seconds. None: torch's default.
+
+    Raises:
+        SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
+
+    See https://pytorch.org/docs/stable/distributed.html and https://pytorch.org/docs/stable/elastic/run.html.
+    """
+    if world.current().ready:
+        return
+    chosen = parse_device_ids(device_ids)
+    if _is_child_of_rank() or ("RANK" not in os.environ and multiprocessing.parent_process() is not None):
+        _enter_as_child(chosen)
+        return
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _join(chosen, backend, init_method, _as_timedelta(timeout))
+    else:
+        nproc = process_count(chosen)
+        if nproc > 1:
+            relaunch.relaunch(nproc)
+        world.enter(world.World(device=_take_device(chosen, 0, 1), ready=True))
+    _start_streams(seed)
+
+
+def barrier() -> None:
+    """Wait until every rank has come here.
+
+    Only for scripts that had one: a line of the script needs none, because each rank's reads wait for rank 0's writes.
+    """
+    if world.world_size() > 1:
+        # On the CPU, so that the host itself waits; NCCL's own barrier must be told the device.
+        dist.all_reduce(torch.zeros(1))
+
+
+def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
+    """CUDA indices, without repetitions; None if none were given.
+
+    Raises:
+        SystemExit: an entry is neither a CUDA device nor an index.
+    """
+    if device_ids is None:
+        return None
+    if isinstance(device_ids, str):
+        device_ids = [part for part in device_ids.split(",") if part.strip()]
+    elif isinstance(device_ids, (int, torch.device)):
+        device_ids = [device_ids]
+    indices = [_device_index(entry) for entry in device_ids]
+    return list(dict.fromkeys(indices)) or None
+
+
+def process_count(device_ids: list[int] | None) -> int:
+    """How many ranks a plain start gets (see `setup`).
+
+    Raises:
+        SystemExit: `DP2DDP_NPROC` is not a positive number, or none of `device_ids` is there.
+    """
+    asked = os.environ.get("DP2DDP_NPROC", "").strip()
+    if asked:
+        if not asked.isdigit() or int(asked) < 1:
+            raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a positive number, not {asked!r}")
+        return int(asked)
+    if world.wants_cpu():
+        return 1
+    present = _present(device_ids)
+    if device_ids is not None and len(present) < len(device_ids):
+        missing = ", ".join(f"cuda:{index}" for index in device_ids if index not in present)
+        warnings.warn(f"device_ids names {missing}, which isn't there; going on with {present}", stacklevel=3)
+    return len(present)
+
+
+def _device_index(entry: int | str | torch.device) -> int:
+    try:
+        if isinstance(entry, str) and not entry.strip().lstrip("-").isdigit():
+            entry = torch.device(entry.strip())
+        if isinstance(entry, torch.device):
+            entry = (entry.index or 0) if entry.type == "cuda" else -1
+        index = int(entry)
+    except (RuntimeError, TypeError, ValueError):
+        index = -1
+    if index < 0:
+        raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1'; {entry!r} is none")
+    return index
+
+
+def _present(device_ids: list[int] | None) -> list[int]:
+    """The CUDA devices to use: those of `device_ids` that are visible; all if none were asked for."""
+    count = torch.cuda.device_count()
+    if device_ids is None:
+        return list(range(count))
+    present = [index for index in device_ids if index < count]
+    if not present:
+        asked = ", ".join(f"cuda:{index}" for index in device_ids)
+        raise SystemExit(
+            f"dp2ddp: device_ids asks for {asked}, but only {count} CUDA device(s) are visible, from cuda:0 on "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r})"
+        )
+    return present
+
+
+def _usable(device_ids: list[int] | None, ranks: int) -> list[int]:
+    """The devices of this machine's `ranks` ranks; others than those asked for where a launcher started more ranks."""
+    present = _present(device_ids)
+    if len(present) < ranks:
+        present += [index for index in range(torch.cuda.device_count()) if index not in present]
+    return present
+
+
+def _take_device(device_ids: list[int] | None, local_rank: int, ranks: int) -> torch.device:
+    if world.wants_cpu():
+        return torch.device("cpu")
+    usable = _usable(device_ids, ranks)
+    device = torch.device("cuda", usable[local_rank % len(usable)])
+    torch.cuda.set_device(device)
+    return device
+
+
+def _is_child_of_rank() -> bool:
+    return os.environ.get(relaunch.JOINED, str(os.getpid())) != str(os.getpid())
+
+
+def _enter_as_child(device_ids: list[int] | None) -> None:
+    """A rank's worker process that imports the script again, or a script that a rank starts: alone, and as silent."""
+    place = _place()
+    is_worker = multiprocessing.parent_process() is not None
+    device = torch.device("cpu") if is_worker else _take_device(device_ids, place.local_rank, place.local_world_size)
+    world.enter(world.World(rank=place.rank, local_rank=place.local_rank, device=device, ready=True))
+    if place.rank != 0:
+        quiet()
+
+
+def _place() -> world.World:
+    """This rank, as torchrun's or SLURM's variables say (https://pytorch.org/docs/stable/elastic/run.html)."""
+    env = os.environ
+    rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+    devices = size if world.wants_cpu() else torch.cuda.device_count()
+    local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, devices))
+    local_rank = int(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID") or rank % local_size)
+    return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)
+
+
+def _join(
+    device_ids: list[int] | None, backend: str | None, init_method: str | None, timeout: timedelta | None
+) -> None:
+    place = _place()
+    os.environ[relaunch.JOINED] = str(place.pid)
+    if relaunch.LAUNCHER in os.environ:
+        relaunch.die_with_launcher()
+    if place.rank != 0:
+        quiet()
+    place.device = _take_device(device_ids, place.local_rank, place.local_world_size)
+    if place.world_size > 1:
+        if timeout is not None:
+            place.timeout = timeout.total_seconds()
+        _init_process_group(place, backend or _backend(place, device_ids), init_method, timeout)
+    place.ready = True
+    world.enter(place)
+    if place.world_size > 1:
+        failure.install()
+        atexit.register(_leave)
+
+
+def _backend(place: world.World, device_ids: list[int] | None) -> str:
+    if place.device.type == "cpu":
+        return "gloo"
+    devices = len(_usable(device_ids, place.local_world_size))
+    if place.local_world_size <= devices:
+        return "nccl"
+    warnings.warn(
+        f"{place.local_world_size} ranks share {devices} GPU(s), which is slow; they talk over gloo, because "
+        "NCCL needs one GPU per rank",
+        stacklevel=4,
+    )
+    return "gloo"
+
+
+def _init_process_group(place: world.World, backend: str, init_method: str | None, timeout: timedelta | None) -> None:
+    """Join the process group, and keep its store for what must not be a collective (`journal`)."""
+    limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = relaunch.launchers_store()
+    place.store = store and journal.prefixed(store, attempt)
+    if store is None or init_method not in (None, "env://"):
+        with _own_store(init_method):
+            meeting = dist.rendezvous(  # type: ignore[attr-defined]
+                init_method or "env://", place.rank, place.world_size, **limits
+            )
+            store = next(iter(meeting))[0]
+    # The runtime also sends things that live on the CPU: batches, metrics.
+    backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
+    place.store = place.store or journal.prefixed(store, attempt)
+
+
+@contextmanager
+def _own_store(init_method: str | None) -> Iterator[None]:
+    """With `tcp://` let rank 0 host the store, as documented; older torch looks for the launcher's there."""
+    name = "TORCHELASTIC_USE_AGENT_STORE"
+    before = os.environ.get(name)
+    if before is None or init_method is None or not init_method.startswith("tcp://"):
+        yield
+        return
+    os.environ[name] = "False"
+    try:
+        yield
+    finally:
+        os.environ[name] = before
+
+
+def _leave() -> None:
+    """At exit: let no rank lose the store, and end the process group's threads."""
+    place = world.current()
+    if place.pid != os.getpid() or not dist.is_initialized():
+        return
+    # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
+    time.sleep(_DRAIN)
+    if failure.failed():
+        return  # the others may never answer
+    store = place.store
+    if store is not None:
+        with suppress(RuntimeError):  # rank 0 is gone already, and its store
+            deadline = time.monotonic() + _LEAVE_WITHIN
+            left = store.add("left", 1)
+            while place.rank == 0 and left < place.world_size and time.monotonic() < deadline:
+                time.sleep(0.01)
+                left = store.add("left", 0)
+    # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
+    if torch.__version__ >= "2.4":  # a TorchVersion, so by number
+        dist.destroy_process_group()
+
+
+def _start_streams(seed: int | None) -> None:
+    from . import streams
+
+    if seed is None:
+        streams.adopt_main_state()
+    else:
+        streams.seed_everything(seed)
+
+
+def _as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
+    return timeout if timeout is None or isinstance(timeout, timedelta) else timedelta(seconds=timeout)

@@ -1,0 +1,311 @@
+"""`setup`, with real processes: what a plain start, a launcher, a signal and a failing rank lead to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp2ddp_runtime import launch, relaunch, world
+
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "DP2DDP_DEVICE": "cpu",
+}
+START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
+
+
+def write(folder: Path, body: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(START + textwrap.dedent(body))
+    return path
+
+
+def start(*command: object, nproc: int | None = 2, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {**ENVIRONMENT, **({"DP2DDP_NPROC": str(nproc)} if nproc else {}), **options.pop("env", {})}
+    command = (sys.executable, *map(str, command))
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, **options)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for_end(pids: list[int], seconds: float = 5) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
+    write(tmp_path, "", "pkg/__init__.py")
+    write(
+        tmp_path,
+        """
+        import logging, warnings
+        import torch.distributed as dist
+        os.chdir("/")  # the ranks start where this process started, all the same
+        ddp.setup(seed=3, timeout=60)
+        ddp.setup()
+        print("argv", sys.argv[1:], sys.flags.optimize, sys.warnoptions, sys._xoptions, __name__, __spec__.name)
+        print("world", ddp.rank(), ddp.local_rank(), ddp.world_size(), ddp.device(), ddp.is_main())
+        print("threads", os.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)))
+        print("to stderr", file=sys.stderr)
+        logging.getLogger("x").error("logged")
+        warnings.warn("warned")
+        os.system("echo from a child process")
+        drawn = torch.rand(1)
+        ours = drawn.clone()
+        dist.broadcast(drawn, 0)
+        every = torch.tensor([float(torch.equal(drawn, ours)), 1.0])
+        dist.all_reduce(every)
+        ddp.barrier()
+        print("agree", every.tolist())
+        """,
+        "pkg/train.py",
+    )
+    arguments = ["two words", 'a "quote"', "it's", "--x=$HOME", ""]
+    done = start("-O", "-W", "default", "-X", "faulthandler", "-m", "pkg.train", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"argv {arguments} 1 ['default'] {{'faulthandler': True}} __main__ pkg.train",
+        "world 0 0 2 cpu True",
+        "threads True",
+        "from a child process",
+        "agree [2.0, 2.0]",
+    ]
+    assert [done.stderr.count(word) for word in ("to stderr", "logged", "UserWarning: warned")] == [1, 1, 1]
+
+
+def test_failing_rank_shows_its_own_traceback_once(tmp_path: Path) -> None:
+    body = """
+        ddp.setup()
+        if ddp.rank() == 1:
+            raise ValueError("only here")
+        ddp.barrier()
+        """
+    begin = time.monotonic()
+    done = start(write(tmp_path, body))
+    assert time.monotonic() - begin < 30
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("ValueError: only here") == 1
+    assert "rank 1 of 2 failed" in done.stderr
+    assert "ChildFailedError" not in done.stderr
+
+
+def test_exit_code_and_message_of_a_rank(tmp_path: Path) -> None:
+    body = """
+        ddp.setup()
+        if ddp.rank() == 1:
+            sys.exit(3)
+        ddp.barrier()
+        """
+    done = start(write(tmp_path, body))
+    assert (done.returncode, done.stderr.count("Traceback")) == (3, 0)
+    assert "rank 1 of 2 ended with exit code 3" in done.stderr
+    done = start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"))
+    assert (done.returncode, done.stderr) == (1, "no data found\n")
+
+
+def test_killed_rank_is_named(tmp_path: Path) -> None:
+    body = """
+        ddp.setup()
+        if ddp.rank() == 1:
+            os.kill(os.getpid(), 9)
+        ddp.barrier()
+        """
+    done = start(write(tmp_path, body))
+    assert done.returncode == 128 + 9
+    assert "rank 1 of 2 was ended by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_signals_end_the_whole_job(tmp_path: Path, name: str) -> None:
+    body = """
+        from torch.utils.data import DataLoader
+        ddp.setup()
+        loader = iter(DataLoader(range(10**6), num_workers=1))
+        next(loader)
+        open(f"pid{ddp.rank()}.part", "w").write(f"{os.getpid()} {loader._workers[0].pid}")
+        os.rename(f"pid{ddp.rank()}.part", f"pid{ddp.rank()}")
+        time.sleep(100)
+        """
+    script = write(tmp_path, body)
+    # Someone who started the tests in the background may have had SIGINT ignored.
+    restore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv)"
+    job = subprocess.Popen(
+        [sys.executable, "-c", restore.replace("sys.argv)", "[sys.executable, sys.argv[1]])"), str(script)],
+        env={**ENVIRONMENT, "DP2DDP_NPROC": "2"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    files = [tmp_path / "pid0", tmp_path / "pid1"]
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ranks, workers = zip(*(map(int, file.read_text().split()) for file in files))
+    number = getattr(signal, name)
+    job.send_signal(number)
+    begin = time.monotonic()
+    _, errors = job.communicate(timeout=30)
+    assert time.monotonic() - begin < 10
+    assert job.returncode == (-9 if name == "SIGKILL" else 128 + number)
+    assert wait_for_end(list(ranks)) == []
+    assert wait_for_end(list(workers), 10) == []
+    assert errors.count("KeyboardInterrupt\n") == (1 if name == "SIGINT" else 0)
+
+
+def test_one_process_has_no_group_and_no_sockets(tmp_path: Path) -> None:
+    body = """
+        import socket
+        def refuse(*args, **kwargs):
+            raise AssertionError("a socket")
+        socket.socket = torch.distributed.TCPStore = refuse
+        pid, before = os.getpid(), torch.get_rng_state()
+        ddp.setup(device_ids=[0, 1])
+        assert torch.equal(torch.get_rng_state(), before)
+        assert not torch.distributed.is_initialized()
+        assert (ddp.rank(), ddp.world_size(), ddp.is_main(), str(ddp.device())) == (0, 1, True, "cpu")
+        with ddp.main_first():
+            ddp.barrier()
+        print("alone")
+        """
+    script = write(tmp_path, body)
+    for env in ({}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {"DP2DDP_NPROC": "1"}):
+        done = start(script, nproc=None, env=env)
+        assert (done.returncode, done.stdout) == (0, "alone\n"), done.stderr
+
+
+def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> None:
+    body = """
+        from torch.utils.data import DataLoader
+        ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])
+        class Squares:
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.tensor([i * i, os.getpid(), ddp.world_size()])
+        if __name__ == "__main__":
+            got = next(iter(DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="spawn")))
+            assert got[:, 0].tolist() == [0, 1, 4, 9]
+            assert got[0, 1] != os.getpid() and got[0, 2] == 1
+            ddp.barrier()
+            print("fine", ddp.world_size())
+        """
+    script = write(tmp_path, body)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = start(*torchrun, script, str(_free_port()), nproc=None)
+    assert (done.returncode, done.stdout) == (0, "fine 2\n"), done.stderr
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _joined_through_file() -> tuple[int, bool]:
+    launch.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
+    launch.barrier()
+    return world.rank(), world.current().store is not None
+
+
+def test_file_init_method(ranks: Any) -> None:
+    assert ranks(2, _joined_through_file, join=False) == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, None),
+        ([], None),
+        ([0, 1], [0, 1]),
+        ((2, "cuda:3"), [2, 3]),
+        (range(3), [0, 1, 2]),
+        ("2,3", [2, 3]),
+        ("0", [0]),
+        ("cuda:1", [1]),
+        (1, [1]),
+        (torch.device("cuda:1"), [1]),
+        ([torch.device("cuda"), 0, "1"], [0, 1]),
+    ],
+)
+def test_device_ids(given: Any, wanted: list[int] | None) -> None:
+    assert launch.parse_device_ids(given) == wanted
+
+
+@pytest.mark.parametrize("given", [[-1], "cpu", "two", [1.5, None], "cuda:x"])
+def test_device_ids_that_are_none(given: Any) -> None:
+    with pytest.raises(SystemExit, match="device_ids must name CUDA devices"):
+        launch.parse_device_ids(given)
+
+
+def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DP2DDP_NPROC", raising=False)
+    monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
+    assert launch.process_count([0, 1]) == 1
+    monkeypatch.delenv("DP2DDP_DEVICE")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert launch.process_count(None) == 3
+    assert launch.process_count([2, 0]) == 2
+    with pytest.warns(UserWarning, match="names cuda:7"):
+        assert launch.process_count([0, 7]) == 1
+    with pytest.raises(SystemExit, match="asks for cuda:7, cuda:8, but only 3"):
+        launch.process_count([7, 8])
+    monkeypatch.setenv("DP2DDP_NPROC", "5")
+    assert launch.process_count([0]) == 5
+    for bad in ("0", "-1", "two"):
+        monkeypatch.setenv("DP2DDP_NPROC", bad)
+        with pytest.raises(SystemExit, match="DP2DDP_NPROC must be a positive number"):
+            launch.process_count(None)
+
+
+def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+    def devices(ids: list[int] | None, ranks: int) -> list[int]:
+        return [launch._take_device(ids, rank, ranks).index for rank in range(ranks)]
+
+    assert devices([2, 1], 2) == [2, 1]
+    assert devices(None, 3) == [0, 1, 2]
+    assert devices([2], 2) == [2, 0], "torchrun started more ranks than there are device_ids"
+    assert devices([1], 5) == [1, 0, 2, 1, 0], "more ranks than devices share them"
+
+
+def test_more_ranks_than_devices_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    cuda = torch.device("cuda", 0)
+    assert launch._backend(world.World(world_size=1, local_world_size=1, device=cuda), None) == "nccl"
+    with pytest.warns(UserWarning, match=r"2 ranks share 1 GPU"):
+        assert launch._backend(world.World(world_size=2, local_world_size=2, device=cuda), None) == "gloo"
+    assert launch._backend(world.World(world_size=2, local_world_size=2), None) == "gloo"
+
+
+def test_command_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-"], raising=False)
+    monkeypatch.setattr(relaunch, "_orig_argv", lambda: ["python", "-"])
+    with pytest.raises(SystemExit, match="save it as a file"):
+        relaunch.command()
