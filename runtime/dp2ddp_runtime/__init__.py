@@ -6,12 +6,19 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 
 from .checkpoint import load, load_state_dict, save
 from .launch import barrier, setup
+from .loader import set_epoch, shard_loader
+from .metrics import all_reduce, gather, weighted
+from .model import WrappedModel, wrap_model
 from .sinks import main_first, main_only, open
+from .streams import seed_everything
 from .world import device, is_main, local_rank, rank, world_size
 
 __all__ = [
+    "WrappedModel",
+    "all_reduce",
     "barrier",
     "device",
+    "gather",
     "is_main",
     "load",
     "load_state_dict",
@@ -21,6 +28,11 @@ __all__ = [
     "open",
     "rank",
     "save",
+    "seed_everything",
+    "set_epoch",
     "setup",
+    "shard_loader",
+    "weighted",
     "world_size",
+    "wrap_model",
 ]

@@ -27,16 +27,20 @@ def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """The same nesting with `fn` applied to whatever is no tuple, list, mapping or dataclass."""
-    if isinstance(value, torch.Tensor):
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> Any:
+    """The same nesting with `fn` applied to whatever is no tuple, list, mapping or dataclass, or is a leaf anyway."""
+    if is_leaf(value):
         return fn(value)
     if is_namedtuple(value):
-        return type(value)(*(map_leaves(fn, item) for item in value))
+        return type(value)(*(map_leaves(fn, item, is_leaf) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(map_leaves(fn, item) for item in value)
+        return type(value)(map_leaves(fn, item, is_leaf) for item in value)
     if isinstance(value, Mapping):
-        items = [(key, map_leaves(fn, item)) for key, item in value.items()]
+        items = [(key, map_leaves(fn, item, is_leaf)) for key, item in value.items()]
         if not isinstance(value, MutableMapping):
             return type(value)(items)  # type: ignore[call-arg]
         result = copy.copy(value)  # keeps a defaultdict's factory, an OrderedDict's class, ...
@@ -47,7 +51,7 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
         fields = [field.name for field in dataclasses.fields(value)]
         result = copy.copy(value)
         for name in fields:
-            object.__setattr__(result, name, map_leaves(fn, getattr(value, name)))
+            object.__setattr__(result, name, map_leaves(fn, getattr(value, name), is_leaf))
         return result
     return fn(value)
 
@@ -57,10 +61,10 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
     return map_leaves(lambda leaf: fn(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def leaves(value: Any) -> list[Any]:
-    """Whatever is no tuple, list, mapping or dataclass, in the order of `map_leaves`."""
+def leaves(value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> list[Any]:
+    """What `map_leaves` applies its function to, in that order."""
     found: list[Any] = []
-    map_leaves(found.append, value)
+    map_leaves(found.append, value, is_leaf)
     return found
 
 

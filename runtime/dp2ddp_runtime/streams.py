@@ -12,6 +12,7 @@ import ctypes
 import pickle
 import random
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -247,6 +248,14 @@ def _cuda_device() -> torch.device | None:
     return device if device is not None and device.type == "cuda" else None
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, NumPy and torch (CPU and CUDA)."""
+    random.seed(seed)
+    if np is not None:
+        np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def seed_everything(seed: int, deterministic: bool = False) -> None:
     """Seed `random`, NumPy and torch (CPU and CUDA) alike on every rank, and start the ranks' own streams from it.
 
@@ -254,10 +263,7 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         seed: the shared stream's seed, as `torch.manual_seed` takes it. A rank's own starts at `seed + 1 + rank`.
         deterministic: also set cuDNN's `deterministic` flag, and clear its `benchmark` flag.
     """
-    random.seed(seed)
-    if np is not None:
-        np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     forward.restart()
     loading.restart(epoch=0)
     if deterministic:
@@ -265,27 +271,34 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def adopt_main_state() -> None:
-    """Take over rank 0's shared stream. A collective of one broadcast; nothing happens with a single rank."""
+def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
+    """Take over rank 0's shared stream. A collective of one broadcast; nothing happens with a single rank.
+
+    Args:
+        generators: the script's own generators, which take over the state of their counterparts on rank 0.
+    """
     if world.world_size() == 1:
         return
     with shared:
-        state = _unpack(_broadcast(_pack(capture(_cuda_device())) if world.is_main() else b""))
-        if not world.is_main():
-            restore(state, _cuda_device())
+        if world.is_main():
+            told = _pack(capture(_cuda_device())), [bytes(generator.get_state().tolist()) for generator in generators]
+            _broadcast(pickle.dumps(told, protocol=4))
+        else:
+            state, own = pickle.loads(_broadcast(b""))
+            restore(_unpack(state), _cuda_device())
+            for generator, main in zip(generators, own):
+                generator.set_state(_as_tensor(main))
 
 
-def _pack(state: State) -> bytes:
+def _pack(state: State) -> Any:
     cuda = None if state.cuda is None else bytes(state.cuda.tolist())
     numpy = None if state.numpy is None else (state.numpy.full, state.numpy.raw)
-    return pickle.dumps((bytes(state.torch.tolist()), state.python, numpy, cuda), protocol=4)
+    return bytes(state.torch.tolist()), state.python, numpy, cuda
 
 
-def _unpack(data: bytes) -> State:
-    torch_state, python, numpy, cuda = pickle.loads(data)
-    return State(
-        _as_tensor(torch_state), python, numpy and NumpyState(*numpy), None if cuda is None else _as_tensor(cuda)
-    )
+def _unpack(told: Any) -> State:
+    main, python, numpy, cuda = told
+    return State(_as_tensor(main), python, numpy and NumpyState(*numpy), None if cuda is None else _as_tensor(cuda))
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:

@@ -1,0 +1,112 @@
+"""Batch samplers that yield one rank's part of each batch that the original's would yield."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from . import streams, world
+from .exchange import Exchange, Part
+from .nesting import chunk_sizes
+
+_TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class Cut(NamedTuple):
+    """How a batch was cut: its size (None if it couldn't be cut) and how many ranks have a part of it."""
+
+    total: int | None
+    count: int
+
+
+class RankBatchSampler(Sampler[Any]):
+    """Cuts each batch of `inner` into `torch.chunk`'s sizes and yields this rank's chunk.
+
+    The inner sampler runs on every rank, with the shared stream. Whatever isn't one of torch's own samplers may
+    have random numbers of its own, so there rank 0's batches are taken.
+
+    Args:
+        inner: the original batch sampler.
+        placeholders: a rank without a chunk gets the batch's first index instead of an error, and a batch that can't
+            be cut goes to every rank.
+    """
+
+    def __init__(self, inner: Any, placeholders: bool) -> None:
+        self.inner = inner
+        self.placeholders = placeholders
+        self.latest: deque[Cut] = deque()
+        self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
+        self._exchange = Exchange()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.latest = deque()
+        return self._cut(iter(self.inner), self.latest)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not there yet while unpickling
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def _cut(self, batches: Iterator[Any], cuts: deque[Cut]) -> Iterator[Any]:
+        drawn = False
+        while True:
+            # torch's own samplers draw from the shared stream once, at the first batch.
+            if drawn and self.plain:
+                batch = next(batches, None)
+            else:
+                with streams.shared:
+                    batch = next(batches, None)
+                drawn = True
+            if not self.plain:
+                batch = self._main_batch(batch)
+            if batch is None:
+                return
+            cut, own = self._own_part(batch)
+            cuts.append(cut)
+            yield own
+
+    def _main_batch(self, batch: Any) -> Any:
+        return self._exchange(Part([], batch if world.is_main() else None), torch.device("cpu"))[0].note
+
+    def _own_part(self, batch: Any) -> tuple[Cut, Any]:
+        if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__") or isinstance(batch, (str, bytes, dict)):
+            return Cut(None, 1), batch
+        sizes = chunk_sizes(len(batch), world.world_size())
+        count = sum(size > 0 for size in sizes)
+        start = sum(sizes[: world.rank()])
+        if sizes[world.rank()]:
+            return Cut(len(batch), count), batch[start : start + sizes[world.rank()]]
+        if self.placeholders:
+            return Cut(len(batch), count), batch[:1]
+        raise RuntimeError(
+            f"a batch of {len(batch)} samples leaves ranks idle, but the sampler's length promised larger ones: "
+            "pass gather=True to shard_loader"
+        )
+
+
+def splits_evenly_enough(inner: Any) -> bool:
+    """Whether each batch is known to have samples for every rank."""
+    if type(inner) is not BatchSampler:
+        return False
+    try:
+        samples = len(inner.sampler)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    sizes = [inner.batch_size] if samples >= inner.batch_size else []
+    if samples % inner.batch_size and not inner.drop_last:
+        sizes.append(samples % inner.batch_size)
+    return all(all(chunk_sizes(size, world.world_size())) for size in sizes)
