@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 import libcst as cst
-from libcst.metadata import CodeRange
+from libcst.metadata import CodeRange, PositionProvider
 
 from dp2ddp.edits import (
     AddImport,
@@ -88,6 +88,19 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
         if not isinstance(edit, (AddImport, RemoveStatement)):
             finder.holes(edit)
     return located
+
+
+class _Positions(PositionProvider):
+    """The position of every node, in one walk; `MetadataWrapper.resolve` would walk the whole tree a second time."""
+
+    def of(self, module: cst.Module) -> Positions:
+        self._gen_impl(module)
+        return self._computed  # type: ignore[return-value]
+
+
+def positions_of(module: cst.Module) -> Positions:
+    """Where each node of `module` lies, white space around it left out."""
+    return _Positions().of(module)
 
 
 class _Finder:

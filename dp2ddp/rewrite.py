@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import Union
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
 
 from dp2ddp import templates
 from dp2ddp.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.imports import place_imports, runtime_name
-from dp2ddp.locate import EditWithHoles, Located, locate, show
+from dp2ddp.locate import EditWithHoles, Located, locate, positions_of, show
 from dp2ddp.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.templates import Holes, leading, marker, with_leading
 
@@ -46,7 +45,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
         return text
     head, body, tail = _split(text)
     module = _parse(body)
-    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    positions = positions_of(module)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
