@@ -31,7 +31,7 @@ def diff(name: str, old: str, new: str) -> str:
 def colored(text: str) -> Text:
     """A diff in a terminal's colors."""
     shown = Text()
-    for line in text.splitlines(keepends=True):
+    for line in _LINE.findall(text):
         style = "bold" if line.startswith(("---", "+++")) else _DIFF_STYLES.get(line[:1], "")
         shown.append(line, style)
     return shown

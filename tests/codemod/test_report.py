@@ -1,0 +1,111 @@
+"""What the reports say: diffs, colors, examples, and the page of rules."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dp2ddp import report, rules_doc
+from dp2ddp.edits import Note, RemoveStatement, Span
+from dp2ddp.pipeline import Conversion
+from dp2ddp.plan import StrategyDecision
+from dp2ddp.rules import Example, Rule
+
+NO_NEWLINE = "\\ No newline at end of file\n"
+SPAN = Span.of(3, 0, 3, 5)
+
+
+def printed(conversion: Conversion, output: str | None = "out.py", vendored: bool = False) -> list[str]:
+    file = io.StringIO()
+    report.show_summary(Console(file=file), conversion, "train.py", output, vendored)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("a\n", "a\n", ""),
+        ("a\n", "b\n", "--- x.py\n+++ x.py\n@@ -1 +1 @@\n-a\n+b\n"),
+        ("a", "b", f"--- x.py\n+++ x.py\n@@ -1 +1 @@\n-a\n{NO_NEWLINE}+b\n{NO_NEWLINE}"),
+        ("a\r\nb\r\n", "a\r\n", "--- x.py\n+++ x.py\n@@ -1,2 +1 @@\n a\r\n-b\r\n"),
+        ("a\x0cb\n", "a\x0cc\n", "--- x.py\n+++ x.py\n@@ -1 +1 @@\n-a\x0cb\n+a\x0cc\n"),
+    ],
+)
+def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
+    assert report.diff("x.py", old, new) == expected
+
+
+def test_a_diff_is_colored_by_its_signs() -> None:
+    text = report.colored("--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n")
+    assert text.plain == "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
+    assert [str(span.style) for span in text.spans] == ["bold", "bold", "cyan", "red", "green"]
+
+
+def test_what_is_said_twice_for_a_line_is_said_once() -> None:
+    edit = RemoveStatement("DDP003", SPAN, "the optimizer is no module")
+    other = RemoveStatement("DDP003", Span.of(4, 0, 4, 5), "the optimizer is no module")
+    lines = printed(Conversion("x\n", edits=[edit, edit, other], changed=True))
+    assert lines[:3] == [
+        "train.py -> out.py: 3 changes by 1 rule",
+        "     3  DDP003  the optimizer is no module",
+        "     4  DDP003  the optimizer is no module",
+    ]
+
+
+def test_a_model_wrapped_in_two_places_is_named_once() -> None:
+    twice = [StrategyDecision("net", "sharded", "it is proved", line) for line in (3, 7)]
+    other = StrategyDecision("gan", "gathered", "nothing is proved", 9)
+    lines = printed(Conversion("x\n", strategies=[*twice, other], changed=True))
+    assert lines[1:3] == [
+        "  net: sharded, because it is proved (train.py:3,7)",
+        "  gan: gathered, because nothing is proved (train.py:9)",
+    ]
+
+
+def test_notes_are_shown_where_nothing_was_converted() -> None:
+    note = Note("DDP016", SPAN, "a submodule is wrapped", "wrap the whole model")
+    assert printed(Conversion("x\n", notes=[note])) == [
+        "train.py: nothing to convert",
+        "1 note, to be looked at by a person:",
+        "  train.py:3  DDP016  a submodule is wrapped; wrap the whole model",
+    ]
+
+
+def test_square_brackets_are_no_markup() -> None:
+    note = Note("DDP016", SPAN, "`ids[0]` and `x[/bold]` are not known", "look at `[red]`")
+    assert "`ids[0]` and `x[/bold]` are not known; look at `[red]`" in printed(Conversion("x\n", notes=[note]))[-1]
+
+
+def test_long_lines_are_not_wrapped() -> None:
+    edit = RemoveStatement("DDP003", SPAN, "long " * 60)
+    assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True)))
+
+
+@pytest.mark.parametrize(
+    ("example", "flags"),
+    [
+        (Example("", ""), ""),
+        (Example("", "", strategy="gathered"), "--strategy gathered"),
+        (Example("", "", strategy="sharded", sync_bn=True), "--strategy sharded --sync-bn"),
+        (Example("", "", clean_keys=True), "--clean-keys"),
+    ],
+)
+def test_the_flags_of_an_example(example: Example, flags: str) -> None:
+    assert report.flags_of(example) == flags
+
+
+def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shown(Rule):
+        id = "DDP900"
+        title = "Show"
+        why = "To be\nshown."
+        examples = (Example("x\n", "y\n", strategy="sharded", also=("DDP901",)),)
+        edits = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(rules_doc, "all_rules", lambda: (Shown(),))
+    page = rules_doc.page()
+    assert "| [DDP900](#ddp900) | Show |" in page
+    assert "**Show.** To be shown." in page
+    assert "After (`--strategy sharded`, together with DDP901):\n\n```python\ny\n```\n" in page
