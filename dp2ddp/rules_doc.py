@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dp2ddp.report import flags_of
 from dp2ddp.rules import Example, Rule, all_rules
 
+# Examples keep the formatting that users have, so ruff is told to leave the page alone.
 _INTRODUCTION = """\
+<!-- fmt: off -->
 # The rules
 
 Made by `python -m dp2ddp.rules_doc > docs/rules.md` from the rules themselves; do not edit. Every example is a test.
