@@ -122,7 +122,7 @@ def convert(
     source = project.read(input_)
     folder = _check_output(source, output, in_place, vendored, force)
     conversion = pipeline.convert_source(source.text, source.name, options)
-    if folder is not None and conversion.changed:
+    if folder is not None and (conversion.changed or conversion.converted_before):
         vendor.copy(folder)
     written = input_ if in_place else output
     _write(source, conversion, written)

@@ -142,6 +142,9 @@ def test_in_place_and_again(script: Path) -> None:
     assert again.exit_code == 0
     assert again.stderr == "./train.py: converted already, nothing to do\n"
     assert script.stat().st_mtime_ns == before
+    # The runtime can still be asked for.
+    assert run("convert", "--in-place", "train.py", "--vendor").exit_code == 0
+    assert here() == ["dp2ddp_runtime", "train.py"]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
