@@ -141,7 +141,7 @@ def _wrapped_for_ranks(value: Any) -> Any:
         return value
     from .model import wrap_model
 
-    return wrap_model(value.module, gather=True, dim=value.dim)
+    return wrap_model(value.module, gather=True, dim=getattr(value, "dim", 0))  # without CUDA it has none
 
 
 def _to_own_device(storage: Any, location: str) -> Any:

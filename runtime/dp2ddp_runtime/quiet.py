@@ -71,29 +71,32 @@ def _silence_tqdm() -> None:
         from tqdm import std
     except ImportError:
         return
-    std.tqdm.__init__ = _with_silent_file(std.tqdm.__init__, position=4)
-    std.tqdm.write = classmethod(_with_silent_file(std.tqdm.write.__func__, position=1))
+    std.tqdm.__init__ = _with_silent_file(std.tqdm.__init__, position=4, default=sys.stderr)
+    std.tqdm.write = classmethod(_with_silent_file(std.tqdm.write.__func__, position=1, default=None))
 
 
-def _with_silent_file(function: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """`function(self, ...)` with its `file` argument, the terminal by default, led nowhere.
+def _with_silent_file(function: Callable[..., Any], position: int, default: TextIO | None) -> Callable[..., Any]:
+    """`function(self, ...)` with its `file` argument led nowhere if that is standard error.
 
     Args:
+        function: a method.
         position: of `file` among the arguments after `self`.
+        default: what it writes to if `file` is None; None for standard output, which is silent already.
     """
     null = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
 
     @functools.wraps(function)
     def silent(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > position:
-            if args[position] is None or _is_stderr(args[position]):
+        given = args[position] if len(args) > position else kwargs.get("file")
+        if _is_stderr(default if given is None else given):
+            if len(args) > position:
                 args = (*args[:position], null, *args[position + 1 :])
-        elif kwargs.get("file") is None or _is_stderr(kwargs["file"]):
-            kwargs["file"] = null
+            else:
+                kwargs["file"] = null
         return function(self, *args, **kwargs)
 
     return silent
 
 
-def _is_stderr(file: TextIO) -> bool:
-    return file is sys.stderr or file is sys.__stderr__
+def _is_stderr(file: TextIO | None) -> bool:
+    return file is not None and (file is sys.stderr or file is sys.__stderr__)

@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import journal, world
@@ -49,14 +50,15 @@ def open(
     path = None if isinstance(file, int) else file
     if path is not None and (not writes or "r" in mode):
         journal.before_read(path)
+    content = _shared_content(path) if path is not None and "+" in mode and set(mode) & set("ra") else b""
     if not writes or world.is_main():
         handle = builtins.open(file, mode, closefd=closefd, opener=opener, **how)  # noqa: SIM115
     elif "+" in mode:
-        handle = _private_copy(path, mode, how)
+        handle = _private_copy(content, mode, how)
     else:
         handle = builtins.open(os.devnull, mode.replace("x", "w"), **how)  # noqa: SIM115
         _raw(handle).name = file
-    if writes and path is not None and not journal.muted_here():
+    if writes and path is not None and journal.store() is not None and not journal.muted_here():
         _on_close(handle, functools.partial(journal.wrote, os.path.abspath(path)))
     return handle
 
@@ -89,7 +91,7 @@ def main_first() -> Iterator[None]:
         PeerError: local rank 0 isn't through in time.
     """
     store = journal.store()
-    if store is None:
+    if store is None or journal.muted_here():
         yield
         return
     key = f"first{_next_turn()}/{world.rank() - world.local_rank()}"
@@ -204,13 +206,24 @@ def _name(target: object) -> str:
     return getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or type(target).__qualname__
 
 
-def _private_copy(path: journal.Path | None, mode: str, how: dict[str, Any]) -> IO[Any]:
+def _private_copy(content: bytes, mode: str, how: dict[str, Any]) -> IO[Any]:
     handle = tempfile.TemporaryFile("w+" + "b" * ("b" in mode), **how)  # noqa: SIM115
-    if path is not None and ("r" in mode or ("a" in mode and os.path.exists(path))):
-        with builtins.open(path, "rb") as original:
-            _raw(handle).write(original.read())
-        handle.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
+    _raw(handle).write(content)
+    handle.seek(0, os.SEEK_END if "a" in mode else os.SEEK_SET)
     return handle
+
+
+def _shared_content(path: journal.Path) -> bytes:
+    """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
+    store = journal.store()
+    if store is None or journal.muted_here():
+        return b""
+    key = f"content{_next_turn()}"
+    if world.is_main():
+        found = Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
+        store.set(key, found.hex())
+        return found
+    return bytes.fromhex(store.get(key).decode())
 
 
 def _raw(handle: IO[Any]) -> Any:

@@ -1,0 +1,276 @@
+"""Checkpoints: whole at any moment, read when they are there, with or without `module.` in their keys."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import signal
+import stat
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dp2ddp_runtime import checkpoint, sinks, world
+from dp2ddp_runtime.checkpoint import fit_prefix, load, load_state_dict, save
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+
+def same(a: Any, b: Any) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# --- saving ---
+
+
+class Deadly:
+    """Kills its process when it is pickled."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("alive")
+
+
+def in_child(function: Any) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    save({"step": 1, "w": torch.arange(1000)}, path)
+    old = path.read_bytes()
+
+    def die_while_pickling() -> None:
+        save([torch.ones(10**6), Deadly()], path)
+
+    def die_when_written() -> None:
+        checkpoint._to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        save({"step": 2, "w": torch.ones(10**6)}, path)
+
+    for die in (die_while_pickling, die_when_written):
+        assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
+        assert path.read_bytes() == old
+        assert load(path)["step"] == 1
+    save({"step": 3}, path)
+    assert load(path) == {"step": 3}
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    save(1, path)
+    with pytest.raises(TypeError, match="not to be pickled"):
+        save([torch.ones(3), Unpicklable()], path)
+    assert os.listdir(tmp_path) == ["net.pt"]
+    assert load(path) == 1
+    with pytest.raises(RuntimeError, match=r"Parent directory .* does not exist"):
+        save(1, tmp_path / "none" / "net.pt")
+    with pytest.raises((RuntimeError, IsADirectoryError)):
+        save(1, tmp_path)
+
+
+def test_the_file_is_the_one_that_torch_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = nn.DataParallel(Net()).state_dict()
+    (tmp_path / "by_torch").mkdir()
+    torch.save(state, tmp_path / "by_torch" / "net.pt")
+    monkeypatch.chdir(tmp_path)
+    save(state, "net.pt")
+    assert Path("net.pt").read_bytes() == Path("by_torch/net.pt").read_bytes()
+    save(state, "old.pt", _use_new_zipfile_serialization=False)
+    assert same(torch.load("old.pt"), state)
+    assert not Path("old.pt").read_bytes().startswith(b"PK")
+
+
+def test_mode_and_links_stay(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save(1, tmp_path / "new.pt")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.pt").stat().st_mode) == 0o640
+    (tmp_path / "new.pt").chmod(0o600)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "latest.pt").symlink_to("../new.pt")
+    save(2, tmp_path / "runs" / "latest.pt")
+    assert (tmp_path / "runs" / "latest.pt").is_symlink()
+    assert load(tmp_path / "new.pt") == 2
+    assert stat.S_IMODE((tmp_path / "new.pt").stat().st_mode) == 0o600
+    save(3, os.devnull)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+# --- ranks ---
+
+
+def _save_then_load(folder: Path) -> list[Any]:
+    original = torch.save
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+        original(*args, **kwargs)
+
+    torch.save = slowly
+    try:
+        seen = []
+        for step in range(2):
+            save({"step": step, "by": world.rank()}, folder / "net.pt")
+            seen.append(load(folder / "net.pt"))
+            dist.barrier()
+        with sinks.open(folder / "file.pt", "wb") as f:
+            save({"by": world.rank()}, f)
+        seen.append(load(folder / "file.pt"))
+        memory = io.BytesIO()
+        save(world.rank(), memory)
+        memory.seek(0)
+        seen.append(load(memory))
+        return seen
+    finally:
+        torch.save = original
+
+
+def test_rank_0_writes_and_the_others_wait_for_it(ranks: Any, tmp_path: Path) -> None:
+    first, second = ranks(2, _save_then_load, tmp_path)
+    written = [{"step": 0, "by": 0}, {"step": 1, "by": 0}, {"by": 0}]
+    assert first == [*written, 0]
+    assert second == [*written, 1]
+    assert sorted(os.listdir(tmp_path)) == ["file.pt", "net.pt"]
+
+
+def _load_on_rank_1_alone(path: Path) -> Any:
+    if world.is_main():
+        time.sleep(0.3)
+    save(torch.ones(2), path)
+    loaded = None if world.is_main() else load(path).tolist()
+    dist.barrier()
+    return loaded
+
+
+def test_a_reader_alone(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _load_on_rank_1_alone, tmp_path / "a.pt") == [None, [1.0, 1.0]]
+
+
+# --- loading ---
+
+
+def test_load_passes_everything_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    save({"w": torch.ones(2), "f": functools.partial(int, "3")}, path)
+    with pytest.raises(Exception, match=r"(?i)weights.?only"):
+        load(path, weights_only=True)
+    assert load(path, weights_only=False)["f"]() == 3
+    torch.save(torch.ones(2), path)
+    assert load(path, "meta").device.type == "meta"
+    assert load(str(path), map_location=torch.device("cpu"), mmap=True).tolist() == [1, 1]
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.pt")
+
+
+def test_cuda_storages_come_to_the_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Storage:
+        def cuda(self, device: torch.device) -> str:
+            return f"on {device}"
+
+    monkeypatch.setattr(world, "_world", world.World(device=torch.device("cuda", 1), ready=True))
+    assert checkpoint._to_own_device(Storage(), "cuda:0") == "on cuda:1"
+    assert checkpoint._to_own_device(Storage(), "cpu") is None
+    monkeypatch.setattr(world, "_world", world.World(ready=True))
+    storage = Storage()
+    assert checkpoint._to_own_device(storage, "cuda:0") is storage
+
+
+def test_a_whole_dataparallel_comes_back_wrapped(tmp_path: Path) -> None:
+    from dp2ddp_runtime.model import WrappedModel
+
+    model = nn.DataParallel(Net(), dim=0)
+    torch.save(model, tmp_path / "net.pt")
+    torch.save({"epoch": 3, "model": model}, tmp_path / "both.pt")
+    both = load(tmp_path / "both.pt", weights_only=False)
+    assert both["epoch"] == 3
+    for loaded in (load(tmp_path / "net.pt", weights_only=False), both["model"]):
+        assert isinstance(loaded, WrappedModel)
+        assert same(loaded.state_dict(), model.state_dict())
+
+
+# --- module. ---
+
+
+class Holder(nn.Module):
+    """A model with a part that is called `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = Net()
+
+
+@pytest.mark.parametrize("saved", [Net, Holder, lambda: nn.DataParallel(Net()), lambda: nn.DataParallel(Holder())])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_keys_fit_with_or_without_prefix(saved: Any, wrapped: bool) -> None:
+    torch.manual_seed(0)
+    source = saved()
+    inner = source.module if isinstance(source, nn.DataParallel) else source
+    target = type(inner)()
+    state = source.state_dict()
+    keys, versions = list(state), dict(state._metadata)
+    result = load_state_dict(nn.DataParallel(target) if wrapped else target, state)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert same(target.state_dict(), inner.state_dict())
+    assert (list(state), dict(state._metadata)) == (keys, versions), "the caller's dictionary has changed"
+
+
+def test_metadata_is_renamed_along() -> None:
+    plain, wrapped = Net().state_dict(), nn.DataParallel(Net()).state_dict()
+    for state, other in ((plain, wrapped), (wrapped, plain)):
+        renamed = fit_prefix(state, other.keys())
+        assert list(renamed) == list(other)
+        names = set(other._metadata)
+        assert {name: renamed._metadata[name] for name in names & set(renamed._metadata)} == {
+            name: other._metadata[name] for name in names & set(renamed._metadata)
+        }
+        assert renamed._metadata["module.norm" if other is wrapped else "norm"] == {"version": 2}
+
+
+def test_states_that_do_not_fit() -> None:
+    state = nn.DataParallel(Net()).state_dict()
+    del state["module.fc.bias"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "fc.bias"'):
+        load_state_dict(Net(), state)
+    assert load_state_dict(Net(), state, strict=False).missing_keys == ["fc.bias"]
+    state["extra"] = torch.ones(1)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        load_state_dict(Net(), OrderedDict(state))
+    assert fit_prefix({}, ["a"]) == {}
+    same_object = Net().state_dict()
+    assert fit_prefix(same_object, Net().state_dict().keys()) is same_object
+
+
+def test_optimizers_and_options_are_passed_on() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = optimizer.state_dict()
+    optimizer.param_groups[0]["lr"] = 0.1
+    load_state_dict(optimizer, state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    weights = {key: value.clone() for key, value in Net().state_dict().items()}
+    load_state_dict(model, weights, assign=True)
+    assert model.fc.weight.data_ptr() == weights["fc.weight"].data_ptr()

@@ -1,0 +1,286 @@
+"""Files and writers: on rank 0 alone, and read by the others when they are there."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch.distributed as dist
+from dp2ddp_runtime import journal, sinks, world
+from dp2ddp_runtime.journal import PeerError
+from dp2ddp_runtime.sinks import Absent, main_first, main_only
+
+
+def write_slowly(path: Path, text: str) -> None:
+    time.sleep(0.4)
+    path.write_text(text)
+
+
+# --- open ---
+
+
+def _write_then_read(folder: Path) -> list[str]:
+    seen = []
+    for n in range(3):
+        with sinks.open(folder / "a.txt", "w") as f:
+            if world.is_main():
+                time.sleep(0.2)
+            f.write(f"round {n}")
+        with sinks.open(folder / "a.txt") as f:
+            seen.append(f.read())
+        dist.barrier()  # or rank 0 is already writing the next one
+    return seen
+
+
+def test_reader_sees_what_rank_0_wrote(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _write_then_read, tmp_path) == [["round 0", "round 1", "round 2"]] * 2
+
+
+def _write_and_read_on_rank_1_alone(path: Path) -> str | None:
+    # Closed by the last reference, as scripts do, and not by the garbage collector.
+    gc.disable()
+    json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, sinks.open(path, "w"))
+    gc.enable()
+    text = None if world.is_main() else sinks.open(path).read()
+    dist.barrier()
+    return text
+
+
+def test_reader_alone_and_file_closed_by_its_last_reference(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _write_and_read_on_rank_1_alone, tmp_path / "a.json") == [None, '{"rank": 0, "wait": null}']
+
+
+def _append_binary_and_exclusive(folder: Path) -> list[Any]:
+    os.chdir(folder)
+    kinds = []
+    for mode, data in [("x", "1"), ("a", "2"), ("wb", b"3"), ("ab", b"4"), ("w+", "5"), ("a+", "6"), ("r+b", b"7")]:
+        name = "b.bin" if "b" in mode else "a.txt"
+        if mode == "w+":
+            name = "c.txt"
+        with sinks.open(name, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as f:
+            f.write(data)
+            kinds.append((type(f), f.name if "+" not in mode else None))
+            if "+" in mode:
+                f.seek(0)
+                kinds.append(f.read())
+        dist.barrier()
+    return kinds
+
+
+def test_every_mode_gives_the_same_kind_of_file(ranks: Any, tmp_path: Path) -> None:
+    first, second = ranks(2, _append_binary_and_exclusive, tmp_path)
+    assert first == second
+    assert [item for item in first if isinstance(item, (str, bytes))] == ["5", "126", b"74"]
+    assert (tmp_path / "a.txt").read_text() == "126"
+    assert (tmp_path / "b.bin").read_bytes() == b"74"
+    assert (tmp_path / "c.txt").read_text() == "5"
+
+
+def test_alone_it_is_pythons_open(tmp_path: Path) -> None:
+    with sinks.open(tmp_path / "a", "w") as f:
+        assert type(f) is io.TextIOWrapper
+        f.write("x")
+    with sinks.open(str(tmp_path / "a"), "rb", 0) as raw:
+        assert type(raw) is io.FileIO
+        assert raw.read() == b"x"
+    with sinks.open(os.open(tmp_path / "a", os.O_RDONLY)) as f:
+        assert f.read() == "x"
+    with pytest.raises(FileNotFoundError):
+        sinks.open(tmp_path / "none")
+    with pytest.raises(ValueError, match="invalid mode"):
+        sinks.open(tmp_path / "a", "q")
+
+
+# --- waiting ---
+
+
+def _counts_differ(path: Path) -> str:
+    # Rank 1 sees the file that rank 0 has written meanwhile, and so passes one more write than rank 0.
+    if world.is_main():
+        path.write_text("old")
+    dist.barrier()
+    if not world.is_main():
+        main_only(os.remove)(path)
+    main_only(write_slowly)(path, "new")
+    return sinks.open(path).read()
+
+
+def test_counts_that_differ_do_not_hang(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _counts_differ, tmp_path / "a") == ["new", "new"]
+
+
+def _never_written(path: Path) -> str:
+    world.current().timeout = 0.3
+    message = ""
+    if not world.is_main():
+        with sinks.open(path, "w"):
+            pass
+        try:
+            sinks.open(path)
+        except PeerError as error:
+            message = str(error)
+    dist.barrier()
+    return message
+
+
+def test_waiting_in_vain_is_an_error(ranks: Any, tmp_path: Path) -> None:
+    _, message = ranks(2, _never_written, tmp_path / "a")
+    assert message == f"rank 1 waited 0 s for rank 0 to write {tmp_path / 'a'}, in vain"
+
+
+def _in_forked_child(path: Path) -> bytes:
+    main_only(write_slowly)(path, "x")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"none" if journal.store() is None else b"some")
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer = os.read(read, 10)
+    dist.barrier()  # the store still works
+    return answer + sinks.open(path, "rb").read()
+
+
+def test_forked_children_leave_the_store_alone(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _in_forked_child, tmp_path / "a") == [b"nonex"] * 2
+
+
+# --- main_only ---
+
+
+def _copy_best(folder: Path) -> list[str]:
+    seen = []
+    with sinks.open(folder / "last.txt", "w") as f:
+        f.write("model")
+    main_only(time.sleep)(0.3)
+    main_only(shutil.copyfile)(folder / "last.txt", str(folder / "best.txt"))
+    seen.append(sinks.open(folder / "best.txt").read())
+    main_only(shutil.copytree)(folder, folder / "copy", ignore=shutil.ignore_patterns("copy"))
+    seen.append(sinks.open(folder / "copy" / "last.txt").read())  # the folder is what the call named
+    return seen
+
+
+def test_reads_wait_for_paths_that_were_arguments(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _copy_best, tmp_path) == [["model", "model"]] * 2
+
+
+class Writer:
+    """Like a SummaryWriter."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        Writer.opened.append(folder)
+
+    def add(self, value: float) -> str:
+        return "added"
+
+
+def _use_writer(folder: str) -> tuple[list[str], str, bool, bool]:
+    Writer.opened.clear()
+    writer = main_only(Writer)(folder)
+    told = repr(writer.add(1.0))
+    return Writer.opened, told, bool(writer), isinstance(writer, Writer)
+
+
+def test_objects_live_on_rank_0(ranks: Any, tmp_path: Path) -> None:
+    first, second = ranks(2, _use_writer, str(tmp_path))
+    assert first == ([str(tmp_path)], "'added'", True, True)
+    assert second == ([], "<Writer(...).add(...): on rank 0 alone>", True, False)
+
+
+def _make_log_handler(path: str) -> tuple[str, bool]:
+    handler = main_only(logging.FileHandler)(path)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    name = type(handler).__name__
+    handler.close()
+    dist.barrier()
+    return name, os.path.exists(path)
+
+
+def test_log_handlers(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _make_log_handler, str(tmp_path / "log")) == [("FileHandler", True), ("NullHandler", True)]
+
+
+def test_absent_takes_everything_and_gives_nothing() -> None:
+    run = Absent("wandb")
+    with run.init(project="p") as session:
+        session.log({"loss": 1}, step=2)
+    assert [repr(item) for item in (run, session, run.config["lr"])] == [
+        f"<wandb{what}: on rank 0 alone>" for what in ("", ".init(...)", ".config['lr']")
+    ]
+    run.config.lr = 0.1
+    run.config["wd"] = 0.2
+    assert (run.config.lr, run.config["wd"], "wd" in run.config, "x" in run.config) == (0.1, 0.2, True, False)
+    del run.config["wd"]
+    assert "wd" not in run.config
+    assert (list(run), len(run), bool(run)) == ([], 0, True)
+    with pytest.raises(TypeError):
+        run.step + 1
+    with pytest.raises(TypeError):
+        float(run.summary.best)  # type: ignore[arg-type]
+
+
+def test_alone_main_only_changes_nothing() -> None:
+    for thing in (print, Writer, functools.partial(print), logging, 3):
+        assert main_only(thing) is thing
+
+
+# --- main_first ---
+
+
+def _download(path: Path) -> tuple[bool, str]:
+    with main_first():
+        found = path.exists()
+        if not found:
+            write_slowly(path, f"by {world.rank()}")
+    return found, path.read_text()
+
+
+def test_main_first(ranks: Any, tmp_path: Path) -> None:
+    first, *others = ranks(3, _download, tmp_path / "data")
+    assert first == (False, "by 0")
+    assert others == [(True, "by 0")] * 2
+
+
+class MirrorError(Exception):
+    pass
+
+
+class OddError(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+def _fail(kind: type[Exception]) -> tuple[str, float]:
+    begin = time.monotonic()
+    try:
+        with main_first():
+            assert world.is_main(), "the others must not run it"
+            raise kind("no network")
+    except (MirrorError, RuntimeError, OddError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+
+
+def test_main_first_fails_everywhere_at_once(ranks: Any) -> None:
+    for kind, elsewhere in ((MirrorError, "MirrorError: no network"), (OddError, "RuntimeError: OddError: no network")):
+        (first, _), *others = ranks(2, _fail, kind)
+        assert first == f"{kind.__name__}: no network"
+        assert [text for text, _ in others] == [elsewhere]
+        assert max(seconds for _, seconds in others) < 5
+
+
+def test_pickled_errors_come_back() -> None:
+    assert builtins.str(pickle.loads(sinks._pickled(KeyError("k")))) == "'k'"
