@@ -121,7 +121,10 @@ class Wraps:
             if self._is_device_guard(above) and condition is None:
                 guard = above
             elif condition is None:
-                condition = above
+                condition = self.source.chain_head(above)
+        # The wrap moves behind a whole `if`, never behind one branch of it.
+        if guard is not None and self.source.chain_head(guard) is not guard:
+            guard = None
         return guard, condition
 
     def _is_device_guard(self, node: ast.If) -> bool:

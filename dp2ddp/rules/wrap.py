@@ -180,10 +180,18 @@ def _moves_left_alone(facts: Facts, wrap: Wrap, siblings: list[Wrap]) -> list[as
     others = [b for b in (wrap.guard.body, wrap.guard.orelse) if b and not any(b is block for block in blocks)]
     found: list[ast.stmt] = []
     for block in others:
-        if not all(_is_move(s, wrap) for s in block):
+        moves = [m for s in block for m in _simple(s)]
+        if not all(_is_move(m, wrap) for m in moves):
             return []
-        found += block
+        found += moves
     return found
+
+
+def _simple(statement: ast.stmt) -> list[ast.stmt]:
+    """A statement, or what an `if` holds on all its branches."""
+    if not isinstance(statement, ast.If):
+        return [statement]
+    return [inner for s in (*statement.body, *statement.orelse) for inner in _simple(s)]
 
 
 def _is_move(statement: ast.stmt, wrap: Wrap) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import cached_property
 
 from dp2ddp.analysis.loops import DataLoop
 from dp2ddp.analysis.proof import kinds
@@ -278,7 +279,7 @@ class Frame:
     def assign(self, target: ast.expr, value: Kind, origin: ast.expr) -> None:
         """Give a target its value's kind. What outlives the loop takes whole-batch values only."""
         if isinstance(target, ast.Name):
-            if target.id in self._globals() and not value.clean:
+            if target.id in self._globals and not value.clean:
                 self.evaluator.reduce(origin, value)
                 value = CLEAN
             self.env[target.id] = self._meter(origin) or value
@@ -327,6 +328,7 @@ class Frame:
         """The kind of a name; clean where this frame hasn't assigned it."""
         return self.env.get(name) or CLEAN
 
+    @cached_property
     def _globals(self) -> set[str]:
         if isinstance(self.root, ast.Module):
             return set()
