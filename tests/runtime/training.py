@@ -44,6 +44,12 @@ def difference(left: Parameters, right: Parameters) -> float:
     )
 
 
+def distance(left: Parameters, right: Parameters) -> float:
+    """The difference of all values together, relative to their norm."""
+    a, b = (torch.cat([value.double().flatten() for value in values]) for values in (left, right))
+    return ((a - b).norm() / b.norm()).item()
+
+
 def data(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     x = torch.rand(rows, 1, 8, 8, generator=generator, dtype=torch.float64).to(dtype)

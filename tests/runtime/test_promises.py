@@ -1,0 +1,264 @@
+"""The promises P1 to P3 of the design, for what the runtime has to do with them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp2ddp_runtime import loader as loaders
+from dp2ddp_runtime import metrics, streams, world
+from dp2ddp_runtime import model as models
+from rank_pool import RankPool
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
+from training import Net, Parameters, Wrap, data, difference, distance, emulated, gathered, seeded, snapshot
+
+
+class Numbered(Dataset[int]):
+    """Sample `i` is the number `i`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Rolling(Sampler[int]):
+    """A sampler that draws from `random` at each sample, and once from its own, unseeded generator."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.own = random.Random()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.own.randrange(self.size) if self.size > 30 else 0
+        for index in range(self.size):
+            yield (start + index + random.randrange(3)) % self.size
+
+
+class Growing(Sampler[list[int]]):
+    """A batch sampler whose batches grow: 1, 2, 3, ... samples."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(21).tolist()
+        for size in range(1, 7):
+            yield [order.pop() for _ in range(size)]
+
+    def __len__(self) -> int:
+        return 6
+
+
+def make_loader(kind: str, workers: int) -> DataLoader[int]:
+    numbers = Numbered(23)
+    loaders_by_kind: dict[str, Any] = {
+        "in order": lambda: DataLoader(numbers, 6, num_workers=workers),
+        "shuffled": lambda: DataLoader(numbers, 6, shuffle=True, num_workers=workers),
+        "generator": lambda: DataLoader(numbers, 6, shuffle=True, generator=torch.Generator(), num_workers=workers),
+        "drop_last": lambda: DataLoader(numbers, 6, shuffle=True, drop_last=True, num_workers=workers),
+        "weighted": lambda: DataLoader(numbers, 6, sampler=WeightedRandomSampler([1.0, 3.0] * 11, 20)),
+        "subset": lambda: DataLoader(Subset(numbers, [3, 1, 4, 15, 9, 2, 6]), 5, shuffle=True, num_workers=workers),
+        "custom sampler": lambda: DataLoader(numbers, 6, sampler=Rolling(23), num_workers=workers),
+        "custom batch sampler": lambda: DataLoader(numbers, batch_sampler=Growing(), num_workers=workers),
+        "torch's batch sampler": lambda: DataLoader(numbers, batch_sampler=BatchSampler(Rolling(23), 4, True)),
+        "last batch smaller than N": lambda: DataLoader(Numbered(13), 6, shuffle=True, num_workers=workers),
+        "one by one": lambda: DataLoader(Numbered(5), num_workers=workers),
+    }
+    return loaders_by_kind[kind]()
+
+
+KINDS = (
+    "in order",
+    "shuffled",
+    "generator",
+    "drop_last",
+    "weighted",
+    "subset",
+    "custom sampler",
+    "custom batch sampler",
+    "torch's batch sampler",
+    "last batch smaller than N",
+    "one by one",
+)
+
+
+def read(kind: str, gather: bool, workers: int) -> tuple[list[list[int]], int, bool, float]:
+    """Two epochs' batches, `len`, whether they are whole, and a draw afterwards."""
+    streams.seed_everything(11)
+    loader = loaders.shard_loader(make_loader(kind, workers), gather=gather)
+    batches = []
+    for epoch in range(2):
+        loaders.set_epoch(loader, epoch)
+        batches += [batch.tolist() for batch in loader]
+    return batches, len(loader), gather or getattr(loader, "whole", False), torch.rand(1).item()
+
+
+def read_all(gather: bool, workers: int) -> list[Any]:
+    return [read(kind, gather, workers) for kind in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("n", "gather", "workers"), [(1, False, 0), (2, False, 0), (2, True, 0), (3, False, 2), (3, True, 0)]
+)
+def test_p1_the_shards_of_each_step_are_the_originals_batch(
+    ranks: RankPool, n: int, gather: bool, workers: int
+) -> None:
+    results = ranks(n, read_all, gather, workers)
+    assert len(KINDS) == len(results[0])
+    for index, kind in enumerate(KINDS):
+        expected, length, _, draw = read(kind, False, 0)
+        for batches, its_length, whole, its_draw in (result[index] for result in results):
+            assert its_length == length, kind
+            assert its_draw == draw, kind
+            assert len(batches) == len(expected), kind
+            assert not whole or batches == expected, kind
+        if not results[0][index][2]:
+            steps = zip(*(result[index][0] for result in results))
+            assert [list(itertools.chain(*step)) for step in steps] == expected, kind
+
+
+def read_unseeded() -> list[list[int]]:
+    random.seed(1)
+    loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)), gather=True)
+    return [batch.tolist() for batch in loader]
+
+
+def test_p1_a_sampler_with_randomness_of_its_own_is_rank_0s(ranks: RankPool) -> None:
+    first, second = ranks(2, read_unseeded)
+    assert first == second
+
+
+def train(wrap: Wrap, steps: int, dtype: torch.dtype, dropout: float) -> list[Parameters]:
+    """Training on batches of 16, 16, 16 and 7 rows, shuffled; the parameters and buffers after each step."""
+    net = wrap(seeded(lambda: Net(dropout), dtype))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    gather = getattr(net, "_gathers", False)
+    loader = loaders.shard_loader(
+        DataLoader(torch.utils.data.TensorDataset(*data(55, dtype)), 16, shuffle=True), gather
+    )
+    history: list[Parameters] = []
+    while len(history) < steps:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+            optimizer.step()
+            history.append(snapshot(net))
+    return history[:steps]
+
+
+def train_on_ranks(gather: bool, *args: Any) -> list[Parameters]:
+    return train(gathered if gather else models.wrap_model, *args)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (3, torch.float64)])
+def test_p2_parameters_are_data_parallels_after_every_step(
+    ranks: RankPool, n: int, dtype: torch.dtype, gather: bool, dropout: float
+) -> None:
+    steps = 100
+    results = ranks(n, train_on_ranks, gather, steps, dtype, dropout)
+    torch.set_num_threads(1)  # as the ranks: the number of threads changes the order of summation
+    expected = train(emulated(n), steps, dtype, dropout)
+    for step in range(steps):
+        for result in results[1:]:
+            assert difference(result[step], results[0][step]) == 0
+        # Bit for bit where the arithmetic is the same: gathered on two ranks. (A shard of 3 or 4 rows of 7 isn't.)
+        if gather and n == 2:
+            assert difference(results[0][step], expected[step]) == 0, step
+        assert distance(results[0][step], expected[step]) <= (1e-6 if n == 2 else 1e-12), step
+
+
+def test_p2_one_rank_is_the_original(ranks: RankPool) -> None:
+    for gather in (False, True):
+        (result,) = ranks(1, train_on_ranks, gather, 8, torch.float32, 0.5)
+        torch.set_num_threads(1)
+        expected = train(lambda net: net, 8, torch.float32, 0.5)
+        assert all(difference(one, other) == 0 for one, other in zip(result, expected))
+
+
+class Augmented(Dataset[Any]):
+    """Noise from three generators on every sample."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data(40, torch.float32)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = random.random() + float(np.random.randn()) + torch.rand(1).item()
+        return self.x[index] + noise, self.y[index], noise
+
+
+def digest() -> str:
+    state = (torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in np.random.get_state()])
+    return hashlib.sha256(pickle.dumps(state)).hexdigest()
+
+
+def epochs(gather: bool, workers: int) -> Any:
+    net = models.wrap_model(seeded(lambda: Net(0.5), torch.float32), gather)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    loader = loaders.shard_loader(DataLoader(Augmented(), 15, shuffle=True, num_workers=workers), gather)
+    ends, noises = [], []
+    for epoch in range(2):
+        loaders.set_epoch(loader, epoch)
+        for x, y, noise in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            noises.append(noise.tolist())
+        ends.append((digest(), [value.tolist() for value in snapshot(net)]))
+    with streams.forward:
+        own = digest()
+    return ends, noises, own
+
+
+@pytest.mark.parametrize(("n", "gather", "workers"), [(2, False, 0), (2, True, 2), (3, True, 0), (3, False, 2)])
+def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(
+    ranks: RankPool, n: int, gather: bool, workers: int
+) -> None:
+    results = ranks(n, epochs, gather, workers)
+    ends = [result[0] for result in results]
+    assert all(end == ends[0] for end in ends)
+    assert ends[0][0] != ends[0][1]
+    assert len({result[2] for result in results}) == n
+    drawn = [noise for batch in results[0][1] for noise in batch]
+    if not gather:
+        drawn = [noise for result in results for batch in result[1] for noise in batch]
+    assert len(set(drawn)) == len(drawn) == 80
+
+
+def reduced_accuracy(gather: bool) -> Any:
+    loader = loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True), gather)
+    seen, even, losses = 0, 0, 0.0
+    for batch in loader:
+        seen += len(batch)
+        even += int((batch % 2 == 0).sum())
+        losses += metrics.weighted(batch.double().mean().item(), over=loader)
+    return metrics.all_reduce(seen, even, losses, over=loader), world.rank()
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_p4_reduced_numbers_are_the_originals(ranks: RankPool, gather: bool) -> None:
+    for n in (1, 2, 3):
+        torch.manual_seed(0)
+        results = ranks(n, reduced_accuracy, gather)
+        for (seen, even, losses), rank in results:
+            assert (seen, even) == (23, 12), rank
+            assert 40 < losses < 48
