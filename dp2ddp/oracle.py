@@ -103,7 +103,7 @@ def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
     modules = list(module.modules())
     replicas = []
     for index in range(count):
-        own: dict[torch.Tensor, torch.Tensor] = {p: p.view_as(p) for p in params}
+        own: dict[torch.Tensor, torch.Tensor] = {p: torch.ops.aten.alias(p) for p in params}
         own.update({b: b if index == 0 else b.detach().clone() for b in buffers})
         copies = {m: _shallow(m) for m in modules}
         for original, copy in copies.items():

@@ -52,6 +52,7 @@ def plan(source: Source, options: Options) -> Plan:
     facts = Facts.of(source)
     if not (facts.wraps.models or facts.wraps.optimizers or facts.wraps.references or facts.wraps.functional):
         return Plan(nothing_to_do=True)
+    facts.lenient = options.strategy == "sharded"
     strategy, reason = _strategy(facts, options)
     facts.strategy = strategy
     rules = [rule for rule in all_rules() if options.runs(rule.id)]
@@ -80,8 +81,8 @@ def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
     if proof.holds:
         why = "the loss is a mean over samples, and every number that leaves the loops can be reduced"
         return "sharded", why if options.strategy == "auto" else f"asked for; proved, too: {why}"
-    assert proof.culprit is not None
-    place = f"`{facts.source.brief(proof.culprit, 40)}`, line {getattr(proof.culprit, 'lineno', 0)}"
+    first = min(proof.failures, key=lambda f: facts.source.span(f.node))
+    place = f"`{facts.source.brief(first.node, 40)}`, line {facts.source.span(first.node).start.line}"
     if options.strategy == "sharded":
-        return "sharded", f"asked for, but not proved: {proof.reason} ({place})"
-    return "gathered", f"{proof.reason} ({place})"
+        return "sharded", f"asked for, but not proved: {first.reason} ({place})"
+    return "gathered", f"{first.reason} ({place})"

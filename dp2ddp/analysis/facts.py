@@ -26,6 +26,7 @@ class Facts:
         wraps: the uses of `DataParallel`.
         loops: the loops over loaders and epochs.
         strategy: `"sharded"` or `"gathered"`, set by the plan before any rule runs.
+        lenient: whether the proof goes on behind what it can't show, to find all of it.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
     """
 
@@ -36,6 +37,7 @@ class Facts:
     loops: Loops
     strategy: str = "gathered"
     wrap_keywords: dict[str, str] = field(default_factory=dict)
+    lenient: bool = False
 
     @classmethod
     def of(cls, source: Source) -> Facts:
@@ -102,7 +104,7 @@ class Facts:
     @cached_property
     def proof(self) -> Proof:
         """Whether the loops may work on shards, and what has to be reduced then."""
-        return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites)
+        return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites, lenient=self.lenient)
 
     @cached_property
     def gathers_in_training(self) -> list[ast.expr]:

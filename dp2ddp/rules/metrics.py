@@ -93,13 +93,12 @@ for epoch in range(2):
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if facts.strategy != "sharded":
             return
-        if not facts.proof.holds:
-            assert facts.proof.culprit is not None
+        for failure in facts.proof.failures:
             yield Note(
                 self.id,
-                facts.source.span(facts.proof.culprit),
-                f"not proved to train and report the same when sharded: {facts.proof.reason}",
-                "check this loop by hand, or leave out `--strategy sharded`",
+                facts.source.span(failure.node),
+                f"not proved to train and report the same when sharded: {failure.reason}",
+                "check this by hand, or leave out `--strategy sharded`",
             )
         for reduction in sorted(facts.proof.reductions, key=lambda r: facts.source.span(r.node)):
             yield self._edit(facts, reduction)

@@ -206,7 +206,7 @@ def test_it_ends_at_what_the_script_builds(name: str) -> None:
     head = "\n".join(line if old.startswith(f"{role} = ") else old for old in _HEAD.splitlines())
     found = proof_of(loop("", head=head))
     assert not found.holds
-    assert reason in found.reason
+    assert reason in found.failures[0].reason
 
 
 ENDS_IN_LOOP = {
@@ -245,7 +245,7 @@ def test_next_of_an_iterator_is_no_plain_loop() -> None:
     script = _HEAD + "batches = iter(loader)\nfor i in range(5):\n    x, y = next(batches)\n"
     script += textwrap.indent(_STEP, "    ")
     found = proof_of(script)
-    assert "another way than by a plain loop" in found.reason
+    assert "another way than by a plain loop" in found.failures[0].reason
 
 
 def test_a_loss_of_several_means_with_a_regulariser() -> None:
@@ -330,7 +330,7 @@ def test_a_helper_called_with_outputs_is_followed() -> None:
 def test_a_helper_that_shows_numbers_without_knowing_the_loader_ends_the_proof() -> None:
     body = textwrap.indent(loop("show(loss.item())", head="loader = DataLoader(data)"), "    ")
     found = proof_of(_HEAD + "def show(value):\n    print(value)\n\ndef main():\n" + body)
-    assert "doesn't know the loader" in found.reason
+    assert "doesn't know the loader" in found.failures[0].reason
 
 
 def test_a_global_loader_is_known_in_a_helper() -> None:
@@ -339,3 +339,15 @@ def test_a_global_loader_is_known_in_a_helper() -> None:
     )
     text = converted(loop("", step="train_step(x, y)", head=head))
     assert '    print(ddp.all_reduce(loss.item(), op="mean", over=loader))' in text
+
+
+def test_sharding_that_is_asked_for_notes_each_thing_that_is_not_proved() -> None:
+    script = loop("if loss.item() > 3:\n    stop()\nprint(out.max())\nprint(loss.item())")
+    result = convert_source(script, "train.py", Options(strategy="sharded"))
+    assert result.strategies[0].strategy == "sharded"
+    assert "asked for, but not proved" in result.strategies[0].reason
+    assert [n.what.split(": ")[1] for n in result.notes] == [
+        "a value of the shard is compared, so the ranks could part",
+        "`max` over all samples",
+    ]
+    assert 'print(ddp.all_reduce(loss.item(), op="mean", over=loader))' in result.new_text

@@ -9,41 +9,53 @@ branch on a shard's value, random draws), there is no proof, and the script is c
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.loops import Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.proof.frame import Frame
-from dp2ddp.analysis.proof.result import Context, NoProofError, Proof, Reduction
+from dp2ddp.analysis.proof.result import Context, Failure, NoProofError, Proof, Reduction
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.analysis.source import Source
 
-__all__ = ["Proof", "Reduction", "prove"]
+__all__ = ["Failure", "Proof", "Reduction", "prove"]
 
 
-def prove(source: Source, names: Names, resolver: Resolver, loops: Loops, sites: Iterable[ast.Call]) -> Proof:
-    """Try to prove that sharding the loaders built at `sites` trains and reports the same."""
+def prove(
+    source: Source,
+    names: Names,
+    resolver: Resolver,
+    loops: Loops,
+    sites: Iterable[ast.Call],
+    *,
+    lenient: bool = False,
+) -> Proof:
+    """Try to prove that sharding the loaders built at `sites` trains and reports the same.
+
+    The proof ends at the first failure; a lenient one skips the statement and goes on, to find all of them.
+    """
     wanted = frozenset(sites)
     sharded = {loop.node: loop for loop in loops.data_loops if loop.sites & wanted}
-    context = Context(source, names, resolver, loops, sharded)
+    context = Context(source, names, resolver, loops, sharded, lenient=lenient)
     try:
-        _check_draws(context, wanted)
+        for failure in _draws(context, wanted):
+            context.fail(failure)
         for root in dict.fromkeys(source.function(node) or source.tree for node in sharded):
             Frame(context, root).run()
     except NoProofError as failure:
-        return Proof(reason=failure.reason, culprit=failure.node)
-    return Proof(tuple(context.reductions.values()))
+        return Proof(failures=(Failure(failure.reason, failure.node),))
+    return Proof(tuple(context.reductions.values()), tuple(context.failures.values()))
 
 
-def _check_draws(context: Context, wanted: frozenset[ast.Call]) -> None:
-    """Insist that batches are drawn by plain loops only, from loaders with the default collate function."""
+def _draws(context: Context, wanted: frozenset[ast.Call]) -> Iterator[NoProofError]:
+    """What isn't a plain loop over a loader with the default collate function."""
     for node in context.loops.irregular:
         if any(isinstance(n, ast.expr) and _draws_from(context, n, wanted) for n in ast.walk(node)):
-            raise NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
+            yield NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
     for site in sorted(wanted, key=lambda s: s.lineno):
         for given in site.keywords:
             if given.arg == "collate_fn" and not (isinstance(given.value, ast.Constant) and given.value.value is None):
-                raise NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
+                yield NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
 
 
 def _draws_from(context: Context, node: ast.expr, wanted: frozenset[ast.Call]) -> bool:

@@ -64,10 +64,16 @@ class Frame:
         """Interpret statements in order."""
         for statement in statements:
             try:
-                handler = getattr(self, f"_do_{type(statement).__name__}", self._do_other)
-                handler(statement)
-            except Unprovable as problem:
-                raise self.fail(str(problem), statement) from problem
+                self._statement(statement)
+            except NoProofError as failure:
+                self.context.fail(failure)
+
+    def _statement(self, statement: ast.stmt) -> None:
+        try:
+            handler = getattr(self, f"_do_{type(statement).__name__}", self._do_other)
+            handler(statement)
+        except Unprovable as problem:
+            raise self.fail(str(problem), statement) from problem
 
     def _do_other(self, node: ast.stmt) -> None:
         for child in ast.iter_child_nodes(node):

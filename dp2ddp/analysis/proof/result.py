@@ -29,17 +29,24 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """What isn't proved, and where."""
+
+    reason: str
+    node: ast.AST
+
+
+@dataclass(frozen=True)
 class Proof:
     """The outcome: the reductions that make a sharded script report as the original, or why there are none."""
 
     reductions: tuple[Reduction, ...] = ()
-    reason: str = ""
-    culprit: ast.AST | None = None
+    failures: tuple[Failure, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether sharding is proved to train and report the same."""
-        return self.culprit is None
+        return not self.failures
 
 
 class NoProofError(Exception):
@@ -63,3 +70,12 @@ class Context:
     reductions: dict[tuple[ast.AST, str], Reduction] = field(default_factory=dict)
     # What each function called from a sharded loop asked for: it must be the same whoever calls it.
     by_function: dict[FunctionNode, dict[ast.AST, Reduction]] = field(default_factory=dict)
+    # Go on behind what isn't proved, and collect it.
+    lenient: bool = False
+    failures: dict[ast.AST, Failure] = field(default_factory=dict)
+
+    def fail(self, failure: NoProofError) -> None:
+        """Keep a failure and go on, or end the proof."""
+        if not self.lenient:
+            raise failure
+        self.failures.setdefault(failure.node, Failure(failure.reason, failure.node))
