@@ -48,6 +48,8 @@ class Exchange:
     def __init__(self) -> None:
         self._slots: dict[Hashable, int] = {}
 
+    @torch.inference_mode(False)  # gloo writes from a thread of its own, which inference tensors don't allow
+    @torch.no_grad()
     def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
         """Each rank's part, in rank order, as views of one buffer on `carrier(device)`.
 
@@ -86,6 +88,8 @@ class Exchange:
         return received
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
     """All-gather equally sized 1-D tensors: each rank's, in rank order."""
     route = carrier(row.device)
@@ -116,7 +120,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    # One row of a column may be contiguous with any stride, which `view` doesn't take.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _fill(payload: torch.Tensor, size: int, note: bytes, data: Sequence[torch.Tensor]) -> None:
@@ -341,6 +346,8 @@ def take_rows(
     return rows.clone()
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
     """Overwrite `tensors` with rank `source`'s, one broadcast per dtype and device, without bumping their versions."""
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}

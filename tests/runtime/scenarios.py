@@ -1,0 +1,412 @@
+"""What scripts do with a wrapped model, each as a function of the wrapper that returns the tensors to compare.
+
+The wrapper is the runtime's with `gather=True` on ranks, and the oracle's in the test's own process.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any, Callable
+
+import torch
+from dp2ddp_runtime import streams
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+Tensors = list[Any]
+Wrapper = Callable[..., Any]
+Scenario = Callable[[Wrapper], Tensors]
+
+SCENARIOS: dict[str, Scenario] = {}
+Pair = namedtuple("Pair", "left right")
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def grads(net: nn.Module) -> Tensors:
+    return [None if param.grad is None else param.grad.clone() for param in net.parameters()]
+
+
+def mlp(inputs: int = 4, outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+class Function(nn.Module):
+    """A module with one layer and a forward given as a function."""
+
+    def __init__(self, fn: Callable[..., Any], inputs: int = 4, outputs: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+        self.other = nn.Linear(inputs, outputs)
+        self.fn = fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(self, *args, **kwargs)
+
+
+@scenario
+def nested_values(wrap: Wrapper) -> Tensors:
+    def forward(self: Any, x: Any, pair: Pair, *, scale: float, extra: dict[str, Any]) -> Any:
+        out = self.layer(x[0]) * scale + pair.right
+        return {"a": (out, extra["z"]), "b": Pair([out.sum()], None), "c": out.argmax(1), "d": out > 0}
+
+    net = wrap(Function(forward))
+    x, y, z = torch.rand(7, 4), torch.rand(7, 3), torch.rand(3, 7).t()
+    out = net([x, "text"], Pair(1, y), scale=2.0, extra={"z": z})
+    (out["a"][0].square().sum() + out["b"].left[0].prod()).backward()
+    return [out["a"][0], out["a"][1], out["b"].left[0], out["c"], out["d"], *grads(net)]
+
+
+@scenario
+def scalar_losses(wrap: Wrapper) -> Tensors:
+    net = wrap(Function(lambda self, x, y: (F.mse_loss(self.layer(x), y), self.layer(x))))
+    result = []
+    for rows in (6, 5, 2, 1):
+        x, y = torch.rand(rows, 4), torch.rand(rows, 3)
+        loss, out = net(x, y)
+        (loss.mean() + 0.3 * loss.sum() + out.std()).backward()
+        result += [loss, out, *grads(net)]
+    return result
+
+
+@scenario
+def fewer_rows_than_replicas(wrap: Wrapper) -> Tensors:
+    net = wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3)))
+    result = []
+    for rows in (4, 2, 8):
+        out = net(torch.rand(rows, 4)) if rows > 2 else net.eval()(torch.rand(rows, 4))
+        net.train()
+        out.square().mean().backward()
+        result += [out, *grads(net), *net.buffers()]
+    return result
+
+
+@scenario
+def another_dimension(wrap: Wrapper) -> Tensors:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(4, 3)
+
+        def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> Any:
+            self.rnn.flatten_parameters()
+            return self.rnn(x, hidden)
+
+    net = wrap(Recurrent(), dim=1)
+    out, hidden = net(torch.rand(6, 5, 4), torch.zeros(1, 5, 3))
+    out, hidden = net(torch.rand(6, 5, 4), hidden)
+    (out.sum() * hidden.mean()).backward()
+    return [out, hidden, *grads(net)]
+
+
+@scenario
+def adversarial_pair(wrap: Wrapper) -> Tensors:
+    generator, critic = wrap(mlp(2, 4)), wrap(nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(), nn.Linear(5, 1)))
+    steps = [torch.optim.SGD(net.parameters(), 0.1) for net in (generator, critic)]
+    result: Tensors = []
+    for rows in (6, 5, 2):
+        real, noise = torch.rand(rows, 4), torch.rand(rows, 2)
+        fake = generator(noise)
+        steps[1].zero_grad()
+        (critic(fake.detach()).mean() - critic(real).mean()).backward()
+        steps[1].step()
+        for param in critic.parameters():
+            param.requires_grad_(False)
+        steps[0].zero_grad()
+        (-critic(fake).mean()).backward()
+        steps[0].step()
+        for param in critic.parameters():
+            param.requires_grad_(True)
+        result += [*grads(generator), *generator.state_dict().values(), *critic.state_dict().values()]
+    return result
+
+
+@scenario
+def two_backwards_through_both_models(wrap: Wrapper) -> Tensors:
+    generator, critic = wrap(mlp(2, 4)), wrap(mlp(4, 1))
+    fake = generator(torch.rand(5, 2))
+    loss_critic = critic(fake).mean()
+    loss_generator = critic(fake).square().mean() + critic(torch.rand(5, 4)).mean()
+    loss_critic.backward(retain_graph=True)
+    loss_generator.backward()
+    return [*grads(generator), *grads(critic)]
+
+
+@scenario
+def gradient_penalty(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp(4, 1))
+    result: Tensors = []
+    for rows in (6, 4, 1):
+        x = torch.rand(rows, 4, requires_grad=True)
+        out = net(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.mean() + (slope.norm(2, 1) - 1).square().mean()).backward()
+        assert x.grad is not None
+        result += [slope, x.grad.clone(), *grads(net)]
+    return result
+
+
+@scenario
+def gradient_accumulation(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    result: Tensors = []
+    for step in range(6):
+        (net(torch.rand(5, 4)).square().mean() / 3).backward()
+        result += grads(net)
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step == 2)
+    return [*result, *net.state_dict().values()]
+
+
+@scenario
+def unused_parameters(wrap: Wrapper) -> Tensors:
+    # `other` is used by replicas whose rows say so: with 7 rows on 2 or 3 replicas by the first one alone.
+    def forward(self: Any, x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + (self.other(x) if flags.any() else 0)
+
+    net = wrap(Function(forward))
+    result: Tensors = []
+    for first in (False, True, False):
+        flags = torch.zeros(7, dtype=torch.bool)
+        flags[0] = first
+        net(torch.rand(7, 4), flags).square().mean().backward()
+        result += grads(net)
+    return result
+
+
+@scenario
+def a_loss_that_reaches_some_replicas_only(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    net(torch.rand(6, 4))[0].sum().backward()
+    return grads(net)
+
+
+@scenario
+def frozen_then_thawed(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    result: Tensors = []
+    for trained in (["0.weight"], [], ["2.bias", "0.weight"], ["0.bias"]):
+        for name, param in net.module.named_parameters():
+            param.requires_grad_(name in trained)
+        out = net(torch.rand(5, 4))
+        if out.requires_grad:
+            out.square().mean().backward()
+        result += grads(net)
+    return result
+
+
+@scenario
+def replaced_layer(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    net(torch.rand(5, 4)).sum().backward()
+    net.module[2] = nn.Linear(5, 2)
+    net.train()
+    net(torch.rand(5, 4)).square().sum().backward()
+    return grads(net)
+
+
+@scenario
+def checkpointing(wrap: Wrapper) -> Tensors:
+    result: Tensors = []
+    for reentrant in (True, False):
+
+        def forward(self: Any, x: torch.Tensor, reentrant: bool = reentrant) -> torch.Tensor:
+            hidden = checkpoint(lambda v: torch.tanh(self.layer(v)), self.other(x), use_reentrant=reentrant)
+            return checkpoint(lambda v: torch.tanh(self.other(v)), hidden, use_reentrant=reentrant)
+
+        net = wrap(Function(forward, 4, 4))
+        if reentrant:  # a parameter that is reached both inside and outside reentrant backwards is told to the user
+            net.module.fn = lambda self, x: checkpoint(lambda v: torch.tanh(self.layer(v)), x * 1, use_reentrant=True)
+        x = torch.rand(5, 4, requires_grad=True)
+        net(x).square().sum().backward()
+        result += [x.grad, *grads(net)]
+    return result
+
+
+@scenario
+def contrastive_and_regularised(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    for _ in range(2):
+        views = net(torch.cat([torch.rand(5, 4), torch.rand(5, 4)]))
+        z = F.normalize(views, dim=1)
+        loss = F.cross_entropy(z[:5] @ z[5:].t(), torch.arange(5))
+        penalty = sum((param.square().sum() for param in net.parameters()), torch.tensor(0.0))
+        (loss + 0.1 * penalty).backward()
+    penalty = sum((param.abs().sum() for param in net.module[0].parameters()), torch.tensor(0.0))
+    penalty.backward()
+    return grads(net)
+
+
+@scenario
+def gradients_of_parameters_asked_for(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    net(torch.rand(5, 4)).sum().backward()
+    before = grads(net)
+    loss = net(torch.rand(5, 4)).square().sum()
+    torch.autograd.grad(loss, torch.zeros(1, requires_grad=True), allow_unused=True)
+    asked = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    after = grads(net)
+    assert all(a.equal(b) for a, b in zip(before, after))
+    assert len(asked) == len(after)
+    loss.backward()
+    return grads(net)
+
+
+@scenario
+def evaluation_and_statistics(wrap: Wrapper) -> Tensors:
+    net = wrap(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None), nn.Dropout(0.3)))
+    result: Tensors = []
+    for rows in (6, 8):
+        with torch.no_grad():
+            result += [net(torch.rand(rows, 4))]
+        result += [net(torch.rand(rows, 4)), *net.buffers()]
+        net.eval()
+        with torch.no_grad():
+            result += [net(torch.rand(1, 4)), net(torch.rand(rows, 4))]
+        with torch.inference_mode():
+            result += [net(torch.rand(rows, 4)).clone()]
+        net.train()
+    return result
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("added", torch.zeros(1))
+        self.register_buffer("replaced", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.added += x.detach().sum()
+        self.replaced = self.replaced + 1
+        return x + self.added + self.replaced
+
+
+@scenario
+def buffers_changed_and_replaced(wrap: Wrapper) -> Tensors:
+    net = wrap(Counting())
+    return [value.clone() for _ in range(3) for value in (net(torch.rand(5, 2)), *net.buffers())]
+
+
+@scenario
+def kinds_of_tensors(wrap: Wrapper) -> Tensors:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        out = self.layer(x)
+        empty = x[:, :0]
+        turned = torch.rand(3, len(x)).t()
+        return out.bfloat16(), out.to(torch.complex64).conj(), x > 0.5, x.long(), empty, turned, x.half(), x[:1, 0]
+
+    net = wrap(Function(forward))
+    out = net(torch.rand(7, 4))
+    out[1].abs().sum().backward()
+    return [*out, *grads(net)]
+
+
+@scenario
+def half_and_complex_parameters(wrap: Wrapper) -> Tensors:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+            self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.low.double() * self.turn * self.scale).abs()
+
+    net = wrap(Mixed())
+    for _ in range(2):
+        net(torch.rand(6, 3)).sum().backward()
+    return grads(net)
+
+
+@scenario
+def sparse_gradients(wrap: Wrapper) -> Tensors:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 3, sparse=True)
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.embed(x)) if x.min() >= 0 else self.layer(torch.ones(len(x), 3))
+
+    net = wrap(Words())
+    optimizer = torch.optim.SparseAdam(list(net.module.embed.parameters()), 0.1)
+    for _ in range(2):
+        net(torch.randint(20, (7,))).square().sum().backward()
+    assert net.module.embed.weight.grad.is_sparse
+    optimizer.step()
+    words = torch.randint(20, (7,))
+    words[-1] = -1  # the last replica doesn't use the embedding
+    optimizer.zero_grad()
+    net(words).square().sum().backward()
+    return [net.module.embed.weight.grad.to_dense(), *net.state_dict().values()]
+
+
+@scenario
+def part_of_a_model(wrap: Wrapper) -> Tensors:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = wrap(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(F.relu(self.features(x)))
+
+    net = Whole()
+    net(torch.rand(5, 4)).square().mean().backward()
+    return [*net.state_dict().values(), *grads(net)]
+
+
+@scenario
+def random_numbers_in_forward(wrap: Wrapper) -> Tensors:
+    net = wrap(Function(lambda self, x: F.dropout(self.layer(x), 0.5) + torch.randn(len(x), 1)))
+    result: Tensors = []
+    for rows in (6, 1, 5):  # an idle replica draws nothing
+        result += [net(torch.rand(rows, 4)), torch.rand(1)]
+    return result
+
+
+@scenario
+def methods_of_the_module(wrap: Wrapper) -> Tensors:
+    class WithMethod(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def embed(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.embed(x).tanh()
+
+    net = wrap(WithMethod())
+    x = torch.rand(5, 4)
+    (net(x).sum() + net.module.embed(x).square().sum()).backward()
+    net.module.embed(x).sum().backward()
+    return grads(net)
+
+
+def run_all(wrap: Wrapper) -> dict[str, Tensors]:
+    """Every scenario from the same seed, in double precision."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    results = {}
+    try:
+        for name, function in SCENARIOS.items():
+            streams.seed_everything(len(name))
+            results[name] = [_plain(value) for value in function(wrap)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return results
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().clone().resolve_conj() if isinstance(value, torch.Tensor) else value
