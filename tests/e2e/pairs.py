@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from pathlib import Path
 import fixture_data
 
 from dp2ddp.verify import runs
-from dp2ddp.verify.compare import compare
+from dp2ddp.verify.compare import Comparison, compare
 from dp2ddp.verify.runs import Options, Run
 
 Start = Callable[[Path, Sequence[str], Path, Options], runs.Running]
@@ -23,8 +25,14 @@ class Pair:
     original: Run
     converted: Run
 
-    def compare(self, tolerance: float, places: float = 0):
+    def compare(self, tolerance: float, places: float = 0) -> Comparison:
         return compare(self.original.folder, self.converted.folder, tolerance, places)
+
+    def checked(self) -> Pair:
+        """This pair, if both runs ended well."""
+        for run in (self.original, self.converted):
+            assert run.exit_code == 0, f"{run.folder}: exit codes {run.exit_codes}\n{run.stderr}"
+        return self
 
 
 @dataclass
@@ -38,11 +46,14 @@ class Pairs:
         """Both sides of fixture `name` with the same arguments; they run at the same time."""
         key = (name, tuple(arguments), options)
         if key not in self._kept:
-            self._kept[key] = self.cross(name, (arguments, arguments), options)
-        return self._kept[key]
+            self._kept[key] = self._start(name, (arguments, arguments), options)
+        return self._kept[key].checked()
 
     def cross(self, name: str, arguments: tuple[Sequence[str], Sequence[str]], options: Options) -> Pair:
         """Both sides of fixture `name`, with arguments for the original and for the conversion."""
+        return self._start(name, arguments, options).checked()
+
+    def _start(self, name: str, arguments: tuple[Sequence[str], Sequence[str]], options: Options) -> Pair:
         folder = self.root / f"{name}-{len(list(self.root.iterdir()))}"
         scripts = (fixture_data.original(name), fixture_data.golden(name))
         starts: tuple[Start, Start] = (runs.start_original, runs.start_converted)
@@ -50,16 +61,17 @@ class Pairs:
             starts[0](scripts[0], arguments[0], folder / "original", options) as before,
             starts[1](scripts[1], arguments[1], folder / "converted", options) as after,
         ):
-            pair = Pair(before.wait(), after.wait())
-        for run in (pair.original, pair.converted):
-            assert run.exit_code == 0, f"{run.folder}: exit codes {run.exit_codes}\n{run.stderr}"
-        return pair
+            return Pair(before.wait(), after.wait())
 
 
 def run_plainly(command: Sequence[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command in `folder` as a user starts it, without recording."""
+    """A command in `folder` as a user starts it, without recording; its whole family is ended after two minutes."""
     folder.mkdir(parents=True, exist_ok=True)
-    return subprocess.run(
-        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=variables, text=True, start_new_session=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

@@ -1,0 +1,163 @@
+"""Each fixture, trained before and after its conversion: the promises of the README, end to end."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import fixture_data
+import pytest
+import torch
+from pairs import Pair, Pairs, run_plainly
+
+from dp2ddp.pipeline import convert_source
+from dp2ddp.rules import Options as ConvertOptions
+from dp2ddp.verify import printed
+from dp2ddp.verify.compare import Comparison
+from dp2ddp.verify.runs import Options
+
+NAMES = fixture_data.names()
+EXACT_STEPS = 100  # float32 on two ranks stays this close for so long; then rounding grows by itself
+EPOCHS = {"mnist_loss_in_model": 4, "mnist_seeded": 5}  # more than the default where that makes fewer steps
+every_fixture = pytest.mark.parametrize("name", NAMES)
+
+
+def accuracy(output: str) -> float:
+    """The test accuracy that a fixture prints last, in percent."""
+    found = re.findall(r"(?:test acc(?:uracy)?|best accuracy)\D*([\d.]+)", output, re.IGNORECASE)
+    value = float(found[-1])
+    return value if value > 1 else 100 * value
+
+
+def arguments(data: Path, epochs: int | None = None) -> list[str]:
+    return ["--data", str(data), "--out", "out", *(["--epochs", str(epochs)] if epochs else [])]
+
+
+def largest(comparison: Comparison, steps: int | None = None) -> float:
+    return max(step.relative for step in comparison.steps[:steps])
+
+
+@every_fixture
+def test_conversion_is_the_golden_file(name: str) -> None:
+    source = fixture_data.original(name).read_text()
+    conversion = convert_source(source, f"{name}/train.py", ConvertOptions())
+    assert conversion.new_text == fixture_data.golden(name).read_text()
+
+
+@every_fixture
+def test_conversion_is_idempotent(name: str) -> None:
+    converted = fixture_data.golden(name).read_text()
+    assert convert_source(converted, f"{name}/train_ddp.py", ConvertOptions()).new_text == converted
+
+
+@every_fixture
+def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, small_digits: Path, name: str) -> None:
+    pair = pairs.run(name, arguments(small_digits, 2), Options(replicas=1))
+    assert pair.compare(tolerance=0.0).failures() == []
+
+
+@pytest.fixture(scope="session")
+def on_two(pairs: Pairs, even_digits: Path):
+    """A fixture trained to 95 %, before and after, on two replicas and two ranks."""
+
+    def run(name: str) -> Pair:
+        return pairs.run(name, arguments(even_digits, EPOCHS.get(name)), Options(replicas=2))
+
+    return run
+
+
+@every_fixture
+def test_two_ranks_make_the_original_s_updates(on_two, name: str) -> None:
+    comparison = on_two(name).compare(tolerance=1e-6)
+    assert len(comparison.steps) >= EXACT_STEPS
+    assert comparison.counts == ()
+    assert comparison.batches is None
+    assert comparison.apart is None
+    assert largest(comparison, EXACT_STEPS) <= 1e-6
+    assert max(comparison.losses[:EXACT_STEPS]) <= 1e-6
+
+
+@every_fixture
+def test_two_ranks_print_the_original_s_numbers_once(on_two, name: str) -> None:
+    pair = on_two(name)
+    assert pair.original.stdout.count("\n") >= 3
+    assert pair.converted.output(1, "stdout") == ""
+    # A number on the edge between two last digits may fall to either side.
+    too_far = [line for line in pair.compare(1e-6).lines if line.places is None or line.places > 1]
+    assert too_far == []
+
+
+@every_fixture
+def test_two_ranks_reach_the_original_s_accuracy(on_two, name: str) -> None:
+    pair = on_two(name)
+    assert accuracy(pair.original.stdout) >= 95
+    assert accuracy(pair.converted.stdout) == accuracy(pair.original.stdout)
+
+
+@every_fixture
+def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
+    pair = on_two(name)
+    files = pair.compare(1e-6, places=1).files
+    assert pair.original.files().keys() == pair.converted.files().keys()
+    assert pair.original.files()
+    assert [file for file in files if file.relative > 1e-4] == []
+
+
+@every_fixture
+def test_three_ranks_train_the_same_in_float64(pairs: Pairs, small_digits: Path, name: str) -> None:
+    pair = pairs.run(name, arguments(small_digits, 2), Options(replicas=3, float64=True))
+    # The scripts' own meters are float32 (`correct.float()`), whatever the default dtype is.
+    comparison = pair.compare(tolerance=1e-6, places=1)
+    assert comparison.failures() == []
+    assert largest(comparison) <= 1e-9
+    assert max(comparison.losses) <= 1e-9
+    assert accuracy(pair.converted.stdout) == accuracy(pair.original.stdout)
+
+
+def test_checkpoints_resume_on_the_other_side(pairs: Pairs, small_digits: Path) -> None:
+    """Each side goes on from the other's file, and both end where they would have on their own."""
+    name, options = "mnist_functions", Options(replicas=2, float64=True)
+    first = pairs.run(name, arguments(small_digits, 1), options)
+    saved = [str(run.work / "out" / "checkpoint.pth.tar") for run in (first.converted, first.original)]
+    more = arguments(small_digits, 2)
+    resumed = pairs.cross(name, ([*more, "--resume", saved[0]], [*more, "--resume", saved[1]]), options)
+    comparison = resumed.compare(tolerance=1e-9)
+    assert len(comparison.steps) == len(first.compare(1e-9).steps)
+    paths = [line for line in comparison.lines if line.original and ".pth.tar" not in line.original]
+    assert paths == []
+    assert largest(comparison) <= 1e-9
+    assert accuracy(resumed.original.stdout) == accuracy(resumed.converted.stdout)
+
+
+@every_fixture
+def test_saved_keys_are_the_original_s(on_two, name: str) -> None:
+    pair = on_two(name)
+    ours, theirs = pair.original.files(), pair.converted.files()
+    checkpoints = [file for file in ours if Path(file).suffix in {".pt", ".pth", ".tar"}]
+    assert checkpoints
+    for file in checkpoints:
+        one, other = torch.load(ours[file]), torch.load(theirs[file])
+        assert list(one) == list(other)
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+def test_launched_as_users_launch(tmp_path: Path, pairs: Pairs, small_digits: Path, launcher: str) -> None:
+    """`python train_ddp.py` starts its own ranks; torchrun starts them from outside. One output, no noise."""
+    name = "mnist_trainer"
+    expected = pairs.run(name, arguments(small_digits, 1), Options(replicas=2)).converted.stdout
+    script = [str(fixture_data.golden(name)), *arguments(small_digits, 1)]
+    runtime = str(fixture_data.ROOT / "runtime")
+    path = os.pathsep.join(filter(None, [runtime, os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DP2DDP_DEVICE": "cpu"}
+    if launcher == "python":
+        command = [sys.executable, *script]
+        variables["DP2DDP_NPROC"] = "2"
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+    result = run_plainly(command, tmp_path, variables)
+    assert result.returncode == 0, result.stderr
+    without_devices = [line for line in expected.splitlines() if "GPUs" not in line]  # the recorder shows 2 devices
+    assert result.stdout.splitlines() == without_devices
+    assert list(printed.differences(result.stderr, "")) == []
