@@ -62,15 +62,17 @@ def plan(source: Source, options: Options) -> Plan:
     notes = [f for f in findings if isinstance(f, Note)]
     # Half a conversion would train something else: where one wrap can't be converted, none is.
     edits = [] if facts.blockers else [f for f in findings if isinstance(f, Edit)]
-    decisions = [
-        StrategyDecision(source.brief(w.model or w.call), strategy, reason, w.call.lineno) for w in facts.wraps.models
-    ]
+    models = [(w.model or w.call, w.call) for w in facts.wraps.models]
+    models += [(c.args[0] if c.args else c, c) for c in facts.wraps.functional]
+    decisions = [StrategyDecision(source.brief(model), strategy, reason, call.lineno) for model, call in models]
     return Plan(edits, notes, [] if facts.blockers else decisions)
 
 
 def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
     if options.strategy == "gathered":
         return "gathered", "asked for"
+    if facts.wraps.functional:
+        return "gathered", f"`data_parallel(...)` gathers its outputs (line {facts.wraps.functional[0].lineno})"
     if not facts.sharded_sites:
         return "gathered", "no loop over a DataLoader of this script feeds the model"
     proof = facts.proof

@@ -10,8 +10,8 @@ from dp2ddp.analysis.launch import Launch, LaunchFinder
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.proof import Proof, prove
-from dp2ddp.analysis.roles import Resolver
-from dp2ddp.analysis.source import Source
+from dp2ddp.analysis.roles import Function, Resolver
+from dp2ddp.analysis.source import FUNCTIONS, Source
 from dp2ddp.analysis.wraps import Wraps
 
 
@@ -47,11 +47,15 @@ class Facts:
         wraps = Wraps(source, names, resolver)
         return cls(source, names, resolver, wraps, Loops(source, names, resolver))
 
+    @property
+    def parallel(self) -> bool:
+        """Whether anything in the script runs on several devices."""
+        return bool(self.wraps.models or self.wraps.functional)
+
     @cached_property
     def blockers(self) -> list[tuple[ast.AST, str]]:
         """What keeps the whole script from being converted: each place, and why."""
         found: list[tuple[ast.AST, str]] = [(w.call, w.problem) for w in self.wraps.models if w.problem]
-        found += [(c, "`data_parallel(...)` wraps a model anew in each call") for c in self.wraps.functional]
         found += [
             (r, "`DataParallel` is used without being called")
             for r in self.wraps.references
@@ -105,6 +109,21 @@ class Facts:
     def proof(self) -> Proof:
         """Whether the loops may work on shards, and what has to be reduced then."""
         return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites, lenient=self.lenient)
+
+    @cached_property
+    def per_sample(self) -> set[ast.AST]:
+        """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
+        roots: list[ast.AST] = []
+        called = {c.func for c in self.source.calls}
+        for node in self.source.nodes:
+            if isinstance(node, ast.ClassDef):
+                methods = {m.name for m in node.body if isinstance(m, FUNCTIONS)}
+                roots += [node] if methods & {"__getitem__", "__iter__", "__len__"} else []
+            elif isinstance(node, ast.Lambda):
+                roots.append(node)
+            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node not in called:
+                roots += [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
+        return set(self.loops.reached(*roots))
 
     @cached_property
     def gathers_in_training(self) -> list[ast.expr]:

@@ -76,7 +76,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         dropped = self._dropped(facts)
         yield from self._several(facts, dropped)

@@ -51,7 +51,7 @@ with ddp.main_first():
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         done: set[ast.stmt] = set()
         for call in facts.source.calls:
@@ -68,6 +68,8 @@ with ddp.main_first():
     def _downloads(self, facts: Facts, call: ast.Call) -> bool:
         if facts.names.qualified(call.func) in _DOWNLOADS:
             return True
+        if facts.resolver.functions_called(call):
+            return False  # the script's own function hands it on, and may do more than download
         given = keyword(call, "download")
         return given is not None and not (isinstance(given, ast.Constant) and not given.value)
 

@@ -59,7 +59,7 @@ for epoch in range(3):
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         told: set[tuple[ast.For, str]] = set()
         for loop in facts.model_loops:

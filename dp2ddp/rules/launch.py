@@ -87,14 +87,14 @@ if __name__ == "__main__":
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        wraps = facts.wraps.models
-        if not wraps:
+        if not facts.parallel:
             return
+        wraps = facts.wraps.models
         launch = facts.launch
         if launch.statement is None:
             yield Note(
                 self.id,
-                facts.source.span(wraps[0].call),
+                facts.source.span(wraps[0].call if wraps else facts.wraps.functional[0]),
                 "nothing in this file runs when it is started, so there is no place here for `ddp.setup()`",
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )

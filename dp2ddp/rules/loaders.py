@@ -57,7 +57,7 @@ for x, y in loader:
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         gather = ", gather=True" if facts.strategy == "gathered" else ""
         for site in facts.sharded_sites:

@@ -43,7 +43,7 @@ net = net.module
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         for call in facts.source.calls:
             if facts.names.qualified(call.func) == "torch.load":

@@ -64,7 +64,7 @@ print(open("notes.txt").read())
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         for call in facts.source.calls:
             finding = self._edit(facts, call)

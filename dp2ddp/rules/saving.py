@@ -69,7 +69,7 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         span = facts.source.span
         for call in facts.source.calls:

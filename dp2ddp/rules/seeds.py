@@ -78,7 +78,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.wraps.models:
+        if not facts.parallel:
             return
         seeds = [c for c in facts.source.calls if self._seeds(facts, c)]
         for call in seeds:

@@ -7,8 +7,8 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 from .checkpoint import load, load_state_dict, save
 from .launch import barrier, setup
 from .loader import set_epoch, shard_loader
-from .metrics import all_reduce, gather, weighted
-from .model import WrappedModel, wrap_model
+from .metrics import all_reduce, broadcast, gather, weighted
+from .model import WrappedModel, data_parallel, wrap_model
 from .sinks import main_first, main_only, open
 from .streams import seed_everything
 from .world import device, is_main, local_rank, rank, world_size
@@ -17,6 +17,8 @@ __all__ = [
     "WrappedModel",
     "all_reduce",
     "barrier",
+    "broadcast",
+    "data_parallel",
     "device",
     "gather",
     "is_main",

@@ -56,6 +56,7 @@ def setup(
     """
     if world.current().ready:
         return
+    world.hide_cuda_if_unwanted()
     chosen = parse_device_ids(device_ids)
     if _is_child_of_rank() or ("RANK" not in os.environ and multiprocessing.parent_process() is not None):
         _enter_as_child(chosen)

@@ -265,7 +265,7 @@ def _gather_batch(batch: Any, exchange: Exchange, cut: samplers.Cut) -> Any:
     tensors = [column for column in columns if isinstance(column, torch.Tensor)]
     others = [column for column in columns if not isinstance(column, torch.Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    parts = exchange(Part(tensors, others), device, cut)[: cut.count]
+    parts = exchange(Part(tensors, others), device, cut)[: cut.chunks]
     gathered = iter([concatenate(column, 0).to(device) for column in zip(*(part.tensors for part in parts))])
     joined = iter([_join(column) for column in zip(*(part.note for part in parts))])
     return nesting.map_leaves(

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from . import nesting, shards, world
 from .exchange import Exchange, Part, concatenate
@@ -107,9 +108,24 @@ def _join(column: tuple[Any, ...]) -> Any:
     return list(column)
 
 
+def broadcast(value: Any) -> Any:
+    """Rank 0's value, on every rank. A collective.
+
+    For answers that may differ between ranks and decide what the script does next: whether a file is there, the time.
+
+    Args:
+        value: anything that can be pickled.
+    """
+    if world.world_size() == 1:
+        return value
+    told = [value]
+    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+    return told[0]
+
+
 def _is_global(over: Any) -> bool:
-    """Whether every rank already has the value over all ranks."""
-    return world.world_size() == 1 or bool(getattr(over, "whole", False))
+    """Whether every rank already has the value over all ranks. A loader that isn't sharded gives them all the same."""
+    return world.world_size() == 1 or (over is not None and getattr(over, "whole", True))
 
 
 def _current(over: Any) -> shards.Batch | None:

@@ -7,7 +7,8 @@ import copy
 import copyreg
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
 
 import torch
@@ -53,6 +54,35 @@ def wrap_model(
     if sync_bn:
         module = _with_sync_bn(module)
     return WrappedModel(module.to(world.device()), gather, dim)
+
+
+def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
+
+    The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on its
+    gradients are averaged. All ranks call it with the same inputs. With a single rank it calls the module.
+
+    Args:
+        module: the module; it moves to this rank's device.
+        inputs: a tensor, or a tuple of positional arguments.
+        dim: the dimension along which inputs are split and outputs concatenated.
+        module_kwargs: keyword arguments.
+
+    Returns:
+        What the module returns, gathered along `dim`.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    if world.world_size() == 1:
+        return module(*arguments, **(module_kwargs or {}))
+    wrapped = _called.setdefault(module, {})
+    if dim not in wrapped:
+        wrapped[dim] = wrap_model(module, gather=True, dim=dim)
+    wrapped[dim].training = module.training
+    return wrapped[dim](*arguments, **(module_kwargs or {}))
+
+
+# A module stays here for good, as its wrapped self holds it: scripts make few of them.
+_called: MutableMapping[nn.Module, dict[int, WrappedModel]] = weakref.WeakKeyDictionary()
 
 
 def _with_sync_bn(module: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ class Cut(NamedTuple):
     """How a batch was cut: its size (None if it couldn't be cut) and how many ranks have a part of it."""
 
     total: int | None
-    count: int
+    chunks: int
 
 
 class RankBatchSampler(Sampler[Any]):

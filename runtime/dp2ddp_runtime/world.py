@@ -69,6 +69,12 @@ def wants_cpu() -> bool:
     return os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" or not torch.cuda.is_available()
 
 
+def hide_cuda_if_unwanted() -> None:
+    """With `DP2DDP_DEVICE=cpu`, make the script's own `torch.cuda.is_available()` say no, here and in the ranks."""
+    if os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def device() -> torch.device:
     """This rank's device.
 

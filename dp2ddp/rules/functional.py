@@ -1,0 +1,79 @@
+"""DDP017: the functional form."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.source import argument
+from dp2ddp.edits import Finding, ReplaceExpr, Span
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class FunctionalRule(Rule):
+    """`nn.parallel.data_parallel(module, inputs, ids)` becomes `ddp.data_parallel(module, inputs)`."""
+
+    id = "DDP017"
+    title = "Run the functional form over the ranks"
+    why = (
+        "`nn.parallel.data_parallel` copies the module to all devices in each call. `ddp.data_parallel` splits the "
+        "inputs over the ranks and gathers the outputs; the module's gradients are averaged from its first call on. "
+        "Keys of checkpoints don't change, because the module itself isn't wrapped. A guard such as "
+        "`if x.is_cuda and ngpu > 1` stays: where it is false, every rank computes the same."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch.nn as nn
+import torch.nn.parallel
+
+class Generator(nn.Module):
+    def __init__(self, ngpu):
+        super().__init__()
+        self.ngpu = ngpu
+        self.main = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.is_cuda and self.ngpu > 1:
+            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
+        return self.main(x)
+""",
+            after="""\
+import torch.nn as nn
+import torch.nn.parallel
+import dp2ddp_runtime as ddp
+
+class Generator(nn.Module):
+    def __init__(self, ngpu):
+        super().__init__()
+        self.ngpu = ngpu
+        self.main = nn.Linear(4, 2)
+
+    def forward(self, x):
+        if x.is_cuda and self.ngpu > 1:
+            return ddp.data_parallel(self.main, x)
+        return self.main(x)
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        for call in facts.wraps.functional:
+            holes: dict[str, Span] = {}
+            given = []
+            for position, name in enumerate(
+                ("module", "inputs", "device_ids", "output_device", "dim", "module_kwargs")
+            ):
+                value = argument(call, position, name)
+                if value is None or name in ("device_ids", "output_device") or _is_default(name, value):
+                    continue
+                holes[name] = facts.source.span(value)
+                given.append(f"__h_{name}__" if position < len(("module", "inputs")) else f"{name}=__h_{name}__")
+            reason = "splits the inputs over the ranks and gathers the outputs"
+            template = f"ddp.data_parallel({', '.join(given)})"
+            yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
+
+
+def _is_default(name: str, value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in ((0,) if name == "dim" else (None,))

@@ -1,0 +1,99 @@
+"""DDP018: decisions that depend on files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_QUESTIONS = frozenset({"os.path.exists", "os.path.isfile", "os.path.isdir", "os.listdir", "glob.glob"})
+_METHODS = frozenset({"exists", "is_file", "is_dir"})
+_FOLDERS = frozenset({"os.makedirs", "os.mkdir"})
+
+
+class QuestionsRule(Rule):
+    """A branch that asks whether a file exists goes the way of rank 0 on every rank."""
+
+    id = "DDP018"
+    title = "Let rank 0 answer whether a file exists"
+    why = (
+        "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
+        "ranks would part, and wait for each other for ever. `ddp.broadcast` gives all ranks rank 0's answer. A branch "
+        "that only makes a folder is harmless and stays."
+    )
+    examples = (
+        Example(
+            before="""\
+import os
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.isdir("out"):
+    os.makedirs("out")
+if os.path.isfile("out/best.pt"):
+    net.load_state_dict(torch.load("out/best.pt"))
+""",
+            after="""\
+import os
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.isdir("out"):
+    os.makedirs("out")
+if ddp.broadcast(os.path.isfile("out/best.pt")):
+    net.load_state_dict(torch.load("out/best.pt"))
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.parallel:
+            return
+        for call in facts.source.calls:
+            if self._asks(facts, call) and self._decides(facts, call) and self._on_all_ranks(facts, call):
+                span = facts.source.span(call)
+                reason = "the ranks must decide alike"
+                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+
+    def _asks(self, facts: Facts, call: ast.Call) -> bool:
+        path = facts.names.qualified(call.func)
+        if path is not None:
+            return path in _QUESTIONS
+        return isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS and not call.args
+
+    def _decides(self, facts: Facts, call: ast.Call) -> bool:
+        """Whether the answer decides a branch that does more than make a folder."""
+        node: ast.AST = call
+        for above in facts.source.ancestors(call):
+            if isinstance(above, (ast.If, ast.While)):
+                return above.test is node and not self._only_makes_folders(facts, above)
+            if isinstance(above, ast.IfExp):
+                return above.test is node
+            if isinstance(above, ast.stmt):
+                return False
+            node = above
+        return False
+
+    def _only_makes_folders(self, facts: Facts, branch: ast.If | ast.While) -> bool:
+        if branch.orelse or isinstance(branch, ast.While):
+            return False
+        return all(self._makes_folder(facts, s) for s in branch.body)
+
+    def _makes_folder(self, facts: Facts, statement: ast.stmt) -> bool:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call):
+            return False
+        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+        return method or facts.names.qualified(call.func) in _FOLDERS
+
+    def _on_all_ranks(self, facts: Facts, call: ast.Call) -> bool:
+        """Whether every rank runs the line, and equally often."""
+        launch = facts.launch.statement
+        before_launch = launch is None or (facts.source.function(call) is None and call.lineno < launch.lineno)
+        return not before_launch and call not in facts.per_sample
