@@ -35,7 +35,8 @@ class RankError(AssertionError):
 
     def __init__(self, failures: dict[int, str]) -> None:
         self.failures = failures
-        first = min(failures, key=lambda rank: ("closed by peer" in failures[rank], rank))
+        follows = ("closed by peer", "no answer after")
+        first = min(failures, key=lambda rank: (any(text in failures[rank] for text in follows), rank))
         super().__init__(f"rank {first} of the failed {sorted(failures)}:\n{failures[first]}")
 
 

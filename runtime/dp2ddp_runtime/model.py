@@ -183,7 +183,7 @@ class WrappedModel(DistributedDataParallel):
             return self.module(*self._moved(args), **self._moved(kwargs))
         rows = next((t.size(self.dim) for t in nesting.batch_tensors((args, kwargs)) if t.dim() > self.dim), None)
         batch = shards.at_hand(rows)
-        if self._gathers and batch is not None and not batch.whole and batch.rows == rows:
+        if self._gathers and _is_shard(shards.being_read(rows), rows):
             raise RuntimeError(
                 "a model wrapped with gather=True got one rank's shard: pass its loader gather=True, too"
             )
@@ -323,6 +323,10 @@ class WrappedModel(DistributedDataParallel):
 
     def _set_static_graph(self) -> NoReturn:
         _refuse("_set_static_graph", "no graph needs to be static here")
+
+
+def _is_shard(batch: shards.Batch | None, rows: int | None) -> bool:
+    return batch is not None and not batch.whole and batch.rows == rows
 
 
 def _refuse(method: str, instead: str) -> NoReturn:

@@ -63,9 +63,7 @@ class _Slot:
         self.aside, self.filled, self.local = None, False, False
 
     def abandon(self) -> None:
-        """Undo `set_aside` after a backward that failed."""
-        if self.param.grad is None and self.aside is not None:
-            self.param.grad = self.aside
+        """Forget a backward that failed. What it left in `param.grad` stays, or was cleared by the script since."""
         self.aside, self.filled = None, False
 
 

@@ -47,16 +47,14 @@ class Reading:
     def show(self, batch: Batch) -> None:
         """`batch` is what the script gets next."""
         self.batch = batch
-        if _readings and _readings[-1] is self:
-            return
-        self.close()
-        self.open = True
-        _readings.append(self)
+        if not _readings or _readings[-1] is not self:
+            _readings[:] = [reading for reading in _readings if reading is not self]
+            _readings.append(self)
 
     def close(self) -> None:
-        """The loader is exhausted: none of its batches is at hand any more."""
+        """The loader is exhausted: none of its batches is at hand any more, nor one left behind by others."""
         self.open = False
-        _readings[:] = [reading for reading in _readings if reading is not self]
+        _readings[:] = [reading for reading in _readings if reading.open]
 
     def drop(self) -> None:
         """The iterator is gone, but its last batch may still be in use, as in `x = next(iter(loader))`."""
@@ -67,10 +65,28 @@ class Reading:
 _readings: list[Reading] = []  # the most recently shown batch last; at most one that is not open
 
 
+def being_read(rows: int | None) -> Batch | None:
+    """The latest batch of the loaders being iterated over; among several of its kind the one with `rows` rows."""
+    batches = [reading.batch for reading in reversed(_readings) if reading.open and reading.batch is not None]
+    alike = [batch for batch in batches if batch.whole == batches[0].whole]
+    return next((batch for batch in alike if batch.rows == rows), batches[0] if batches else None)
+
+
 def at_hand(rows: int | None) -> Batch | None:
-    """The batch that inputs with `rows` rows belong to: the latest of that size, else the latest one."""
-    latest = [reading.batch for reading in reversed(_readings) if reading.batch is not None]
-    for batch in latest:
-        if rows is not None and batch.rows == rows:
-            return batch
-    return next((reading.batch for reading in reversed(_readings) if reading.open), None)
+    """The batch that the model's inputs, with `rows` rows, belong to: the latest one, or one that was left behind.
+
+    Ranks may have different numbers of rows, so these must not decide between a whole batch and a shard (then some
+    ranks would wait for others) unless they do so alike on all ranks.
+    """
+    latest = being_read(rows)
+    left = _readings[-1].batch if _readings and not _readings[-1].open else None
+    if left is None:
+        return latest
+    if latest is None:
+        return left if left.rows == rows else None
+    if left.whole == latest.whole:
+        return left if left.rows == rows != latest.rows else latest
+    whole, shard = (left, latest) if left.whole else (latest, left)
+    if whole.total is None or whole.total in shard.sizes:
+        return latest
+    return whole if rows == whole.total else shard

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
-from rank_pool import RankPool
-from scenarios import SCENARIOS, Tensors, run_all
+from dp2ddp_runtime import world
+from rank_pool import RankError, RankPool
+from scenarios import SCENARIOS, Tensors, mlp, run_all
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.oracle import EmulatedDataParallel
 
@@ -47,3 +60,247 @@ def test_gathered_is_data_parallel(ranks: RankPool, n: int, name: str) -> None:
         assert_same(per_rank[0][index], value, f"{name}[{index}]", exact=False)
         for other in per_rank[1:]:
             assert_same(other[index], per_rank[0][index], f"{name}[{index}] on other ranks", exact=True)
+
+
+def wrapping_details() -> None:
+    torch.manual_seed(world.rank())
+    net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    assert isinstance(net, DistributedDataParallel)
+    assert isinstance(net, models.WrappedModel)
+    assert next(iter(net.state_dict())) == "module.0.weight"
+    assert models.wrap_model(net) is net
+    values = [value.tolist() for value in net.state_dict().values()]
+    assert values == ranks_agree(values), "rank 0's values at the start"
+
+    plain = {name[len("module.") :]: value + 1 for name, value in net.state_dict().items()}
+    net.load_state_dict(plain)
+    net.load_state_dict({f"module.{name}": value for name, value in plain.items()})
+    assert net.module[0].bias.equal(plain["0.bias"])
+    for refused in (net.join, net.register_comm_hook, net._set_static_graph):
+        with pytest.raises(NotImplementedError, match="has no"):
+            refused()
+
+    twin = copy.deepcopy(net)
+    assert isinstance(twin, models.WrappedModel)
+    twin(torch.rand(4, 3)).sum().backward()
+    assert twin.module[0].weight.grad is not None
+    assert net.module[0].weight.grad is None
+
+
+def ranks_agree(value: Any) -> Any:
+    if world.world_size() == 1:
+        return value
+    told = models.exchange.Exchange()(models.exchange.Part([], value), torch.device("cpu"))
+    assert all(part.note == told[0].note for part in told)
+    return told[0].note
+
+
+def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) -> None:
+    for n in (1, 2):
+        ranks(n, wrapping_details)
+
+
+def differing(kind: str) -> str:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2 + (kind == "shape" and world.rank()))
+    try:
+        wrapped = models.wrap_model(net)
+        if kind == "value" and world.rank() == 1:
+            net.bias.data[1] = torch.nextafter(net.bias.data[1], torch.tensor(9.0))
+        wrapped(torch.rand(2, 3))
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_whose_models_differ_are_told_apart(ranks: RankPool) -> None:
+    for kind, message in (("shape", "names, shapes or dtypes"), ("value", "parameter 'bias' differs between ranks")):
+        assert all(message in told for told in ranks(2, differing, kind))
+    assert ranks(2, differing, "nothing") == ["no error"] * 2
+
+
+def test_only_modules_are_wrapped() -> None:
+    with pytest.raises(TypeError, match="SGD"):
+        models.wrap_model(torch.optim.SGD([torch.zeros(1)], 0.1))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="SyncBatchNorm needs CUDA"):
+        models.wrap_model(nn.BatchNorm1d(2), sync_bn=True)
+    module = nn.Linear(1, 1)
+    assert models.wrap_model(nn.DataParallel(module)).module is module
+
+
+def saved() -> bytes:
+    net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), gather=True)
+    net(torch.ones(4, 3)).sum().backward()
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(net, file)
+    return file.getvalue()
+
+
+def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPool, tmp_path: Path) -> None:
+    for n in (1, 2):
+        path = tmp_path / f"net{n}.pt"
+        path.write_bytes(ranks(n, saved)[0])
+        code = (
+            "import sys, torch; net = torch.load(sys.argv[1], weights_only=False);"
+            "assert type(net) is torch.nn.DataParallel, type(net);"
+            "assert net.device_ids == [] and list(net.state_dict())[0] == 'module.0.weight';"
+            "net(torch.ones(4, 3)).sum().backward(); assert net.module[0].weight.grad is not None;"
+            "assert not any(name.startswith('dp2ddp') for name in sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=tmp_path)
+
+
+def uneven_shards(rows: int, scalar: bool) -> Tensors:
+    """One epoch of sharded training over one batch; the gradients."""
+    torch.manual_seed(0)
+    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
+    net = models.wrap_model(WithLoss().double() if scalar else mlp().double())
+    for a, b in loaders.shard_loader(DataLoader(TensorDataset(x, y), rows)):
+        (net(a, b).mean() if scalar else F.mse_loss(net(a), b)).backward()
+    return [param.grad for param in net.parameters()]
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.layer(x), y)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(("n", "rows"), [(2, 7), (2, 1), (3, 7), (3, 4), (3, 2)])
+def test_a_mean_over_uneven_shards_is_the_batchs_mean(ranks: RankPool, n: int, rows: int, scalar: bool) -> None:
+    """A loss that the model returns is a mean over replicas in `nn.DataParallel`, uneven or not."""
+    torch.manual_seed(0)
+    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
+    net = EmulatedDataParallel(WithLoss().double() if scalar else mlp().double(), n=n)
+    (net(x, y).mean() if scalar else F.mse_loss(net(x), y)).backward()
+    for result in ranks(n, uneven_shards, rows, scalar):
+        for grad, param in zip(result, net.parameters()):
+            torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
+
+
+def several_outputs() -> Tensors:
+    """Features and the logits made of them, from uneven shards: each is weighted once."""
+    torch.manual_seed(0)
+    net = models.wrap_model(Branched().double())
+    x = torch.rand(5, 4, dtype=torch.double)
+    for (batch,) in loaders.shard_loader(DataLoader(TensorDataset(x), 5)):
+        features, logits = net(batch)
+        (features.square().mean() + logits.square().mean()).backward()
+    return [param.grad for param in net.parameters()]
+
+
+class Branched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        features = self.features(x).relu()
+        return features, self.head(features)
+
+
+def test_outputs_that_depend_on_each_other_are_weighted_once(ranks: RankPool) -> None:
+    torch.manual_seed(0)
+    net = EmulatedDataParallel(Branched().double(), n=2)
+    features, logits = net(torch.rand(5, 4, dtype=torch.double))
+    (features.square().mean() + logits.square().mean()).backward()
+    for result in ranks(2, several_outputs):
+        for grad, param in zip(result, net.parameters()):
+            torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
+
+
+def nested_loops() -> list[Any]:
+    """Validation inside training, and a batch taken with `next(iter(...))`: the right batch is at hand."""
+    torch.manual_seed(0)
+    net = models.wrap_model(mlp().double())
+    data = TensorDataset(torch.rand(5, 4, dtype=torch.double))
+    train, check = loaders.shard_loader(DataLoader(data, 5)), loaders.shard_loader(DataLoader(data, 1))
+    assert not train.whole
+    assert check.whole
+    shapes: list[Any] = []
+    for (x,) in train:
+        for (one,) in check:
+            shapes.append(net(one).shape)
+        shapes.append(net(next(iter(check))[0]).shape)
+        net(x).square().mean().backward()
+    shapes.append([param.grad for param in net.parameters()])
+    net.zero_grad()
+    net(next(iter(train))[0]).square().mean().backward()
+    shapes.append([param.grad for param in net.parameters()])
+    return shapes
+
+
+def test_the_batch_at_hand_is_known_in_nested_loops(ranks: RankPool) -> None:
+    torch.manual_seed(0)
+    net = mlp().double()
+    net(torch.rand(5, 4, dtype=torch.double)).square().mean().backward()
+    for *shapes, first, second in ranks(2, nested_loops):
+        assert shapes == [(1, 3)] * 6
+        for grads in (first, second):
+            for grad, param in zip(grads, net.parameters()):
+                torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
+
+
+def mixed_up() -> str:
+    net = models.wrap_model(mlp(), gather=True)
+    for (x,) in loaders.shard_loader(DataLoader(TensorDataset(torch.rand(8, 4)), 8)):
+        with pytest.raises(RuntimeError, match="pass its loader gather=True"):
+            net(x)
+    return "raised"
+
+
+def unequal_outputs() -> str:
+    net = models.wrap_model(Uneven(), gather=True)
+    with pytest.raises(RuntimeError, match=r"different numbers of tensors on different ranks: \[1, 2\]"):
+        net(torch.tensor([0.0, 1.0]))
+    return "raised"
+
+
+class Uneven(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return [x] if x[0] == 0 else [x, x]
+
+
+def test_mistakes_are_told(ranks: RankPool) -> None:
+    assert ranks(2, mixed_up) == ["raised"] * 2
+    assert ranks(2, unequal_outputs) == ["raised"] * 2
+
+
+def replicas_of_replicas() -> Tensors:
+    """A wrapped model inside another: only the outer one acts."""
+    torch.manual_seed(0)
+    inner = models.wrap_model(nn.Linear(4, 3).double(), gather=True)
+    inner(torch.rand(4, 4, dtype=torch.double)).sum().backward()
+    inner.zero_grad()
+    net = models.wrap_model(nn.Sequential(inner, nn.Tanh()), gather=True)
+    net(torch.ones(5, 4, dtype=torch.double)).sum().backward()
+    return [param.grad for param in net.parameters()]
+
+
+def test_a_wrapped_model_inside_another_steps_aside(ranks: RankPool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3).double(), nn.Tanh())
+    net(torch.ones(5, 4, dtype=torch.double)).sum().backward()
+    for result in ranks(2, replicas_of_replicas):
+        for grad, param in zip(result, net.parameters()):
+            torch.testing.assert_close(grad, param.grad)
+
+
+def printed() -> str:
+    return repr(models.wrap_model(nn.Linear(2, 1)))
+
+
+def test_it_prints_as_the_original_does(ranks: RankPool) -> None:
+    assert ranks(2, printed) == [repr(nn.DataParallel(nn.Linear(2, 1)))] * 2
+
+
+def test_the_first_failed_rank_is_told(ranks: RankPool) -> None:
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        ranks(2, divmod, 1, 0)
+    assert pickle.loads(pickle.dumps(ranks(2, divmod, 7, 2))) == [(3, 1)] * 2
