@@ -1,0 +1,61 @@
+"""The demo's judgement: it reads what every fixture prints, and says so when runs differ."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import fixture_data
+import pytest
+from pairs import Pairs
+
+from dp2ddp.verify.compare import Comparison, StepDifference
+from dp2ddp.verify.runs import Options
+
+sys.path[:0] = [str(fixture_data.FIXTURES)]
+import demo  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def comparison(pairs: Pairs, small_digits: Path) -> Comparison:
+    pair = pairs.run(
+        "mnist_script", ["--data", str(small_digits), "--out", "out", "--epochs", "2"], Options(replicas=1)
+    )
+    return pair.compare(tolerance=0.0)
+
+
+def test_every_fixture_has_its_patterns() -> None:
+    assert sorted(demo.PATTERNS) == fixture_data.names()
+
+
+@pytest.mark.parametrize("name", fixture_data.names())
+def test_results_are_read(pairs: Pairs, small_digits: Path, name: str) -> None:
+    result = demo.read_result(name, two_epochs(pairs, small_digits, name).original.stdout)
+    assert len(result.losses) == 2
+    assert 20 < result.accuracy <= 100
+
+
+def test_no_accuracy_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no test accuracy"):
+        demo.read_result("mnist_script", "epoch 1, loss: 0.5\n")
+
+
+def test_equal_runs_agree(comparison: Comparison) -> None:
+    result = demo.read_result("mnist_script", comparison.original.stdout)
+    assert demo.verdict(comparison, result, result, exact=True) == []
+
+
+def test_each_difference_is_named(comparison: Comparison) -> None:
+    before = demo.Result(("0.5", "0.4"), 96.0)
+    moved = replace(comparison, steps=(StepDifference(1, "fc.weight", 0.02),), batches="batch 1 differs")
+    wrong = demo.verdict(moved, before, demo.Result(("0.5",), 95.0), exact=True)
+    assert [text.split()[0] for text in wrong] == ["batch", "test", "2", "parameters"]
+    assert demo.verdict(replace(moved, batches=None), before, before, exact=False) == []
+
+
+def test_the_table_shows_both(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.show("title", comparison, demo.Result(("0.5", "0.4"), 96.0), demo.Result(("0.5", "0.3"), 95.0))
+    table = capsys.readouterr().out
+    for text in ("96.00 %", "95.00 %", "0.3", "same bits", "wall time"):
+        assert text in table
