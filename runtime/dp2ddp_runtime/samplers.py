@@ -87,15 +87,14 @@ class RankBatchSampler(Sampler[Any]):
             return Cut(None, 1), batch
         sizes = chunk_sizes(len(batch), world.world_size())
         count = sum(size > 0 for size in sizes)
+        if count < len(sizes) and not self.placeholders:
+            raise RuntimeError(
+                f"a batch of {len(batch)} samples leaves ranks idle, but the sampler's length promised larger ones: "
+                "pass gather=True to shard_loader"
+            )
         start = sum(sizes[: world.rank()])
-        if sizes[world.rank()]:
-            return Cut(len(batch), count), batch[start : start + sizes[world.rank()]]
-        if self.placeholders:
-            return Cut(len(batch), count), batch[:1]
-        raise RuntimeError(
-            f"a batch of {len(batch)} samples leaves ranks idle, but the sampler's length promised larger ones: "
-            "pass gather=True to shard_loader"
-        )
+        own = batch[start : start + sizes[world.rank()]] if sizes[world.rank()] else batch[:1]
+        return Cut(len(batch), count), own
 
 
 def splits_evenly_enough(inner: Any) -> bool:

@@ -1,0 +1,132 @@
+"""All-gathering parts of any sizes, and the rules of `nn.DataParallel` for nested values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from dp2ddp_runtime import exchange, nesting, world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_pool import RankPool
+
+Pair = namedtuple("Pair", "left right")
+CPU = torch.device("cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    rows: torch.Tensor
+    name: str = "x"
+
+
+def exchanged() -> list[Any]:
+    """Parts that shrink and grow, so that the foreseen slots fit and don't; how many collectives each took."""
+    carry = exchange.Exchange()
+    calls: list[int] = []
+    real = exchange.all_gather_rows
+    exchange.all_gather_rows = lambda row: calls.append(len(row)) or real(row)  # type: ignore[func-returns-value]
+    taken = []
+    try:
+        for size in (3, 3, 20000, 20000, 5, 100000):
+            rows = size * (world.rank() + 1)
+            tensors = [torch.arange(rows), torch.rand(0, 4), torch.tensor(True), torch.full((2, 1), 1j).mT]
+            for rank, part in enumerate(carry(exchange.Part(tensors, ("note", world.rank())), CPU)):
+                assert part.note == ("note", rank)
+                assert torch.equal(part.tensors[0], torch.arange(size * (rank + 1)))
+                assert part.tensors[1].shape == (0, 4)
+                assert torch.equal(part.tensors[2], torch.tensor(True))
+                assert torch.equal(part.tensors[3], torch.full((1, 2), 1j))
+            taken.append(len(calls))
+            calls.clear()
+    finally:
+        exchange.all_gather_rows = real
+    return taken
+
+
+def test_one_collective_where_the_size_can_be_foreseen(ranks: RankPool) -> None:
+    for n in (2, 3):
+        assert ranks(n, exchanged) == [[1, 1, 2, 1, 1, 2]] * n
+
+
+def sparse_and_shared() -> bool:
+    matrix = torch.eye(2).to_sparse() * (world.rank() + 1)
+    parts = exchange.Exchange()(exchange.Part([matrix, torch.ones(1)]), CPU)
+    assert [part.tensors[0].to_dense()[0, 0].item() for part in parts] == [1.0, 2.0]
+    values = [
+        torch.full((2, 2), float(world.rank())).t(),
+        torch.tensor(world.rank()),
+        torch.zeros(0),
+        torch.rand(3) > 2,
+    ]
+    leaf = torch.zeros(2, requires_grad=True)
+    version = leaf._version
+    exchange.broadcast_coalesced([*values, leaf])
+    assert leaf._version == version
+    return values[0].sum().item() == 0 and values[1].item() == 0
+
+
+def test_sparse_tensors_and_broadcasts(ranks: RankPool) -> None:
+    assert ranks(2, sparse_and_shared) == [True, True]
+
+
+def test_nestings_keep_their_kinds() -> None:
+    x = torch.ones(2)
+    lists: defaultdict[str, Any] = defaultdict(list, a=x)
+    value = [Pair(x, None), {"k": (x, 3)}, OrderedDict(z=x), lists, Fields(x), "text", {1, 2}]
+    doubled = nesting.map_tensors(lambda tensor: tensor * 2, value)
+    assert [type(item) for item in doubled] == [type(item) for item in value]
+    assert doubled[3].default_factory is list
+    assert doubled[4].name == "x"
+    assert all(tensor.tolist() == [2.0, 2.0] for tensor in nesting.tensors(doubled))
+    assert len(nesting.tensors(value)) == 5
+    assert value[4].rows is x
+
+
+def test_scattering_follows_data_parallel() -> None:
+    x, scalar, fields = torch.arange(8.0).view(4, 2), torch.tensor(1.0), Fields(torch.ones(4))
+    value = (x, [Pair(x, "s"), {"k": x}], scalar, fields, [], None)
+    assert nesting.count_chunks(value, 3, 0) == 2
+    assert nesting.count_chunks((scalar, "text", []), 3, 0) == 3
+    assert nesting.count_chunks((x, x[:1]), 3, 0) == 1
+    cut = nesting.take_chunk(value, lambda tensor: tensor[:2])
+    assert cut[1][0].left.shape == (2, 2)
+    assert cut[1][0].right == "s"
+    assert cut[1][1]["k"].shape == (2, 2)
+    assert cut[2] is scalar
+    assert cut[3] is fields, "shared, as by nn.DataParallel"
+    assert [tensor.shape[0] for tensor in nesting.batch_tensors(value)] == [4, 4, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(0, 40), parts=st.integers(1, 9))
+def test_chunks_are_torchs(rows: int, parts: int) -> None:
+    x = torch.empty(rows, 2)
+    chunks = [len(chunk) for chunk in x.chunk(parts)]
+    sizes = nesting.chunk_sizes(rows, parts)
+    assert sizes[: len(chunks)] == chunks
+    assert not any(sizes[len(chunks) :])
+    assert nesting.count_chunks(x, parts, 0) == len(chunks)
+
+
+def outputs_on_one_device(dim: int) -> Any:
+    """A gather by itself, with gradients, where only the first ranks have rows."""
+    own = torch.full((2, 2), world.rank() + 1.0, requires_grad=True)
+    ran = world.rank() < 2
+    whole = exchange.gather_outputs({"out": own * 2} if ran else None, exchange.Exchange(), 2, dim)["out"]
+    (whole * torch.arange(float(whole.numel())).view(whole.shape)).sum().backward()
+    return whole.tolist(), None if own.grad is None else own.grad.tolist()
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gathered_gradients_go_back_to_their_rank(ranks: RankPool, dim: int) -> None:
+    results = ranks(3, outputs_on_one_device, dim)
+    parts = [torch.full((2, 2), 2.0), torch.full((2, 2), 4.0)]
+    expected = torch.cat(parts, dim)
+    slopes = torch.arange(8.0).view(expected.shape).chunk(2, dim)
+    for rank, (whole, grad) in enumerate(results):
+        assert whole == expected.tolist()
+        assert grad == (None if rank == 2 else (slopes[rank] * 2 * 3).tolist())

@@ -1,0 +1,354 @@
+"""Loaders for ranks: what they yield, when they give whole batches, and what they leave as it is."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp2ddp_runtime import loader as loaders
+from dp2ddp_runtime import samplers, shards, streams, world
+from rank_pool import RankPool
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
+
+Sample = namedtuple("Sample", "image label")
+
+
+class Kinds(Dataset[Any]):
+    """Samples with everything that the default collate function takes."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "tensor": torch.full((2, 1), float(index)),
+            "array": np.full(3, index, dtype=np.int16),
+            "number": index,
+            "scalar": np.float32(index),
+            "text": f"name {index}",
+            "pair": Sample(index / 2, (f"a{index}", [index > 3, b"x" * index])),
+            "flag": torch.tensor(index % 2 == 0),
+        }
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: described(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [described(item) for item in value]
+    return value
+
+
+def whole_batches(size: int) -> list[Any]:
+    return [described(batch) for batch in loaders.shard_loader(DataLoader(Kinds(), size), gather=True)]
+
+
+@pytest.mark.parametrize(("n", "size"), [(2, 4), (3, 4), (3, 5), (2, 1), (3, 11)])
+def test_whole_batches_are_what_the_original_yields(ranks: RankPool, n: int, size: int) -> None:
+    expected = [described(batch) for batch in DataLoader(Kinds(), size)]
+    for batches in ranks(n, whole_batches, size):
+        assert batches == expected
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        yield from (
+            (index, random.random()) for index in range(info.id if info else 0, 7, info.num_workers if info else 1)
+        )
+
+
+class Cycle(DataLoader[Any]):
+    """A loader with an iterator of its own, as some libraries have."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield [2 * value for value in batch]
+
+
+def longest(batch: list[Any]) -> Any:
+    return len(batch), batch
+
+
+def loaded_by_everybody() -> list[Any]:
+    streams.seed_everything(2)
+    numbers = TensorDataset(torch.arange(9))
+    kinds: dict[str, Any] = {
+        "stream": DataLoader(Stream(), 2),
+        "stream with workers": DataLoader(Stream(), 2, num_workers=2),
+        "no batches": DataLoader(numbers, batch_size=None, shuffle=True),
+        "collate": DataLoader(numbers, 4, shuffle=True, collate_fn=longest),
+        "own iterator": Cycle(numbers, 4, shuffle=True),
+        "list": [(torch.ones(3), torch.zeros(3)), (torch.ones(2), torch.zeros(2))],
+    }
+    result = []
+    for name, original in kinds.items():
+        loader = loaders.shard_loader(original)
+        batches = [described(batch) for batch in loader]
+        workers = getattr(loader, "num_workers", 0)
+        result.append((name, getattr(loader, "whole", True), workers, batches, torch.rand(1).item()))
+    return result
+
+
+def test_what_can_not_be_split_is_loaded_whole_by_every_rank(ranks: RankPool) -> None:
+    expected = loaded_by_everybody()
+    for n in (2, 3):
+        for result in ranks(n, loaded_by_everybody):
+            assert result == expected
+
+
+def kept() -> dict[str, Any]:
+    numbers = TensorDataset(torch.arange(10))
+    original = DataLoader(numbers, 4, shuffle=True, num_workers=3, drop_last=True, prefetch_factor=3, timeout=9)
+    original.mine = "attribute"  # type: ignore[attr-defined]
+    loader = loaders.shard_loader(original)
+    assert isinstance(loader, DataLoader)
+    assert type(loader).__name__ == "DataLoader"
+    assert loaders.shard_loader(loader) is loader
+    assert not loader.whole
+    assert loaders.shard_loader(loader, gather=True).whole
+    assert loader.dataset is numbers
+    assert loader.sampler is original.sampler
+    assert loader.batch_sampler.batch_size == 4
+    assert loader.current is None
+    assert type(original.batch_sampler) is BatchSampler
+    assert original.num_workers == 3
+    with pytest.raises(ValueError, match="should not be set"):
+        loader.batch_size = 3
+    with pytest.raises(TypeError, match="int"):
+        loaders.shard_loader(3)
+    names = ("batch_size", "num_workers", "drop_last", "prefetch_factor", "timeout", "mine")
+    return {name: getattr(loader, name) for name in names}
+
+
+def test_everything_else_of_a_loader_stays(ranks: RankPool) -> None:
+    expected: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": 2,
+        "drop_last": True,
+        "prefetch_factor": 3,
+        "timeout": 9,
+    }
+    expected["mine"] = "attribute"
+    assert ranks(2, kept) == [expected] * 2
+
+
+def test_with_one_rank_a_loader_is_itself() -> None:
+    original = DataLoader(TensorDataset(torch.arange(3)))
+    assert loaders.shard_loader(original, gather=True) is original
+    state = torch.get_rng_state()
+    loaders.set_epoch(original, 3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "drop_last", "ranks_", "fits"),
+    [
+        (100, 10, False, 2, True),
+        (101, 10, False, 2, False),
+        (101, 10, True, 2, True),
+        (102, 10, False, 3, False),
+        (104, 10, False, 3, False),
+        (105, 10, False, 3, True),
+        (8, 10, False, 3, True),
+        (4, 10, False, 3, False),
+        (0, 10, False, 3, True),
+        (64, 8, False, 5, False),
+    ],
+)
+def test_shards_need_rows_for_every_rank_in_every_batch(
+    samples: int, size: int, drop_last: bool, ranks_: int, fits: bool
+) -> None:
+    world.enter(world.World(0, 0, ranks_, ranks_, torch.device("cpu"), ready=True))
+    try:
+        assert samplers.splits_evenly_enough(BatchSampler(SequentialSampler(range(samples)), size, drop_last)) == fits
+        assert not samplers.splits_evenly_enough([[1, 2], [3, 4]])
+    finally:
+        world.enter(world.World())
+
+
+class Lying(SequentialSampler):
+    def __len__(self) -> int:
+        return 8
+
+
+def lied_to() -> str:
+    loader = loaders.shard_loader(DataLoader(range(5), 4, sampler=Lying(range(5))))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="a batch of 1 samples leaves ranks idle"):
+        list(loader)
+    return "raised"
+
+
+def test_a_sampler_that_is_shorter_than_it_says(ranks: RankPool) -> None:
+    assert ranks(2, lied_to) == ["raised"] * 2
+
+
+def why_whole() -> list[str]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("dp2ddp_runtime")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        numbers = TensorDataset(torch.arange(9))
+        for original in (DataLoader(numbers, 4), DataLoader(numbers, 4, collate_fn=longest), DataLoader(numbers, 5)):
+            loaders.shard_loader(original)
+            loaders.shard_loader(original, gather=True)
+    finally:
+        log.removeHandler(handler)
+    return messages
+
+
+def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None:
+    expected = [
+        "DataLoader gives every rank whole batches: some batch is too small, or of unknown size",
+        "DataLoader gives every rank whole batches: it has a collate_fn of its own",
+    ]
+    assert ranks(2, why_whole) == [expected] * 2
+
+
+class Told(Dataset[int]):
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return random.random() + float(torch.rand(1)) + float(np.random.rand())
+
+
+class ToldSampler(RandomSampler):
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def epochs_told() -> Any:
+    streams.seed_everything(5)
+    data = Told()
+    sampler = ToldSampler(data)
+    plain = DataLoader(data, 2, sampler=sampler)
+    loader = loaders.shard_loader(plain)
+    drawn = []
+    for epoch in (0, 1, 1):
+        loaders.set_epoch(loader, epoch)
+        drawn.append([value for batch in loader for value in batch.tolist()])
+    custom = loaders.shard_loader(DataLoader(data, batch_sampler=ToldBatches(data)))
+    loaders.set_epoch(custom, 7)
+    return data.epochs, sampler.epochs, drawn, custom.batch_sampler.epochs
+
+
+class ToldBatches(ToldSampler):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[0, 1], [2, 3]])
+
+
+def test_set_epoch_tells_all_parts_and_restarts_the_augmentation(ranks: RankPool) -> None:
+    for data, sampler, drawn, batches in ranks(2, epochs_told):
+        assert data == [0, 1, 1, 7]
+        assert sampler == [0, 1, 1]
+        assert batches == [7]
+        assert drawn[0] != drawn[1] == drawn[2]
+
+
+class Seeds(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return info.seed, torch.initial_seed(), random.random(), float(np.random.rand()), marker["worker"]
+
+
+marker = {"worker": -1}
+
+
+def mark(worker_id: int) -> None:
+    marker["worker"] = worker_id + int(torch.initial_seed() == get_worker_info().seed) * 10  # type: ignore[union-attr]
+
+
+def worker_seeds(gather: bool, persistent: bool) -> Any:
+    streams.seed_everything(5)
+    collate = longest if gather else None
+    original = DataLoader(
+        Seeds(), 4, num_workers=2, worker_init_fn=mark, collate_fn=collate, persistent_workers=persistent
+    )
+    loader = loaders.shard_loader(original)
+    return [[described(batch) for batch in loader] for _ in range(2)]
+
+
+def test_workers_of_ranks_have_seeds_of_their_own_unless_all_load_all(ranks: RankPool) -> None:
+    first, second = ranks(2, worker_seeds, False, True)
+    for one, other in zip(first[0] + first[1], second[0] + second[1]):
+        (_, (seeds, initial, drawn, numbers, marks)), (_, (seeds2, _, drawn2, numbers2, _)) = one, other
+        assert seeds == initial
+        assert marks[1] == [10, 10], "the script's worker_init_fn ran, after the seeding"
+        assert not set(seeds[1]) & set(seeds2[1])
+        assert not set(drawn[1]) & set(drawn2[1])
+        assert not set(numbers[1]) & set(numbers2[1])
+    assert first[0] != first[1]
+    first, second = ranks(2, worker_seeds, True, False)
+    assert first == second == worker_seeds(True, False)
+
+
+def sizes_at_hand() -> list[Any]:
+    loader = loaders.shard_loader(DataLoader(TensorDataset(torch.arange(13)), 5, num_workers=2))
+    seen = []
+    for (batch,) in loader:
+        assert shards.at_hand(len(batch)) is loader.current
+        seen.append((loader.current.total, loader.current.rows, round(loader.current.share, 3), loader.current.even))
+        assert loader.current.rows == len(batch)
+    assert shards.at_hand(None) is None
+    return seen
+
+
+def test_the_sizes_of_all_shards_are_known_with_workers_ahead(ranks: RankPool) -> None:
+    first, second = ranks(2, sizes_at_hand)
+    assert first == [(5, 3, 0.6, False), (5, 3, 0.6, False), (3, 2, 0.667, False)]
+    assert second == [(5, 2, 0.4, False), (5, 2, 0.4, False), (3, 1, 0.333, False)]
+
+
+def broken_sample() -> str:
+    class Broken(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            raise LookupError("no sample")
+
+    state = torch.get_rng_state()
+    loader = loaders.shard_loader(DataLoader(Broken(), 4))
+    with pytest.raises(LookupError):
+        next(iter(loader))
+    assert shards.at_hand(None) is None
+    return str(torch.equal(state, torch.get_rng_state()))
+
+
+def test_a_sample_that_raises_leaves_nothing_behind(ranks: RankPool) -> None:
+    assert ranks(2, broken_sample) == ["False", "False"]  # the loader draws its base seed, as the original's does
