@@ -95,6 +95,10 @@ def _with_sync_bn(module: nn.Module) -> nn.Module:
     return converted
 
 
+# By module, so that one that is unwrapped and wrapped again isn't averaged twice.
+_reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
+
+
 class WrappedModel(DistributedDataParallel):
     """A model whose replicas train on all ranks. Made by `wrap_model`.
 
@@ -115,7 +119,6 @@ class WrappedModel(DistributedDataParallel):
         self._gathers = gather
         self._inside = False  # inside another wrapped model, which then does everything
         self._checked = False
-        self._reducer: Reducer | None = None
         self._exchange = exchange.Exchange()
         self.module = module
         for inner in module.modules():
@@ -147,6 +150,7 @@ class WrappedModel(DistributedDataParallel):
     def _rescan(self) -> None:
         """Look again at which parameters and buffers there are. (Not at each forward: that takes a while.)"""
         self._params = list(self.module.parameters())
+        self.device = self._params[0].device if self._params else self.device
         self._sparse: list[Any] = [
             inner.weight
             for inner in self.module.modules()
@@ -198,6 +202,10 @@ class WrappedModel(DistributedDataParallel):
             return value
         return nesting.take_chunk(value, lambda tensor: tensor.to(self.device))
 
+    @property
+    def _reducer(self) -> Reducer | None:
+        return _reducers.get(self.module)
+
     def _prepare(self) -> None:
         if not torch.is_grad_enabled():
             return
@@ -205,7 +213,7 @@ class WrappedModel(DistributedDataParallel):
             self._checked = True
             _check_equal(dict(self.module.named_parameters()))
         if self._reducer is None:
-            self._reducer = Reducer(self._params, self._sparse)
+            _reducers[self.module] = Reducer(self._params, self._sparse)
         else:
             self._reducer.refresh(self._params, self._sparse)
 
@@ -273,7 +281,7 @@ class WrappedModel(DistributedDataParallel):
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside leave the gradients unaveraged; the next one outside averages what has piled up."""
         if self._reducer is None and world.world_size() > 1 and not self._inside:
-            self._reducer = Reducer(self._params, self._sparse)
+            _reducers[self.module] = Reducer(self._params, self._sparse)
         reducer = self._reducer
         if reducer is None:
             yield
@@ -290,12 +298,11 @@ class WrappedModel(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = WrappedModel.__new__(WrappedModel)
         memo[id(self)] = new
-        fresh = {"_reducer": None, "_exchange": exchange.Exchange()}
-        rescanned = ("_params", "_sparse", "_buffered")
-        new.__dict__.update(fresh)
+        made_anew = ("_exchange", "_params", "_sparse", "_buffered")
         for name, value in self.__dict__.items():
-            if name not in fresh and name not in rescanned:
+            if name not in made_anew:
                 new.__dict__[name] = copy.deepcopy(value, memo)
+        new._exchange = exchange.Exchange()
         new._rescan()
         return new
 

@@ -105,12 +105,15 @@ class _Bucket:
         self.flat.div_(world.world_size())
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
-    def finish(self) -> None:
+    def finish(self, doubles: set[_Slot]) -> None:
         self.work.wait()
         # Reading the flags waits for a CUDA device, so only do it where this rank doesn't know the answer.
         used = (self.flags > 0).tolist() if self.pending else [True] * len(self.slots)
         for slot, anywhere in zip(self.slots, used):
-            slot.accept(anywhere)
+            if slot in doubles:
+                slot.reset()
+            else:
+                slot.accept(anywhere)
         self.reset()
 
     def reset(self) -> None:
@@ -163,7 +166,7 @@ class Reducer:
             _abandon_all()
         signature = [(id(p), p.requires_grad, p.dtype, p.device) for p in params]
         if signature != self._signature:
-            local = {id(slot.param) for slot in self._slots() if slot.local}
+            local = {id(slot.param) for slot in self.slots() if slot.local}
             self.close()
             self._signature = signature
             self._build([p for p in params if p.requires_grad], {id(p) for p in sparse_params}, local)
@@ -177,7 +180,7 @@ class Reducer:
                 self._attach(slot, partial(self._after, slot, bucket))
         for slot in self._sparse:
             self._attach(slot, partial(self._after_sparse, slot))
-        for slot in self._slots():
+        for slot in self.slots():
             slot.local = id(slot.param) in local
 
     def _attach(self, slot: _Slot, after: Any) -> None:
@@ -187,7 +190,8 @@ class Reducer:
         self._handles.append(slot.param.register_hook(hooks[0]))  # type: ignore[no-untyped-call]
         self._handles.append(slot.param.register_post_accumulate_grad_hook(hooks[1]))  # type: ignore[no-untyped-call]
 
-    def _slots(self) -> list[_Slot]:
+    def slots(self) -> list[_Slot]:
+        """The slots of all parameters."""
         return [slot for bucket in self._buckets for slot in bucket.slots] + self._sparse
 
     def close(self) -> None:
@@ -260,13 +264,16 @@ class Reducer:
                     bucket.pending -= 1
             self._launch_next()
 
-    def finish(self) -> None:
-        """Wait for the buckets and hand out the averages."""
+    def finish(self, doubles: set[_Slot]) -> None:
+        """Wait for the buckets and hand out the averages, but for `doubles`: another reducer does that."""
         self._launched = 0
         for bucket in self._buckets:
-            bucket.finish()
+            bucket.finish(doubles)
         for slot in self._sparse:
-            _finish_sparse(slot, self._group)
+            if slot in doubles:
+                slot.reset()
+            else:
+                _finish_sparse(slot, self._group)
 
     def abandon(self) -> None:
         """Forget a backward that failed."""
@@ -274,7 +281,7 @@ class Reducer:
             if bucket.work is not None:
                 bucket.work.wait()
             bucket.reset()
-        for slot in self._slots():
+        for slot in self.slots():
             slot.abandon()
         self._launched = 0
 
@@ -311,8 +318,19 @@ def _finish_all() -> None:
     with torch.no_grad():
         for reducer in reducers:
             reducer.launch_rest()
+        doubles = _doubles(reducers) if len(reducers) > 1 else set()
         for reducer in reducers:
-            reducer.finish()
+            reducer.finish(doubles)
+
+
+def _doubles(reducers: Sequence[Reducer]) -> set[_Slot]:
+    """Slots of parameters that belong to several models, except one each: that which set the old gradient aside."""
+    slots = [slot for reducer in reducers for slot in reducer.slots()]
+    kept: dict[int, _Slot] = {}
+    for slot in slots:
+        if id(slot.param) not in kept or slot.aside is not None:
+            kept[id(slot.param)] = slot
+    return {slot for slot in slots if kept[id(slot.param)] is not slot}
 
 
 def _abandon_all() -> None:

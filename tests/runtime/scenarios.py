@@ -394,6 +394,27 @@ def methods_of_the_module(wrap: Wrapper) -> Tensors:
     return grads(net)
 
 
+@scenario
+def models_that_share_a_layer(wrap: Wrapper) -> Tensors:
+    shared = nn.Linear(4, 4)
+    one, other = wrap(nn.Sequential(shared, nn.Linear(4, 2))), wrap(nn.Sequential(nn.Tanh(), shared))
+    result: Tensors = []
+    for _ in range(2):
+        x = torch.rand(5, 4)
+        (one(x).square().sum() + other(x).sum()).backward()
+        result += [*grads(one), *grads(other)]
+    return result
+
+
+@scenario
+def unwrapped_and_wrapped_again(wrap: Wrapper) -> Tensors:
+    net = wrap(mlp())
+    for _ in range(3):
+        net(torch.rand(5, 4)).square().sum().backward()
+        net = wrap(net.module)
+    return grads(net)
+
+
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:
     """Every scenario from the same seed, in double precision."""
     torch.set_num_threads(1)
