@@ -155,6 +155,9 @@ class Calls:
         loop = self.frame.loop
         trains = loop is None or self.frame.context.loops.trains(loop)
         if not any(isinstance(r, Wrapped) for r in roles) and self.frame.grad_enabled and trains:
+            known = [r.definition.name for r in roles if isinstance(r, Module) and r.definition is not None]
+            if known:
+                raise self.frame.fail(f"`{known[0]}` is not known to treat each sample alone", node)
             raise self.frame.fail("a model is trained past its wrap", node)
 
     def _own_function(self, node: ast.Call) -> Kind:
