@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fixture_data
 import pytest
-from pairs import Pairs
+from pairs import Pair, Pairs
 
 from dp2ddp.verify.compare import Comparison, StepDifference
 from dp2ddp.verify.runs import Options
@@ -17,12 +17,14 @@ sys.path[:0] = [str(fixture_data.FIXTURES)]
 import demo  # noqa: E402
 
 
+def two_epochs(pairs: Pairs, data: Path, name: str) -> Pair:
+    """The pair that the tests of one rank start, too."""
+    return pairs.run(name, ["--data", str(data), "--out", "out", "--epochs", "2"], Options(replicas=1))
+
+
 @pytest.fixture(scope="module")
 def comparison(pairs: Pairs, small_digits: Path) -> Comparison:
-    pair = pairs.run(
-        "mnist_script", ["--data", str(small_digits), "--out", "out", "--epochs", "2"], Options(replicas=1)
-    )
-    return pair.compare(tolerance=0.0)
+    return two_epochs(pairs, small_digits, "mnist_script").compare(tolerance=0.0)
 
 
 def test_every_fixture_has_its_patterns() -> None:
