@@ -415,6 +415,30 @@ def unwrapped_and_wrapped_again(wrap: Wrapper) -> Tensors:
     return grads(net)
 
 
+@scenario
+def layers_used_as_the_rows_say(wrap: Wrapper) -> Tensors:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(8))
+
+        def forward(self, x: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+            for layer, chosen in zip(self.layers, used.any(0)):
+                x = layer(x).tanh() if chosen else x
+            return x
+
+    net = wrap(Routed())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)
+    for rows in (6, 5, 3, 4, 1, 7, 2, 6):
+        optimizer.zero_grad(set_to_none=rows % 2 == 0)
+        for _ in range(2):
+            out = net(torch.rand(rows, 3), torch.rand(rows, 8) > 0.8)
+            if out.requires_grad:
+                out.square().sum().backward()
+        optimizer.step()
+    return [*net.state_dict().values(), *grads(net)]
+
+
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:
     """Every scenario from the same seed, in double precision."""
     torch.set_num_threads(1)
