@@ -12,6 +12,10 @@ FIXTURES = ROOT / "fixtures"
 MNIST = ROOT.parent / "shared" / "mnist"  # 10,000 of MNIST's digits, where the tests' machine has them
 
 
+# The fixtures that print a training loss for each epoch and a test accuracy at the end.
+CLASSIFIERS = ("mnist_functions", "mnist_loss_in_model", "mnist_script", "mnist_seeded", "mnist_trainer")
+
+
 def names() -> list[str]:
     """All fixtures."""
     return sorted(path.parent.name for path in FIXTURES.glob("*/train.py"))

@@ -27,11 +27,11 @@ def comparison(pairs: Pairs, small_digits: Path) -> Comparison:
     return two_epochs(pairs, small_digits, "mnist_script").compare(tolerance=0.0)
 
 
-def test_every_fixture_has_its_patterns() -> None:
-    assert sorted(demo.PATTERNS) == fixture_data.names()
+def test_the_demo_reads_every_classifier() -> None:
+    assert sorted(demo.PATTERNS) == sorted(fixture_data.CLASSIFIERS)
 
 
-@pytest.mark.parametrize("name", fixture_data.names())
+@pytest.mark.parametrize("name", fixture_data.CLASSIFIERS)
 def test_results_are_read(pairs: Pairs, small_digits: Path, name: str) -> None:
     result = demo.read_result(name, two_epochs(pairs, small_digits, name).original.stdout)
     assert len(result.losses) == 2

@@ -18,10 +18,10 @@ from dp2ddp.verify import printed
 from dp2ddp.verify.compare import Comparison
 from dp2ddp.verify.runs import Options
 
-NAMES = fixture_data.names()
 EXACT_STEPS = 100  # float32 on two ranks stays this close for so long; then rounding grows by itself
 EPOCHS = {"mnist_seeded": 5}  # more than its default, which makes fewer steps
-every_fixture = pytest.mark.parametrize("name", NAMES)
+every_fixture = pytest.mark.parametrize("name", fixture_data.names())
+every_classifier = pytest.mark.parametrize("name", fixture_data.CLASSIFIERS)
 
 
 def accuracy(output: str) -> float:
@@ -52,7 +52,7 @@ def test_conversion_is_idempotent(name: str) -> None:
     assert convert_source(converted, f"{name}/train_ddp.py", ConvertOptions()).new_text == converted
 
 
-@every_fixture
+@every_classifier
 def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, small_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(small_digits, 2), Options(replicas=1))
     assert pair.compare(tolerance=0.0).failures() == []
@@ -68,7 +68,7 @@ def on_two(pairs: Pairs, even_digits: Path):
     return run
 
 
-@every_fixture
+@every_classifier
 def test_two_ranks_make_the_original_s_updates(on_two, name: str) -> None:
     comparison = on_two(name).compare(tolerance=1e-6)
     assert len(comparison.steps) >= EXACT_STEPS
@@ -79,7 +79,7 @@ def test_two_ranks_make_the_original_s_updates(on_two, name: str) -> None:
     assert max(comparison.losses[:EXACT_STEPS]) <= 1e-6
 
 
-@every_fixture
+@every_classifier
 def test_two_ranks_print_the_original_s_numbers_once(on_two, name: str) -> None:
     pair = on_two(name)
     assert pair.original.stdout.count("\n") >= 3
@@ -89,14 +89,14 @@ def test_two_ranks_print_the_original_s_numbers_once(on_two, name: str) -> None:
     assert too_far == []
 
 
-@every_fixture
+@every_classifier
 def test_two_ranks_reach_the_original_s_accuracy(on_two, name: str) -> None:
     pair = on_two(name)
     assert accuracy(pair.original.stdout) >= 95
     assert accuracy(pair.converted.stdout) == accuracy(pair.original.stdout)
 
 
-@every_fixture
+@every_classifier
 def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
     pair = on_two(name)
     files = pair.compare(1e-6, places=1).files
@@ -105,7 +105,7 @@ def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
     assert [file for file in files if file.relative > 1e-4] == []
 
 
-@every_fixture
+@every_classifier
 def test_three_ranks_train_the_same_in_float64(pairs: Pairs, small_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(small_digits, 2), Options(replicas=3, float64=True))
     # The scripts' own meters are float32 (`correct.float()`), whatever the default dtype is.
@@ -131,7 +131,7 @@ def test_checkpoints_resume_on_the_other_side(pairs: Pairs, small_digits: Path) 
     assert accuracy(resumed.original.stdout) == accuracy(resumed.converted.stdout)
 
 
-@every_fixture
+@every_classifier
 def test_saved_keys_are_the_original_s(on_two, name: str) -> None:
     pair = on_two(name)
     ours, theirs = pair.original.files(), pair.converted.files()
