@@ -12,6 +12,7 @@ from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 _WRITING = re.compile(r"[rwax]?[bt+]*[wax+][bt+]*")
+_OPEN = frozenset({"builtins.open", "io.open"})
 # Writers, and modules whose functions report elsewhere: whatever they return is used by rank 0 alone.
 _WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "visdom.Visdom", "tensorboard_logger.Logger"})
 _REPORTING = ("wandb.", "mlflow.", "neptune.", "comet_ml.")
@@ -66,15 +67,33 @@ print(open("notes.txt").read())
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
+        written = {ast.dump(p) for c in facts.source.calls if (p := self._written_path(facts, c)) is not None}
         for call in facts.source.calls:
-            finding = self._edit(facts, call)
+            finding = self._edit(facts, call) or self._reading(facts, call, written)
             if finding is not None:
                 yield finding
+
+    def _written_path(self, facts: Facts, call: ast.Call) -> ast.expr | None:
+        """The path that a call writes to, where it can be told."""
+        path = facts.names.qualified(call.func) or ""
+        if path in _OPEN and self._writes(argument(call, 1, "mode")):
+            return argument(call, 0, "file")
+        if path in ("numpy.save", "numpy.savetxt", "numpy.savez"):
+            return argument(call, 0, "file")
+        if path == "torch.save" or path.startswith("shutil.copy"):
+            return argument(call, 1, "f")
+        return None
+
+    def _reading(self, facts: Facts, call: ast.Call, written: set[str]) -> Finding | None:
+        """A file that the script reads back: a rank must not read before rank 0 has written."""
+        if facts.names.qualified(call.func) not in _OPEN or not call.args or ast.dump(call.args[0]) not in written:
+            return None
+        return ReplaceExpr(self.id, facts.source.span(call.func), "waits until rank 0 has written the file", "ddp.open")
 
     def _edit(self, facts: Facts, call: ast.Call) -> Finding | None:
         path = facts.names.qualified(call.func)
         span = facts.source.span(call.func)
-        if path in ("builtins.open", "io.open") and self._writes(argument(call, 1, "mode")):
+        if path in _OPEN and self._writes(argument(call, 1, "mode")):
             return ReplaceExpr(self.id, span, "rank 0 alone writes the file", "ddp.open")
         if path is not None:
             reports = path in _WRITERS or path.startswith(_REPORTING)
