@@ -25,6 +25,8 @@ def shard_loader(loader: Any, gather: bool = False) -> Any:
     if shards can't be exact (`loader.whole` tells): when a batch is too small for all ranks to have a row, or its size
     isn't known beforehand (a batch sampler or `collate_fn` of the script's, an `IterableDataset`, `batch_size=None`).
     Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact.
+    Without workers, a dataset that draws random numbers is loaded whole on every rank, as what it draws decides on
+    the shuffles that follow; with workers, each rank's have seeds of their own.
 
     Args:
         loader: a `DataLoader`; or any other iterable, which then has to yield the same batches on every rank.
@@ -79,6 +81,8 @@ class _RankLoader(DataLoader[Any]):
 
     _original: DataLoader[Any]
     _gather: bool
+    _draws: bool | None
+    """Whether loading samples draws random numbers in this process; None before the first batch."""
     whole: bool
     """Whether the script gets whole batches, rather than this rank's shards."""
 
@@ -88,6 +92,7 @@ class _RankLoader(DataLoader[Any]):
         self._exchange = Exchange()
         self._split = _why_not_split(loader) is None
         self._reading: shards.Reading | None = None
+        self._draws = None
         if self._split:
             # Through __dict__: a DataLoader doesn't let its batch sampler be set.
             self.__dict__["batch_sampler"] = samplers.RankBatchSampler(loader.batch_sampler, placeholders=True)
@@ -119,12 +124,37 @@ class _RankLoader(DataLoader[Any]):
         if not self._split:
             return _Batches(batches, self._reading, batches.__next__, lambda batch: (batch, _whole(batch)))
         cuts = self.__dict__["batch_sampler"].latest
-        fetch = batches.__next__ if self.num_workers else lambda: _fetch_with_own_stream(batches)
+        fetch = batches.__next__ if self.num_workers else lambda: self._fetch(batches)
         return _Batches(batches, self._reading, fetch, lambda batch: self._finish(batch, cuts))
+
+    def _fetch(self, batches: Iterator[Any]) -> Any:
+        """The next batch, loaded in this process.
+
+        All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
+        the work from then on: else the shared stream would no longer be the original's.
+        """
+        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
+        sampler.splits = self._draws is False
+        if sampler.splits:
+            with streams.loading:
+                return next(batches)
+        if self._draws:
+            return next(batches)
+        sampler.watched = []
+        try:
+            batch = next(batches)
+            self._draws = not streams.alike(sampler.watched[-1], streams.capture())
+        finally:
+            sampler.watched = None
+        if self._draws:
+            _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
+        return batch
 
     def _finish(self, batch: Any, cuts: deque[samplers.Cut]) -> tuple[Any, shards.Batch]:
         cut = cuts.popleft()
-        if self.whole:
+        if cut.by_all:
+            batch = batch if self.whole else _own_rows(batch, cut)
+        elif self.whole:
             batch = _gather_batch(batch, self._exchange, cut)
             if self.pin_memory and torch.cuda.is_available():
                 batch = nesting.map_tensors(lambda t: t.pin_memory() if t.device.type == "cpu" else t, batch)
@@ -152,12 +182,6 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     found = [getattr(part, "generator", None) for part in parts]
     unique = {id(one): one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"}
     return list(unique.values())
-
-
-def _fetch_with_own_stream(batches: Iterator[Any]) -> Any:
-    """The next batch, its samples augmented with this rank's random numbers."""
-    with streams.loading:
-        return next(batches)
 
 
 class _RankSeeds:
@@ -232,6 +256,29 @@ class _WholeIterable:
         batches = iter(self._inner)
         return _Batches(batches, shards.Reading(), batches.__next__, self._finish)
 
+    def _fetch(self, batches: Iterator[Any]) -> Any:
+        """The next batch, loaded in this process.
+
+        All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
+        the work from then on: else the shared stream would no longer be the original's.
+        """
+        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
+        sampler.splits = self._draws is False
+        if sampler.splits:
+            with streams.loading:
+                return next(batches)
+        if self._draws:
+            return next(batches)
+        sampler.watched = []
+        try:
+            batch = next(batches)
+            self._draws = not streams.alike(sampler.watched[-1], streams.capture())
+        finally:
+            sampler.watched = None
+        if self._draws:
+            _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
+        return batch
+
     def _finish(self, batch: Any) -> tuple[Any, shards.Batch]:
         self.current = _whole(batch)
         return batch, self.current
@@ -257,6 +304,17 @@ def _is_column(value: Any) -> bool:
     if isinstance(value, (list, tuple)) and not nesting.is_namedtuple(value):
         return bool(value) and all(isinstance(item, (str, bytes)) for item in value)
     return isinstance(value, torch.Tensor)
+
+
+def _own_rows(batch: Any, cut: samplers.Cut) -> Any:
+    """This rank's rows of a whole batch that the default collate function has made."""
+    assert cut.total is not None
+    sizes = nesting.chunk_sizes(cut.total, world.world_size())
+    start = sum(sizes[: world.rank()])
+    rows = slice(start, start + sizes[world.rank()])
+    return nesting.map_leaves(
+        lambda column: column[rows].clone() if isinstance(column, torch.Tensor) else column[rows], batch, _is_column
+    )
 
 
 def _gather_batch(batch: Any, exchange: Exchange, cut: samplers.Cut) -> Any:

@@ -24,10 +24,12 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRa
 
 
 class Cut(NamedTuple):
-    """How a batch was cut: its size (None if it couldn't be cut) and how many ranks have a part of it."""
+    """How a batch was cut: its size (None if it can't be cut), how many ranks have a part of it, who loads it."""
 
     total: int | None
     chunks: int
+    by_all: bool = False
+    """Whether every rank loads all of it."""
 
 
 class RankBatchSampler(Sampler[Any]):
@@ -40,6 +42,10 @@ class RankBatchSampler(Sampler[Any]):
         inner: the original batch sampler.
         placeholders: a rank without a chunk gets the batch's first index instead of an error, and a batch that can't
             be cut goes to every rank.
+
+    Attributes:
+        splits: whether the next batch is cut. (If not, every rank gets all of it, but still notes how to cut it.)
+        watched: where not None, gets the shared stream's state after the sampler's own draws for the latest batch.
     """
 
     def __init__(self, inner: Any, placeholders: bool) -> None:
@@ -47,6 +53,8 @@ class RankBatchSampler(Sampler[Any]):
         self.placeholders = placeholders
         self.latest: deque[Cut] = deque()
         self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
+        self.splits = True
+        self.watched: list[streams.State] | None = None
         self._exchange = Exchange()
 
     def __iter__(self) -> Iterator[Any]:
@@ -77,6 +85,8 @@ class RankBatchSampler(Sampler[Any]):
                 return
             cut, own = self._own_part(batch)
             cuts.append(cut)
+            if self.watched is not None:
+                self.watched.append(streams.capture())
             yield own
 
     def _main_batch(self, batch: Any) -> Any:
@@ -84,7 +94,7 @@ class RankBatchSampler(Sampler[Any]):
 
     def _own_part(self, batch: Any) -> tuple[Cut, Any]:
         if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__") or isinstance(batch, (str, bytes, dict)):
-            return Cut(None, 1), batch
+            return Cut(None, 1, by_all=not self.splits), batch
         sizes = chunk_sizes(len(batch), world.world_size())
         count = sum(size > 0 for size in sizes)
         if count < len(sizes) and not self.placeholders:
@@ -92,6 +102,8 @@ class RankBatchSampler(Sampler[Any]):
                 f"a batch of {len(batch)} samples leaves ranks idle, but the sampler's length promised larger ones: "
                 "pass gather=True to shard_loader"
             )
+        if not self.splits:
+            return Cut(len(batch), count, by_all=True), batch
         start = sum(sizes[: world.rank()])
         own = batch[start : start + sizes[world.rank()]] if sizes[world.rank()] else batch[:1]
         return Cut(len(batch), count), own

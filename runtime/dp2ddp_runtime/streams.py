@@ -136,6 +136,15 @@ def capture(device: torch.device | None = None) -> State:
     return State(torch.get_rng_state(), random.getstate(), _numpy.capture() if np is not None else None, cuda)
 
 
+def alike(one: State, other: State) -> bool:
+    """Whether two states of the CPU's generators are the same."""
+    if not torch.equal(one.torch, other.torch) or one.python != other.python:
+        return False
+    if one.numpy is None or other.numpy is None or one.numpy is other.numpy:
+        return one.numpy is other.numpy
+    return all(bool(np.all(a == b)) for a, b in zip(one.numpy.full, other.numpy.full))
+
+
 def restore(state: State, device: torch.device | None = None) -> None:
     """Put the global generators into `state`."""
     torch.default_generator.set_state(state.torch)

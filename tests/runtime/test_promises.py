@@ -206,6 +206,31 @@ class Augmented(Dataset[Any]):
         return self.x[index] + noise, self.y[index], noise
 
 
+def augmented(gather: bool, size: int) -> Any:
+    """Three epochs of augmented samples, with numbers that the script draws between batches."""
+    streams.seed_everything(3)
+    loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True), gather)
+    batches = []
+    for epoch in range(3):
+        loaders.set_epoch(loader, epoch)
+        batches += [([noise.tolist(), labels.tolist()], torch.rand(1).item()) for _, labels, noise in loader]
+    return batches, gather or getattr(loader, "whole", False)
+
+
+@pytest.mark.parametrize(("n", "gather", "size"), [(2, False, 16), (2, True, 16), (3, False, 15), (3, False, 13)])
+def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, gather: bool, size: int) -> None:
+    """Without workers the draws come from the shared stream, and so decide on the shuffles that follow."""
+    expected, _ = augmented(gather, size)
+    results = ranks(n, augmented, gather, size)
+    for step, (columns, drawn) in enumerate(expected):
+        parts = [batches[step] for batches, _ in results]
+        assert [part[1] for part in parts] == [drawn] * n
+        if results[0][1]:
+            assert [part[0] for part in parts] == [columns] * n
+        else:
+            assert [list(itertools.chain(*column)) for column in zip(*(part[0] for part in parts))] == columns
+
+
 def digest() -> str:
     state = (torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in np.random.get_state()])
     return hashlib.sha256(pickle.dumps(state)).hexdigest()
