@@ -256,29 +256,6 @@ class _WholeIterable:
         batches = iter(self._inner)
         return _Batches(batches, shards.Reading(), batches.__next__, self._finish)
 
-    def _fetch(self, batches: Iterator[Any]) -> Any:
-        """The next batch, loaded in this process.
-
-        All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
-        the work from then on: else the shared stream would no longer be the original's.
-        """
-        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
-        sampler.splits = self._draws is False
-        if sampler.splits:
-            with streams.loading:
-                return next(batches)
-        if self._draws:
-            return next(batches)
-        sampler.watched = []
-        try:
-            batch = next(batches)
-            self._draws = not streams.alike(sampler.watched[-1], streams.capture())
-        finally:
-            sampler.watched = None
-        if self._draws:
-            _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
-        return batch
-
     def _finish(self, batch: Any) -> tuple[Any, shards.Batch]:
         self.current = _whole(batch)
         return batch, self.current
