@@ -5,12 +5,13 @@ them. The ratio is the median over rounds of (variant's epoch / hand-written epo
 
     python benchmarks/training.py [--ranks 2] [--rounds 9] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
 
-With `--max` it exits with 1 where a variant's ratio is above its bound.
+Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's ratio is above its bound.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -53,6 +54,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         "sharded": _epoch_of(_converted("sharded")),
         "gathered": _epoch_of(_converted("gathered")),
         "by hand": _epoch_of((SCRIPTS / "by_hand.py").read_text()),
+        **_frameworks(),
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(arguments.rounds + 1):
@@ -66,6 +68,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         _report(seconds, arguments, limits)
     dist.barrier()
+
+
+def _frameworks() -> dict[str, Epoch]:
+    """The same training with the frameworks that are installed."""
+    scripts = {"accelerate": "with_accelerate.py", "lightning_fabric": "with_fabric.py"}
+    installed = [name for name in scripts if importlib.util.find_spec(name) is not None]
+    return {name: _epoch_of((SCRIPTS / scripts[name]).read_text()) for name in installed}
 
 
 def _converted(strategy: str) -> str:
@@ -95,7 +104,7 @@ def _report(seconds: dict[str, list[float]], arguments: argparse.Namespace, limi
         ratios = [mine / hand for mine, hand in zip(times, seconds["by hand"])]
         ratio, low, high = statistics.median(ratios), min(ratios), max(ratios)
         step = statistics.median(times) / steps * 1000
-        print(f"{name:>10}  {step:7.2f} ms a step   ratio {ratio:.3f}  ({low:.3f} to {high:.3f})", file=out)
+        print(f"{name:>16}  {step:7.2f} ms a step   ratio {ratio:.3f}  ({low:.3f} to {high:.3f})", file=out)
         failed |= ratio > limits.get(name, float("inf"))
     out.flush()
     if failed:
