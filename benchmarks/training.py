@@ -5,7 +5,8 @@ them. The ratio is the median over rounds of (variant's epoch / hand-written epo
 
     python benchmarks/training.py [--ranks 2] [--rounds 9] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
 
-Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's ratio is above its bound.
+Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's
+ratio is above its bound.
 """
 
 from __future__ import annotations
