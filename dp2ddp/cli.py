@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from dp2ddp.rules import STRATEGIES, Options, all_rules, rule
 
 if TYPE_CHECKING:
     from dp2ddp.pipeline import Conversion
+    from dp2ddp.verify.command import Verdict
 
 NOTES_OPEN = 1
 BAD_INPUT = 2
@@ -31,6 +33,7 @@ Examples:
   dp2ddp convert train.py                      show what would change
   dp2ddp convert train.py -o train_ddp.py      write the converted script
   dp2ddp convert train.py --in-place --strict  exit 1 if a person has to look at something
+  dp2ddp verify train.py -- --epochs 1         run both and compare them, step by step
   dp2ddp rules DDP003                          what a rule does, before and after
 """
 
@@ -44,6 +47,19 @@ Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
   dp2ddp convert train.py --strategy gathered | patch train.py
   cat train.py | dp2ddp convert - -o - > train_ddp.py
+"""
+
+_VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
+same model. ARGS, after --, are the script's own.
+
+Both run in scratch copies of the current directory; without --device cuda on the CPU, where nn.DataParallel is
+emulated. Compared are the parameters after every optimizer step, the losses, the printed lines, the files written and
+the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
+
+\b
+Examples:
+  dp2ddp verify train.py --nproc 2 -- --epochs 1
+  dp2ddp verify train.py --converted train_ddp.py --steps 50 --plot losses.png
 """
 
 
@@ -130,6 +146,62 @@ def convert(
     ctx.exit(NOTES_OPEN if strict and conversion.notes else 0)
 
 
+@main.command(help=_VERIFY_HELP)
+@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+@click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
+@click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
+@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
+@click.option("--steps", type=click.IntRange(1), help="End both after so many optimizer steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-6,
+    show_default=True,
+    help="The largest relative difference that counts as agreement.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", show_default=True, help="As in convert.")
+@click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
+@click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
+@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
+@click.option(
+    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw losses and difference (.png, .svg)."
+)
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    script: Path,
+    arguments: Sequence[str],
+    converted: Path | None,
+    nproc: int,
+    steps: int | None,
+    seed: int,
+    tolerance: float,
+    device: str,
+    strategy: str,
+    repeats: int | None,
+    timeout: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Verifies one conversion."""
+    if find_spec("torch") is None:
+        raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
+    from dp2ddp.verify import command, runs
+    from dp2ddp.verify import plot as drawing
+
+    if plot is not None:
+        drawing.check(plot)
+    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout)
+    request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats)
+    with command.verifying(request) as verdict:
+        _show_verdict(verdict, script.name, as_json)
+        if plot is not None and verdict.comparison is not None:
+            drawing.draw(verdict.comparison, plot, script.name)
+    ctx.exit(verdict.exit_code)
+
+
 @main.command()
 @click.argument("rule_id", metavar="[RULE]", required=False)
 def rules(rule_id: str | None) -> None:
@@ -195,3 +267,12 @@ def _report(conversion: Conversion, name: str, output: str | None, vendored: boo
         click.echo(json.dumps(report.as_data(conversion, name, output), indent=2), err=True)
     else:
         report.show_summary(Console(stderr=True), conversion, name, output, vendored)
+
+
+def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
+    from dp2ddp.verify import report
+
+    if as_json:
+        click.echo(json.dumps(report.as_data(verdict, name), indent=2))
+    if not as_json or verdict.failure is not None:
+        report.show(Console(highlight=False), Console(stderr=True, highlight=False), verdict, name)

@@ -16,6 +16,7 @@ from .runs import Run
 from .saved import FileDifference, relative_difference
 
 TOLERANCE = 1e-6
+_EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time and process in their names
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,24 @@ class StepDifference:
     step: int
     parameter: str
     relative: float
+
+
+@dataclass(frozen=True)
+class BatchDifference:
+    """A batch with other samples: its number (from 1) in that iteration over a loader, and when it was fetched.
+
+    `parts` are the samples that the ranks fetched; None for a rank that fetched no such batch.
+    """
+
+    iterator: int
+    number: int
+    step: int
+    original: Any
+    parts: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        where = f"batch {self.number} of iteration {self.iterator + 1} over a loader"
+        return f"{where}: samples {_few(self.original)}, converted {_few(list(self.parts))}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,8 @@ class Comparison:
         batches: the first batch with other samples, in words; None if all have the same.
         lines: printed lines that differ.
         files: files that differ, and where.
+        batch: the same as data.
+        recordings: the original's recording and those of the converted script's ranks.
         apart: the first step after which the ranks' parameters differ among each other, in words; None if none.
         counts: what one run did more often than the other, in words.
     """
@@ -55,6 +76,8 @@ class Comparison:
     files: tuple[FileDifference, ...]
     apart: str | None
     counts: tuple[str, ...]
+    batch: BatchDifference | None = None
+    recordings: tuple[Recording, ...] = ()
 
     @property
     def worst(self) -> StepDifference:
@@ -78,7 +101,7 @@ class Comparison:
         if wrong is not None:
             found.append(f"backward {wrong[0] + 1}: the loss differs by {wrong[1]:.1e}")
         for line in self.lines:
-            if line.places is None or line.places > self.places:
+            if not line.within(self.places):
                 found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
         found += [
             f"{file.file}: {file.where} differs by {file.relative:.1e}"
@@ -107,6 +130,7 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
     """
     one, other = runs.read(original), runs.read(converted)
     ours, theirs = one.recordings(), other.recordings()
+    batch = _batch(ours[0], theirs)
     return Comparison(
         original=one,
         converted=other,
@@ -114,11 +138,13 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
         places=places,
         steps=tuple(_steps(ours[0], theirs[0])),
         losses=tuple(_losses(ours, theirs)),
-        batches=_batches(ours[0], theirs),
+        batches=None if batch is None else str(batch),
         lines=tuple(_lines(one, other)),
         files=tuple(_files(one, other, places)),
         apart=_apart(theirs),
         counts=tuple(_counts(ours[0], theirs[0])),
+        batch=batch,
+        recordings=(ours[0], *theirs),
     )
 
 
@@ -150,15 +176,16 @@ def _relative(a: float, b: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _batches(ours: Recording, theirs: Sequence[Recording]) -> str | None:
+def _batch(ours: Recording, theirs: Sequence[Recording]) -> BatchDifference | None:
     whole = recording.batches_by_iterator(ours)
     parts = [recording.batches_by_iterator(rank) for rank in theirs]
     for iterator in sorted(whole.keys() | parts[0].keys()):
         batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
         for number, (batch, *shards) in enumerate(batches, start=1):
             if not recording.is_union(batch, shards):
-                where = f"batch {number} of iteration {iterator + 1} over a loader"
-                return f"{where}: samples {_few(batch)}, converted {_few(shards)}"
+                steps = [at.step for process in (ours, *theirs) for at in process.batches if at.iterator == iterator]
+                step = steps[min(number, len(steps)) - 1]
+                return BatchDifference(iterator, number, step, batch, tuple(shards))
     return None
 
 
@@ -175,7 +202,7 @@ def _lines(one: Run, other: Run) -> list[LineDifference]:
 
 
 def _files(one: Run, other: Run, places: float) -> list[FileDifference]:
-    ours, theirs = one.files(), other.files()
+    ours, theirs = ({k: v for k, v in run.files().items() if _EVENTS not in k} for run in (one, other))
     found: list[FileDifference] = []
     for name in sorted(ours.keys() | theirs.keys()):
         if name in ours and name in theirs:

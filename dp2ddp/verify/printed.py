@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,19 +11,34 @@ from itertools import zip_longest
 
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf)\b")
 
+_N = NUMBER.pattern
+_TIMES = (
+    re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d+:\d\d(?::\d\d(?:\.\d+)?)?\b"),
+    re.compile(rf"(?i)(?:time|took|elapsed|duration|eta|throughput|speed)\W{{0,3}}(?:{_N})(?:\s*\((?:{_N})\))?"),
+    re.compile(rf"\bData\s+(?:{_N})\s*\((?:{_N})\)"),  # the usual meter of loading time
+    re.compile(rf"(?i)(?:{_N})\s*(?:ms|s|secs?|seconds?|mins?|minutes?|it/s|s/it|\w+/s|\w+/sec)\b"),
+)
+
 
 @dataclass(frozen=True)
 class LineDifference:
     """A line (from 1) that is not the same in both; None where one text has ended.
 
     `places` is the largest difference of its numbers in units of the last printed digit; None where the text between
-    the numbers differs, too.
+    the numbers differs, too. `whole` is set where the numbers that differ are integers, which rounding doesn't move;
+    `relative` is the largest relative difference of the numbers.
     """
 
     line: int
     original: str | None
     converted: str | None
     places: float | None
+    whole: bool = False
+    relative: float = math.inf
+
+    def within(self, places: float) -> bool:
+        """Whether rounding alone explains it: no number but fractions differs, by `places` of its last digit."""
+        return self.places is not None and self.places <= places and not self.whole
 
 
 def numbers(text: str) -> list[float]:
@@ -34,8 +50,28 @@ def differences(original: str, converted: str) -> Iterator[LineDifference]:
     """The lines in which the texts differ."""
     pairs = zip_longest(original.splitlines(), converted.splitlines())
     for line, (ours, theirs) in enumerate(pairs, start=1):
-        if ours != theirs:
-            yield LineDifference(line, ours, theirs, _places(ours, theirs))
+        if ours != theirs and (ours is None or theirs is None or without_times(ours) != without_times(theirs)):
+            yield _difference(line, ours, theirs)
+
+
+def without_times(line: str) -> str:
+    """`line` with the numbers that only tell how long something took, and when, left out."""
+    for pattern in _TIMES:
+        line = pattern.sub(_hidden, line)
+    return line
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return NUMBER.sub("<time>", match.group())
+
+
+def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifference:
+    if ours is None or theirs is None:
+        return LineDifference(line, ours, theirs, None)
+    pairs = [(a, b) for a, b in zip(NUMBER.findall(ours), NUMBER.findall(theirs)) if a != b]
+    whole = any(re.fullmatch(r"[-+]?\d+", a) and re.fullmatch(r"[-+]?\d+", b) for a, b in pairs)
+    relative = max((abs(float(a) - float(b)) / abs(float(a)) if float(a) else math.inf for a, b in pairs), default=0.0)
+    return LineDifference(line, ours, theirs, _places(ours, theirs), whole, relative)
 
 
 def _places(ours: str | None, theirs: str | None) -> float | None:

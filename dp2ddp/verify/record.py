@@ -11,38 +11,69 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+import dp2ddp_runtime
 import torch
 
+from . import cuda, scratch
 from .recorder import Recorder, StepsDone
-from .stand_in import emulate, hide_cuda
+from .stand_in import emulate, seed, shift_seeds
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Raises whatever the script raises."""
+    options = _parser().parse_args(argv)
+    _prepare(options)
+    sys.argv = [str(options.script), *options.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+    try:
+        with Recorder(options.out / f"rank{_rank()}", options.steps), ExitStack() as modes:
+            if options.cpu is not None or options.float64:
+                modes.enter_context(cuda.OnCPU(options.cpu is not None, options.float64))
+            runpy.run_path(str(options.script), run_name="__main__")
+    except StepsDone:
+        sys.exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dp2ddp.verify.record", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--emulate", type=int, metavar="N", help="nn.DataParallel gets N replicas on one device")
     parser.add_argument("--steps", type=int, metavar="K", help="end the script after K optimizer steps")
-    parser.add_argument("--float64", action="store_true", help="make float64 torch's default dtype")
-    parser.add_argument("--cpu", type=int, metavar="N", help="no CUDA, though torch.cuda.device_count() says N")
+    parser.add_argument("--float64", action="store_true", help="compute in float64")
+    parser.add_argument("--cpu", type=int, metavar="N", help="the CPU stands in for N CUDA devices")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed the generators before the script starts")
+    parser.add_argument("--shift", type=int, default=0, metavar="S", help="add S to every seed that the script sets")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args(argv)
+    return parser
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    scratch.protect(Path.cwd())
     if options.cpu is not None:
-        hide_cuda(options.cpu)
+        cuda.without_cuda(options.cpu)
+        _show_cuda()
     if options.emulate is not None:
         emulate(options.emulate)
     if options.float64:
         torch.set_default_dtype(torch.float64)
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path[0] = str(options.script.resolve().parent)
-    try:
-        with Recorder(options.out / f"rank{os.environ.get('RANK', '0')}", options.steps):
-            runpy.run_path(str(options.script), run_name="__main__")
-    except StepsDone:
-        sys.exit(0)
+    if options.seed is not None:
+        seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
+    if options.shift:
+        shift_seeds(options.shift)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _show_cuda() -> None:
+    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    dp2ddp_runtime.device = lambda: torch.device("cuda", local_rank)
 
 
 if __name__ == "__main__":

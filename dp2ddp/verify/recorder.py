@@ -10,16 +10,19 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import random
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
 
 ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 
@@ -43,6 +46,8 @@ class Recorder:
         self._limit = steps
         self._step = 0
         self._iterators = 0
+        self._draws = False
+        self._unsharded = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
@@ -50,7 +55,13 @@ class Recorder:
         self._started = time.perf_counter()
 
     def __enter__(self) -> Recorder:
+        self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._replace(fetcher, "fetch", self._recording_fetch)
+        runtime = sys.modules.get("dp2ddp_runtime")
+        if runtime is not None:
+            self._replace(runtime.WrappedModel, "forward", self._recording_forward)
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
         return self
@@ -71,10 +82,22 @@ class Recorder:
     def _write(self, kind: str, **values: Any) -> None:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        index = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
-        if index == len(self._kept):
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before its first step: what the optimizer starts from."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
+            self._write("start", **self._save_parameters(optimizer))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        saved = self._save_parameters(optimizer)
+        self._step += 1
+        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators())
+        if self._limit is not None and self._step >= self._limit:
+            raise StepsDone(0)
+
+    def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
+        index = self._optimizers[id(optimizer)]
         tensors = [param.detach() for group in optimizer.param_groups for param in group["params"]]
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         if self._layouts.get(index) != layout:
@@ -83,10 +106,7 @@ class Recorder:
         offset = self._values.tell()
         self._values.writelines(_raw(tensors))
         self._values.flush()
-        self._step += 1
-        self._write("step", optimizer=index, offset=offset, time=time.perf_counter() - self._started)
-        if self._limit is not None and self._step >= self._limit:
-            raise StepsDone(0)
+        return {"optimizer": index, "offset": offset}
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +114,33 @@ class Recorder:
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
             self._write("loss", value=value, shard=current_shard())
             return backward(tensors, *args, **kwargs)
+
+        return recording
+
+    def _recording_fetch(self, fetch_: Any) -> Any:
+        """Notes, once, that fetching samples draws random numbers; in a worker process, too."""
+
+        def recording(fetcher: Any, index: Any) -> Any:
+            if self._draws:
+                return fetch_(fetcher, index)
+            before = generators()
+            samples = fetch_(fetcher, index)
+            if generators() != before:
+                self._draws = True
+                self._write("random")
+            return samples
+
+        return recording
+
+    def _recording_forward(self, forward: Any) -> Any:
+        """Notes, once, that a model that takes shards is trained on a batch that the runtime didn't split."""
+
+        def recording(model: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = not model._gathers and model.training and torch.is_grad_enabled() and current_batch() is None
+            if whole and not self._unsharded and self._iterators:
+                self._unsharded = True
+                self._write("unsharded")
+            return forward(model, *args, **kwargs)
 
         return recording
 
@@ -128,10 +175,26 @@ def _plain(index: Any) -> Any:
         return repr(index)
 
 
+def generators() -> list[int]:
+    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
+    state = torch.get_rng_state()
+    sums = [zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())), zlib.crc32(repr(random.getstate()).encode())]
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return [*sums, 0]
+    _, keys, position, *_ = numpy.random.get_state()
+    return [*sums, zlib.crc32(keys.tobytes(), position)]
+
+
+def current_batch() -> Any:
+    """The runtime's batch at hand, in a converted script that goes through one of its loaders."""
+    shards = sys.modules.get("dp2ddp_runtime.shards")
+    return shards.at_hand(None) if shards else None
+
+
 def current_shard() -> tuple[int, int] | None:
     """Samples of this rank's shard and of the whole batch, while a converted script goes through a sharded loader."""
-    shards = sys.modules.get("dp2ddp_runtime.shards")  # an original doesn't import it, and shall not
-    batch = shards.at_hand(None) if shards else None
+    batch = current_batch()
     if batch is None or batch.whole or not batch.total:
         return None
     return batch.rows, batch.total

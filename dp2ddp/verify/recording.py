@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step: which optimizer (in order of first use), its parameters' places, seconds since the start."""
+    """An optimizer step: which optimizer (in order of first use), its parameters' places, seconds since the start,
+    and the checksums of the global generators (`recorder.generators`)."""
 
     optimizer: int
     slots: tuple[Slot, ...]
     offset: int
-    time: float
+    time: float = math.nan
+    generators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,40 @@ class Loss:
 
 @dataclass(frozen=True)
 class Batch:
-    """The sample indices that a loader fetched; `iterator` counts the iterations over loaders."""
+    """The sample indices that a loader fetched before step `step`; `iterator` counts the iterations over loaders."""
 
     iterator: int
     indices: Any
+    step: int = 0
 
 
 @dataclass
 class Recording:
-    """One process's recording. `ended` is False where the process was killed."""
+    """One process's recording.
+
+    Attributes:
+        starts: by optimizer, the parameters before its first step.
+        draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
+        unsharded: the step at which a model that takes shards was first given a batch that nobody split.
+        ended: False where the process was killed.
+    """
 
     folder: Path
     steps: list[Step] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    starts: dict[int, Step] = field(default_factory=dict)
+    draws: int | None = None
+    unsharded: int | None = None
     seconds: float = math.nan
     ended: bool = False
 
     def parameters(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and values of the parameters that the optimizer of step `step` (from 0) moved, after that step."""
-        at = self.steps[step]
+        return self.values(self.steps[step])
+
+    def values(self, at: Step) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values of the parameters at `at`, one of `steps` or `starts`."""
         for slot in at.slots:
             start = at.offset + slot.start
             yield slot.name, self._values[start : start + slot.size].view(slot.dtype).view(slot.shape)
@@ -91,20 +107,32 @@ def read(folder: Path) -> Recording:
     layouts: dict[int, tuple[Slot, ...]] = {}
     for line in (folder / "events.jsonl").read_text().splitlines():
         event = json.loads(line)
-        kind = event["kind"]
-        if kind == "layout":
+        if event["kind"] == "layout":
             layouts[event["optimizer"]] = _slots(event["tensors"])
-        elif kind == "step":
-            slots = layouts[event["optimizer"]]
-            recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"]))
-        elif kind == "loss":
-            shard = tuple(event["shard"]) if event["shard"] else None
-            recording.losses.append(Loss(event["step"], event["value"], shard))
-        elif kind == "batch":
-            recording.batches.append(Batch(event["iterator"], event["indices"]))
-        elif kind == "end":
-            recording.seconds, recording.ended = event["seconds"], True
+        else:
+            _add(recording, event, layouts)
     return recording
+
+
+def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...]]) -> None:
+    kind, step = event["kind"], event["step"]
+    if kind == "start":
+        recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["offset"])
+    elif kind == "step":
+        slots = layouts[event["optimizer"]]
+        sums = tuple(event["generators"])
+        recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"], sums))
+    elif kind == "loss":
+        shard = tuple(event["shard"]) if event["shard"] else None
+        recording.losses.append(Loss(step, event["value"], shard))
+    elif kind == "batch":
+        recording.batches.append(Batch(event["iterator"], event["indices"], step))
+    elif kind == "random" and recording.draws is None:
+        recording.draws = step
+    elif kind == "unsharded":
+        recording.unsharded = step
+    elif kind == "end":
+        recording.seconds, recording.ended = event["seconds"], True
 
 
 def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import recording
+from . import recording, scratch
 from .recording import Recording
 
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
@@ -33,7 +33,9 @@ class Options:
         replicas: N: DataParallel's replicas in the original, ranks of the converted script.
         steps: end both after this many optimizer steps; None: run to the end.
         float64: make float64 torch's default dtype.
-        cuda: use the machine's CUDA devices; else neither side sees one, though `device_count()` says max(N, 2).
+        cuda: use the machine's CUDA devices; else the CPU stands in for max(N, 2) of them.
+        seed: seeds the generators before the scripts start, for those that don't.
+        shift: is added to every seed that the scripts set.
         threads: CPU threads a process.
         timeout: seconds after which a run is ended.
     """
@@ -42,6 +44,8 @@ class Options:
     steps: int | None = None
     float64: bool = False
     cuda: bool = False
+    seed: int = 0
+    shift: int = 0
     threads: int = 1
     timeout: float = 600.0
 
@@ -87,8 +91,8 @@ class Run:
         return recording.global_losses(self.recordings())
 
     def files(self) -> dict[str, Path]:
-        """Every file under `work`, by its path relative to it."""
-        found = sorted(path for path in self.work.rglob("*") if path.is_file())
+        """Every file that the script wrote under `work`, by its path relative to it."""
+        found = sorted(path for path in self.work.rglob("*") if path.is_file() and scratch.is_output(path))
         return {path.relative_to(self.work).as_posix(): path for path in found}
 
 
@@ -154,12 +158,13 @@ class Running:
 def start_original(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
     """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
 
-    On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`.
+    On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`, which may be
+    filled beforehand (`scratch.fill`), the script being in it.
     """
     recorder = _recorder(folder, options)
     if not options.cuda:
         recorder += ["--emulate", str(options.replicas)]
-    return _start([*recorder, "--", str(script.resolve()), *arguments], folder, options, [{}])
+    return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}])
 
 
 def start_converted(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
@@ -167,7 +172,7 @@ def start_converted(script: Path, arguments: Sequence[str], folder: Path, option
 
     The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script.
     """
-    command = [*_recorder(folder, options), "--", str(script.resolve()), *arguments]
+    command = [*_recorder(folder, options), "--", os.path.abspath(script), *arguments]
     device = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
         return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}])
@@ -182,6 +187,7 @@ def start_converted(script: Path, arguments: Sequence[str], folder: Path, option
 
 def _recorder(folder: Path, options: Options) -> list[str]:
     command = [sys.executable, "-m", "dp2ddp.verify.record", "--out", str(folder.resolve())]
+    command += ["--seed", str(options.seed), "--shift", str(options.shift)]
     if options.steps is not None:
         command += ["--steps", str(options.steps)]
     if options.float64:
@@ -197,6 +203,7 @@ def _start(command: Sequence[str], folder: Path, options: Options, processes: Se
     work.mkdir(parents=True, exist_ok=True)
     inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     shared = {**inherited, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": str(options.threads)}
+    shared["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
     started: list[subprocess.Popen[bytes]] = []
     for rank, variables in enumerate(processes):
         here = folder / f"rank{rank}"

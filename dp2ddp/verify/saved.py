@@ -59,8 +59,9 @@ def differences(name: str, original: Path, converted: Path, places: float = 0) -
         yield FileDifference(name, "bytes", math.inf)
         return
     for line in printed.differences(texts[0], texts[1]):
-        if line.places is None or line.places > places:
-            yield FileDifference(name, f"line {line.line}: {line.original!r}, {line.converted!r}", math.inf)
+        if not line.within(places):
+            where = f"line {line.line}: {line.original!r}, {line.converted!r}"
+            yield FileDifference(name, where, math.inf if line.places is None or line.whole else line.relative)
 
 
 def _load(path: Path) -> Any:

@@ -1,9 +1,12 @@
-"""What a script sees in place of this machine: replicas where it asks for `nn.DataParallel`, no CUDA on the CPU."""
+"""What a script sees in place of `nn.DataParallel`: replicas on one device; and seeds that are not its own."""
 
 from __future__ import annotations
 
 import importlib
+import random
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +31,34 @@ def emulate(replicas: int) -> type[nn.Module]:
     return stand_in
 
 
-def hide_cuda(devices: int) -> None:
-    """Make the process run on the CPU though it sees `devices` of them.
+def seed(value: int) -> None:
+    """Seed the generators that scripts draw from, for those that don't seed them."""
+    random.seed(value)
+    torch.manual_seed(value)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.random.seed(value)
 
-    Scripts wrap their model under `torch.cuda.device_count() > 1` and choose their device by
-    `torch.cuda.is_available()`. Environment variables don't do here: a script may set `CUDA_VISIBLE_DEVICES` itself.
-    """
-    answers: dict[str, Callable[[], int]] = {"is_available": lambda: False, "device_count": lambda: devices}
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+
+def shift_seeds(shift: int) -> None:
+    """From now on a script that seeds a generator with s gets s + `shift`."""
+    owners: list[tuple[Any, str]] = [(torch, "manual_seed"), (torch.random, "manual_seed"), (random, "seed")]
+    numpy = _numpy()
+    if numpy is not None:
+        owners.append((numpy.random, "seed"))
+    for owner, name in owners:
+        setattr(owner, name, _shifted(getattr(owner, name), shift))
+
+
+def _shifted(function: Callable[..., Any], shift: int) -> Callable[..., Any]:
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(arg + shift if isinstance(arg, int) else arg for arg in args)
+        kwargs = {key: value + shift if isinstance(value, int) else value for key, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return shifted
+
+
+def _numpy() -> Any:
+    """NumPy, if torch has it."""
+    return sys.modules.get("numpy")

@@ -1,0 +1,301 @@
+"""Verify a conversion: run the original and the converted script side by side, and judge what they did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dp2ddp import pipeline, project
+from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options as ConvertOptions
+
+from . import repeats, runs, scratch
+from .causes import Finding, explain
+from .compare import TOLERANCE, Comparison, compare
+from .repeats import Repeats
+from .runs import Options, Run
+
+AGREE, DIFFER, FAILED = 0, 1, 2
+ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
+LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
+REPEATS = 3
+_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "printed", "file"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify.
+
+    Args:
+        script: the original.
+        arguments: the script's own.
+        converted: the converted script; None: convert the original.
+        strategy: of the conversion, if there is one.
+        options: how both run. `float64` is chosen here.
+        tolerance: the largest relative difference that counts as agreement.
+        repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
+        folder: where to run; None: a temporary folder that is gone afterwards.
+    """
+
+    script: Path
+    arguments: Sequence[str] = ()
+    converted: Path | None = None
+    strategy: str = "auto"
+    options: Options = field(default_factory=Options)
+    tolerance: float = TOLERANCE
+    repeats: int | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A side that could not run, and what it wrote to standard error."""
+
+    side: str
+    reason: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out.
+
+    Args:
+        options: how both sides ran in the end.
+        comparison: None where a side could not run.
+        findings: in what they differ, the root of it first.
+        notes: what a reader has to know about how they were compared.
+        failure: the side that could not run.
+        repeats: final numbers over several seeds, where the sides draw differently.
+    """
+
+    options: Options
+    comparison: Comparison | None = None
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()
+    failure: Failure | None = None
+    repeats: Repeats | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 agree, 1 differ, 2 could not run."""
+        if self.failure is not None:
+            return FAILED
+        return DIFFER if self.findings else AGREE
+
+
+class _CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+@contextmanager
+def verifying(request: Request) -> Iterator[Verdict]:
+    """Verify; the runs' folders are there as long as the context is.
+
+    Raises:
+        BadInput: a script that can't be read or converted.
+    """
+    with tempfile.TemporaryDirectory(prefix="dp2ddp-verify-") as temporary:
+        yield _Verification(request, request.folder or Path(temporary)).verdict()
+
+
+class _Verification:
+    def __init__(self, request: Request, folder: Path) -> None:
+        self.request = request
+        self.folder = folder.resolve()
+        self.notes: list[str] = []
+        self._runs = 0
+        self._sources = {
+            "original": project.read(str(request.script)),
+            "converted": project.read(str(request.converted or request.script)),
+        }
+        text = self._converted_text()
+        self._scripts = {
+            "original": self._sources["original"].encode(self._sources["original"].text),
+            "converted": self._sources["converted"].encode(text),
+        }
+
+    def _converted_text(self) -> str:
+        source = self._sources["converted"]
+        if self.request.converted is not None:
+            return source.text
+        conversion = pipeline.convert_source(source.text, source.name, ConvertOptions(strategy=self.request.strategy))
+        if conversion.converted_before:
+            todo = "give the original, and this file as --converted"
+            raise BadInput(source.name, what="a converted script, not an original", todo=todo)
+        if not conversion.changed:
+            raise BadInput(source.name, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
+        if conversion.notes:
+            self.notes.append(f"the conversion has {len(conversion.notes)} note(s) open: `dp2ddp convert` shows them")
+        return conversion.new_text
+
+    def verdict(self) -> Verdict:
+        try:
+            return self._verdict()
+        except _CouldNotRun as stopped:
+            return Verdict(self._options(), notes=self.notes, failure=stopped.failure)
+
+    def _verdict(self) -> Verdict:
+        options, comparison, findings = self._compared()
+        verdict = Verdict(options, comparison, findings, self.notes)
+        if not comparison.steps and not any(finding.kind == "count" for finding in findings):
+            self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
+        draws = any(recording.draws is not None for recording in comparison.recordings)
+        if not findings or not draws or self.request.options.replicas == 1:
+            return verdict
+        hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
+        self.notes.append(
+            "fetching samples draws random numbers (augmentation): the ranks draw others than the original, and no "
+            "exact agreement is possible"
+        )
+        if hard or self.request.options.steps is not None:
+            if not hard:
+                self.notes.append("with --steps nothing final is printed: final numbers can't be compared")
+            return replace(verdict, findings=hard or findings)
+        repeated = self._repeat(options, comparison)
+        return replace(verdict, findings=repeated.findings(), repeats=repeated)
+
+    def _options(self, float64: bool = False) -> Options:
+        return replace(self.request.options, float64=float64)
+
+    def _compared(self) -> tuple[Options, Comparison, list[Finding]]:
+        """Compare in the precision that can tell: float32 on up to two ranks, float64 on more, or where it differs."""
+        many = self.request.options.replicas > 2
+        if self.request.options.cuda:
+            self.notes.append(f"on CUDA, in the script's own precision: differences up to {ROUNDING:g} are rounding's")
+            return self._once(self._options(), max(self.request.tolerance, ROUNDING))
+        if many:
+            why = "sums over three and more ranks round differently in float32"
+            return self._in_float64(why) or self._in_float32_only(None)
+        first = self._once(self._options(), self.request.tolerance)
+        small = bool(first[2]) and all(finding.size <= ROUNDING for finding in first[2])
+        if not small:
+            self.notes.append("compared in float32")
+            return first
+        why = f"in float32 they differ by at most {max(finding.size for finding in first[2]):.0e}, as rounding does"
+        return self._in_float64(why) or self._in_float32_only(first)
+
+    def _in_float64(self, why: str) -> tuple[Options, Comparison, list[Finding]] | None:
+        """Compare in float64; None where the script doesn't compute in it."""
+        try:
+            found = self._once(self._options(float64=True), self.request.tolerance)
+        except _CouldNotRun as stopped:
+            self.notes.append(f"in float64 the {stopped.failure.side} script fails ({stopped.failure.reason})")
+            return None
+        slots = [slot for step in found[1].recordings[0].steps[:1] for slot in step.slots]
+        if any(slot.dtype.is_floating_point and slot.dtype.itemsize < 8 for slot in slots):
+            self.notes.append("the script makes its parameters less precise than float64 itself")
+            return None
+        self.notes.append(f"compared in float64: {why}")
+        return found
+
+    def _in_float32_only(
+        self, first: tuple[Options, Comparison, list[Finding]] | None
+    ) -> tuple[Options, Comparison, list[Finding]]:
+        tolerance = max(self.request.tolerance, ROUNDING)
+        self.notes.append(f"compared in float32: differences up to {tolerance:g} are taken for rounding")
+        if first is None:
+            return self._once(self._options(), tolerance)
+        comparison = replace(first[1], tolerance=tolerance)
+        return first[0], comparison, _beyond(explain(comparison), tolerance)
+
+    def _once(self, options: Options, tolerance: float) -> tuple[Options, Comparison, list[Finding]]:
+        original, converted = self._run(options)
+        try:
+            comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE)
+        except FileNotFoundError as missing:
+            raise _CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
+        return options, comparison, _beyond(explain(comparison), tolerance)
+
+    def _repeat(self, options: Options, first: Comparison) -> Repeats:
+        pairs = [(first.original.stdout, first.converted.stdout)]
+        for shift in range(1, max(2, self.request.repeats or REPEATS)):
+            original, converted = self._run(replace(options, shift=shift, seed=options.seed + shift))
+            pairs.append((original.stdout, converted.stdout))
+        return repeats.judge(pairs)
+
+    def _run(self, options: Options) -> tuple[Run, Run]:
+        """Both sides, at the same time unless they share GPUs."""
+        self._runs += 1
+        starts = {"original": runs.start_original, "converted": runs.start_converted}
+        started: dict[str, runs.Running] = {}
+        done: dict[str, Run] = {}
+        try:
+            for side, start in starts.items():
+                folder = self.folder / str(self._runs) / side
+                script = self._lay_out(folder, side)
+                started[side] = start(script, _absolute(self.request.arguments), folder, options)
+                if options.cuda:
+                    done[side] = _finish(side, started[side])
+            for side in starts.keys() - done.keys():
+                done[side] = _finish(side, started[side])
+        finally:
+            for running in started.values():
+                running.kill()
+        for side in starts:
+            _check(side, done[side], [run.exit_code for run in done.values()])
+        return done["original"], done["converted"]
+
+    def _lay_out(self, folder: Path, side: str) -> Path:
+        """Fill the side's working directory from the current one, the script being in it or beside it."""
+        here, script = Path.cwd().resolve(), self.request.script.resolve()
+        scratch.fill(folder / "work", here)
+        if here in script.parents:
+            place = folder / "work" / script.relative_to(here)
+            place.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            scratch.fill(folder / "script", script.parent)
+            place = folder / "script" / script.name
+        source = folder / f"{side}.py"
+        source.write_bytes(self._scripts[side])
+        if place.is_symlink() or place.exists():
+            place.unlink()
+        place.symlink_to(source)
+        return place
+
+
+def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
+    """Without what a coarse `tolerance` takes for rounding in printed numbers, too."""
+    if tolerance < ROUNDING:
+        return list(findings)
+    return [finding for finding in findings if finding.size > tolerance]
+
+
+def _is_first_shuffle(comparison: Comparison) -> bool:
+    """Whether even the first batches differ, which augmentation doesn't explain: they were drawn before it."""
+    return comparison.batch is not None and comparison.batch.iterator == 0
+
+
+def _absolute(arguments: Sequence[str]) -> list[str]:
+    """Arguments that lead out of the current directory, as absolute paths: the scripts run elsewhere."""
+    return [
+        os.path.abspath(argument) if argument.startswith("..") and os.path.exists(argument) else argument
+        for argument in arguments
+    ]
+
+
+def _finish(side: str, running: runs.Running) -> Run:
+    try:
+        return running.wait()
+    except subprocess.TimeoutExpired as late:
+        stderr = "".join(path.read_text(errors="replace") for path in sorted(running.folder.glob("rank*/stderr.txt")))
+        raise _CouldNotRun(Failure(side, f"still running after {late.timeout:.0f} seconds", stderr)) from late
+
+
+def _check(side: str, run: Run, codes: Sequence[int]) -> None:
+    """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
+    if not run.exit_code:
+        return
+    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
+    own = next((text for text in outputs if "Traceback (most recent call last)" in text), None)
+    if own is not None:
+        raise _CouldNotRun(Failure(side, own.strip().splitlines()[-1], own))
+    if run.exit_code < 0 or (side == "converted" and not codes[0]):
+        raise _CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))

@@ -1,0 +1,264 @@
+"""A stand-in for `torch.cuda` on machines without a GPU: N devices, all of which are the CPU.
+
+A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
+the type that the script gave it, and whatever is to be put there is put on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+_KEPT_WHERE_IT_IS = {Tensor.cuda, Tensor.pin_memory}
+_TAKE_FLOATS = {torch.tensor, torch.as_tensor}  # of the dtype that the data has
+_TYPED = (  # torch.cuda.FloatTensor and the like
+    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor LongTensor "
+    "BoolTensor"
+).split()
+
+
+def is_cuda(place: Any) -> bool:
+    """Whether `place` is what a script calls a CUDA device: a `torch.device`, or `"cuda"`, `"cuda:1"`."""
+    if isinstance(place, torch.device):
+        return place.type == "cuda"
+    return isinstance(place, str) and (place == "cuda" or place.startswith("cuda:"))
+
+
+class OnCPU(TorchFunctionMode):
+    """While active (one a process), torch's functions take CUDA devices for the CPU and, if asked, float32 for float64.
+
+    Args:
+        cuda: take CUDA devices for the CPU.
+        float64: what a script makes float32 explicitly (`.float()`, data of NumPy's float32) becomes float64.
+    """
+
+    def __init__(self, cuda: bool, float64: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self.cuda = cuda
+        self.float64 = float64
+        if float64:
+            _widen_from_numpy()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.cuda:
+            if func in _KEPT_WHERE_IT_IS:
+                return args[0]
+            args, kwargs = _moved(func, args, kwargs)
+        if not self.float64:
+            return func(*args, **kwargs)
+        if func is Tensor.float:
+            func = Tensor.double
+        args, kwargs = _widened(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if func in _TAKE_FLOATS and result.dtype == torch.float32:
+            return result.double()
+        return result
+
+
+def _moved(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, with the CPU for every CUDA device."""
+    if is_cuda(kwargs.get("device")) or (func is not Tensor.to and _is_index(kwargs.get("device"))):
+        kwargs = {**kwargs, "device": CPU}
+    if func is Tensor.to:
+        args = tuple(CPU if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
+    elif func is Tensor.type:
+        args = tuple(arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg for arg in args)
+    elif any(type(arg) is torch.device for arg in args):
+        args = tuple(CPU if is_cuda(arg) else arg for arg in args)
+    return args, kwargs
+
+
+def _is_index(place: Any) -> bool:
+    return isinstance(place, int) and not isinstance(place, bool)
+
+
+def _widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, with float64 for float32 where a dtype is asked for; not where bytes are read as one."""
+    if kwargs.get("dtype") is torch.float32 and func is not torch.frombuffer:
+        kwargs = {**kwargs, "dtype": torch.float64}
+    if func is Tensor.to or func is Tensor.type:
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+    return args, kwargs
+
+
+def _widen_from_numpy() -> None:
+    """`torch.from_numpy`, which no `TorchFunctionMode` sees, gives float64 for float32, too."""
+    original: Callable[[Any], Tensor] = torch.from_numpy
+
+    def from_numpy(ndarray: Any) -> Tensor:
+        tensor = original(ndarray)
+        return tensor.double() if tensor.dtype == torch.float32 else tensor
+
+    torch.from_numpy = from_numpy
+
+
+def without_cuda(devices: int) -> None:
+    """Make `torch.cuda` say that `devices` devices are there and do what scripts ask of them on the CPU.
+
+    Together with `OnCPU`, which catches the tensors. For the rest of the process.
+    """
+    for name, value in {**_answers(devices), **_effects()}.items():
+        setattr(torch.cuda, name, value)
+    for name in _TYPED:
+        setattr(torch.cuda, name, getattr(torch, name))
+    _replace_functions()
+    for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _answers(devices: int) -> dict[str, Any]:
+    """What scripts ask about the devices."""
+    current = [0]
+
+    def set_device(device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index is not None and index >= 0:
+            current[0] = index
+
+    @contextlib.contextmanager
+    def on_device(device: Any) -> Iterator[None]:
+        before = current[0]
+        set_device(device)
+        yield
+        current[0] = before
+
+    gigabyte = 2**30
+    properties = types.SimpleNamespace(
+        name="CPU in place of a GPU", major=8, minor=0, total_memory=16 * gigabyte, multi_processor_count=1
+    )
+    return {
+        "is_available": _is_available,
+        "device_count": lambda: devices,
+        "current_device": lambda: current[0],
+        "set_device": set_device,
+        "device": on_device,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices)],
+        "memory_summary": lambda device=None, abbreviated=False: "",
+        "memory_stats": lambda device=None: {},
+        **{
+            name: lambda device=None: 0
+            for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
+            "max_memory_cached utilization".split()
+        },
+    }
+
+
+def _is_available() -> bool:
+    """Yes to the script and its libraries; no to torch itself, which would look for the driver. So mixed precision of
+    CUDA (`autocast`, `GradScaler`) is switched off, as torch does without a GPU."""
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    return not caller.startswith(("torch.", "dp2ddp"))
+
+
+def _effects() -> dict[str, Any]:
+    """What scripts tell the devices to do: nothing, or what a CPU can do."""
+    nothing = "synchronize empty_cache ipc_collect init manual_seed manual_seed_all seed seed_all set_rng_state "
+    nothing += "set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
+    nothing += "set_per_process_memory_fraction"
+    return {
+        # Each its own function: torch._dynamo keeps them in a table, by identity.
+        **{name: lambda *args, **kwargs: None for name in nothing.split()},
+        "Event": _Event,
+        "Stream": _Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+    }
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What a CPU needn't do."""
+
+
+class _Event:
+    """`torch.cuda.Event`: on the CPU everything has happened when the call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1000 * (end.at - self.at)
+
+    def query(self) -> bool:
+        return True
+
+    wait = synchronize = _nothing
+
+
+class _Stream:
+    """`torch.cuda.Stream`: the CPU has only one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = CPU
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait_stream = wait_event = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+def _replace_functions() -> None:
+    """Functions outside `torch.cuda` that take a device, and that a `TorchFunctionMode` doesn't see."""
+    _on_cpu(torch, "load", 1, "map_location")
+    _on_cpu(torch, "set_default_device", 0, "device")
+    original = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        original(kind.replace("torch.cuda.", "torch.") if isinstance(kind, str) else kind)
+
+    torch.set_default_tensor_type = set_default_tensor_type
+
+    class _Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, generator)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return generator(device=CPU if is_cuda(device) else device)
+
+    generator = torch.Generator
+    torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
+
+
+def _on_cpu(owner: Any, name: str, position: int, keyword: str) -> None:
+    """Make `owner.name` take CUDA devices in that argument for the CPU."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], _place(args[position]), *args[position + 1 :])
+        elif keyword in kwargs:
+            kwargs[keyword] = _place(kwargs[keyword])
+        return original(*args, **kwargs)
+
+    function.__name__, function.__doc__ = name, original.__doc__
+    setattr(owner, name, function)
+
+
+def _place(place: Any) -> Any:
+    """A device or a `map_location` (which may be a dict, too) without CUDA."""
+    if isinstance(place, dict):
+        return {key: _place(value) for key, value in place.items()}
+    return "cpu" if is_cuda(place) else place

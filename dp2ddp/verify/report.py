@@ -1,0 +1,155 @@
+"""A verdict for a reader, and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .command import AGREE, Verdict
+from .compare import Comparison, StepDifference
+from .repeats import Repeats
+
+_SHOWN = 12  # rows of the table, at most
+_TRACEBACK = 60  # lines
+
+
+def show(console: Console, errors: Console, verdict: Verdict, name: str) -> None:
+    """Print a verdict on the script `name`; a failing side's own traceback goes to `errors`."""
+    if verdict.failure is not None:
+        failure = verdict.failure
+        traceback = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
+        errors.print(Text(traceback), soft_wrap=True)
+        said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
+        errors.print(Text(said, "bold red"), soft_wrap=True)
+        return
+    assert verdict.comparison is not None
+    console.print(_title(verdict, name), soft_wrap=True)
+    if verdict.comparison.steps:
+        console.print(_table(verdict.comparison))
+    for line in _conclusion(verdict):
+        console.print(line, soft_wrap=True)
+
+
+def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
+    """The verdict as plain data for `json.dumps`; what is not finite is None. Steps are from 1."""
+    comparison, failure = verdict.comparison, verdict.failure
+    return {
+        "script": name,
+        "verdict": ("agree", "differ", "could not run")[verdict.exit_code],
+        "exit_code": verdict.exit_code,
+        "replicas": verdict.options.replicas,
+        "precision": "float64" if verdict.options.float64 else "the script's",
+        "device": "cuda" if verdict.options.cuda else "cpu",
+        "tolerance": comparison.tolerance if comparison else None,
+        "findings": [
+            {
+                "kind": each.kind,
+                "step": each.step,
+                "parameter": each.parameter,
+                "what": each.what,
+                "cause": each.cause,
+                "relative_difference": _finite(each.size),
+            }
+            for each in verdict.findings
+        ],
+        "notes": list(verdict.notes),
+        "steps": [
+            {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
+            for each in (comparison.steps if comparison else ())
+        ],
+        "losses": _losses(comparison) if comparison else None,
+        "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
+        if comparison
+        else None,
+        "repeats": _repeats(verdict.repeats) if verdict.repeats else None,
+        "failure": {"side": failure.side, "reason": failure.reason, "stderr": failure.stderr} if failure else None,
+    }
+
+
+def interesting(comparison: Comparison) -> list[StepDifference]:
+    """A dozen steps that tell the story: the first ones, the first that differs with its neighbours, the worst, the
+    last, and some in between."""
+    steps = comparison.steps
+    last = len(steps)
+    chosen = {1, last, comparison.worst.step or 1}
+    if comparison.first is not None:
+        chosen |= {comparison.first.step - 1, comparison.first.step, comparison.first.step + 1}
+    for step in [10**power * digit for power in range(8) for digit in (1, 2, 5)]:
+        if len(chosen & set(range(1, last + 1))) >= _SHOWN:
+            break
+        chosen.add(step)
+    return [step for step in steps if step.step in chosen]
+
+
+def _title(verdict: Verdict, name: str) -> Text:
+    n = verdict.options.replicas
+    where = "GPUs" if verdict.options.cuda else "CPU replicas"
+    return Text(f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks", "bold")
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table()
+    for heading in ("step", "relative difference", "in", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("in", "verdict") else "right")
+    for step in interesting(comparison):
+        same = step.relative <= comparison.tolerance
+        table.add_row(
+            str(step.step),
+            f"{step.relative:.1e}" if step.relative else "0 (same bits)",
+            step.parameter,
+            Text("agrees", "green") if same else Text("differs", "red"),
+        )
+    return table
+
+
+def _conclusion(verdict: Verdict) -> Iterator[Text]:
+    comparison = verdict.comparison
+    assert comparison is not None
+    for note in verdict.notes:
+        yield Text(f"note: {note}", "yellow")
+    if verdict.repeats is not None:
+        yield from _numbers(verdict.repeats)
+    if verdict.exit_code == AGREE:
+        yield Text(_agreement(verdict, comparison), "bold green")
+        return
+    for finding in verdict.findings:
+        yield Text.assemble(("DIFFERENT ", "bold red"), str(finding))
+
+
+def _agreement(verdict: Verdict, comparison: Comparison) -> str:
+    if verdict.repeats is not None:
+        return f"They agree: final numbers over {verdict.repeats.seeds} seeds."
+    lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
+    worst = f"parameters within {comparison.worst.relative:.0e}" if comparison.worst.relative else "same bits"
+    return (
+        f"They agree: {len(comparison.steps)} optimizer steps ({worst}), {len(comparison.losses)} losses, "
+        f"{lines} printed lines, {files} files."
+    )
+
+
+def _numbers(repeats: Repeats) -> Iterator[Text]:
+    for number in repeats.numbers:
+        (a, b), (sa, sb) = number.means, number.spreads
+        yield Text(f"  {number.name}: {a:.4g} ± {sa:.2g}, converted {b:.4g} ± {sb:.2g} ({repeats.seeds} seeds)")
+
+
+def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
+    sides = {"original": comparison.original, "converted": comparison.converted}
+    return {side: [_finite(value) for value in run.losses()] for side, run in sides.items()}
+
+
+def _repeats(repeats: Repeats) -> dict[str, Any]:
+    numbers: Sequence[dict[str, Any]] = [
+        {"name": number.name, "original": number.original, "converted": number.converted, "agrees": number.agrees}
+        for number in repeats.numbers
+    ]
+    return {"seeds": repeats.seeds, "numbers": numbers, "problem": repeats.problem}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,95 @@
+"""Scratch working directories: a script finds its files there, and writes none of the user's.
+
+A scratch directory holds a symbolic link for each file of the original one, in real folders. What isn't a link after a
+run is what the script wrote: a link that is about to be written through becomes a file first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MOST_FILES = 2000  # a folder with more is linked as a whole
+_LEFT_OUT = {".git", ".hg", "__pycache__", ".venv", "venv", "node_modules"}
+_LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_WRITING = os.O_WRONLY | os.O_RDWR
+
+
+def fill(work: Path, source: Path) -> None:
+    """Fill `work` with links to what is in `source`, folder by folder.
+
+    A folder that holds more than `MOST_FILES` files (a data set) becomes a link itself: a script that writes into it
+    writes into the user's.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(source.iterdir()):
+        if entry.name in _LEFT_OUT or entry.absolute() in work.absolute().parents:
+            continue
+        target = work / entry.name
+        if entry.is_dir() and not entry.is_symlink() and _is_small(entry):
+            fill(target, entry)
+        elif entry.exists():
+            target.symlink_to(entry.resolve())
+
+
+def is_output(path: Path) -> bool:
+    """Whether the script wrote this file, rather than finding it there."""
+    return not path.is_symlink() and "__pycache__" not in path.parts
+
+
+def protect(work: Path) -> None:
+    """From now on, a link under `work` that this process opens for writing becomes a file of its own first.
+
+    Sees every `open` of Python's, and `torch.save`; not what other libraries open in C.
+    """
+    root = str(work.resolve())
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and _is_write(args[1], args[2]):
+            detach(args[0], root)
+
+    sys.addaudithook(hook)
+    _protect_from_save(root)
+
+
+def detach(path: Any, root: str) -> None:
+    """Make `path`, if it is a link under `root`, a copy of what it leads to."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return
+    link = os.path.abspath(os.fsdecode(path))
+    if os.path.islink(link) and os.path.realpath(os.path.dirname(link)).startswith(root) and os.path.isfile(link):
+        copy = f"{link}.dp2ddp"
+        shutil.copyfile(os.path.realpath(link), copy)
+        os.replace(copy, link)
+
+
+def _is_write(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return bool(isinstance(flags, int) and flags & _WRITING)
+
+
+def _protect_from_save(root: str) -> None:
+    import torch
+
+    original = torch.save
+
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        detach(f, root)
+        original(obj, f, *args, **kwargs)
+
+    torch.save = save
+
+
+def _is_small(folder: Path) -> bool:
+    return sum(1 for _ in zip(_walk(folder), range(MOST_FILES + 1))) <= MOST_FILES
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        yield from files

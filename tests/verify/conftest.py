@@ -1,0 +1,45 @@
+"""A tiny DataParallel script, its conversion, and runs of both that tests share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent)]
+import tiny  # noqa: E402
+from nursery import Nursery  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where runs are forked from."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def quick_starts(nursery: Nursery) -> Iterator[None]:
+    """All runs of these tests are forked."""
+    with nursery.installed():
+        yield
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `train.py`, as a user has it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "train.py").write_text(tiny.ORIGINAL)
+    (folder / "sizes.py").write_text("HIDDEN = 5\n")
+    (folder / "samples.txt").write_text("23\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def original_run(workplace: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the original's run on two replicas, with which the conversions are compared."""
+    with nursery.installed():
+        return tiny.run_original(workplace, tmp_path_factory.mktemp("original"))

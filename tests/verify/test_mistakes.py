@@ -1,0 +1,75 @@
+"""Mistakes planted into a right conversion: each is found, and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from tiny import edited
+
+REDUCE = "    correct, total = ddp.all_reduce(correct, total, over=loader)\n"
+EPOCH = "    ddp.set_epoch(loader, epoch)\n"
+
+#: text edits, the kind of the first finding, words of its cause, and the step (from 1) at which it is seen.
+MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
+    "loader left unsharded": (
+        [("ddp.shard_loader(DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True))",
+          "DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True)")],
+        "unsharded", "a loader that feeds the model isn't sharded", 1,
+    ),
+    "loss not scaled by uneven shards": (
+        [("ddp.wrap_model(", "nn.parallel.DistributedDataParallel(")],
+        "scale", "uneven (4, 3 samples) and the loss is not scaled", 3,
+    ),
+    "rank-local metric printed": ([(REDUCE, "")], "printed", "a number of one rank's shard", None),
+    "gradient sync skipped": (
+        [("output = net(x)", "output = net.module(x)")], "apart", "an unsynchronised parameter", 1,
+    ),
+    "shuffle repeated": (
+        [(EPOCH, EPOCH + "    torch.manual_seed(7)\n")], "shuffle", "the shuffle of iteration 1 is repeated", None,
+    ),
+    "checkpoint with other keys": (
+        [("net.module.state_dict()", "net.state_dict()")], "keys", "the keys differ only by `module.`", None,
+    ),
+    "each rank draws a batch of its own": (
+        [(EPOCH, EPOCH + "    loader = DataLoader(TensorDataset(inputs, targets), 8, shuffle=True, "
+          "generator=torch.Generator().manual_seed(9 * epoch + ddp.rank()))\n")],
+        "batch", "each rank draws a whole one of its own", 1,
+    ),
+    "gradients doubled": (
+        [("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")],
+        "scale", "the update is 2 times the original's", 1,
+    ),
+    "loss scaled": ([("criterion(output, y)\n", "criterion(output, y) * 1.01\n")], "loss", "another loss", 1),
+    "a draw too many": (
+        [("        optimizer.step()", "        optimizer.step()\n        torch.rand(1)")],
+        "draw", "a different RNG draw", 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_planted_mistake_is_found_and_named(
+    mistake: str, workplace: Path, original_run: Path, tmp_path: Path
+) -> None:
+    edits, kind, cause, step = MISTAKES[mistake]
+    other = tiny.run_converted(edited(*edits), workplace, tmp_path)
+    _, findings = tiny.findings(original_run, other)
+    first = findings[0]
+    assert first.kind == kind, [str(finding) for finding in findings]
+    assert cause in str(first)
+    if step is not None:
+        assert first.step == step
+
+
+def test_the_right_conversion_has_none(workplace: Path, original_run: Path, tmp_path: Path) -> None:
+    other = tiny.run_converted(tiny.converted(), workplace, tmp_path)
+    comparison, findings = tiny.findings(original_run, other)
+    assert findings == []
+    assert len(comparison.steps) == 9
+    assert comparison.original.files().keys() == comparison.converted.files().keys() == {"net.pt"}
+    generators = [[step.generators for step in recording.steps] for recording in comparison.recordings]
+    assert generators[1] == generators[2]
+    torch_s = [[sums[0] for sums in side] for side in generators]
+    assert torch_s[0] == torch_s[1]

@@ -1,0 +1,83 @@
+"""A script that trains in a second, with all that `verify` looks at; and its conversion, right and with mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dp2ddp.pipeline import convert_source
+from dp2ddp.rules import Options as ConvertOptions
+from dp2ddp.verify import runs, scratch
+from dp2ddp.verify.causes import Finding, explain
+from dp2ddp.verify.compare import Comparison, compare
+
+ORIGINAL = """
+import time
+
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sizes import HIDDEN
+
+torch.manual_seed(3)
+count = int(open("samples.txt").read())
+inputs = torch.randn(count, 4)
+targets = (inputs.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True)
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))).cuda()
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+start = time.time()
+for epoch in range(3):
+    correct = total = 0
+    for x, y in loader:
+        x, y = x.cuda(), y.cuda()
+        optimizer.zero_grad()
+        output = net(x)
+        loss = criterion(output, y)
+        loss.backward()
+        optimizer.step()
+        correct += (output.argmax(1) == y).sum().item()
+        total += y.size(0)
+    print("epoch", epoch, "correct", correct, "of", total, "accuracy %.4f" % (correct / total))
+torch.save(net.module.state_dict(), "net.pt")
+print("took %.3f s" % (time.time() - start))
+"""
+OPTIONS = runs.Options(replicas=2)
+
+
+def converted(text: str = ORIGINAL) -> str:
+    """The script's conversion."""
+    return convert_source(text, "train.py", ConvertOptions()).new_text
+
+
+def edited(*changes: tuple[str, str]) -> str:
+    """The conversion with a mistake: each text replaced that must be there."""
+    text = converted()
+    for old, new in changes:
+        assert old in text, f"{old!r} is not in\n{text}"
+        text = text.replace(old, new)
+    return text
+
+
+def run_original(workplace: Path, folder: Path) -> Path:
+    scratch.fill(folder / "work", workplace)
+    with runs.start_original(folder / "work" / "train.py", [], folder, OPTIONS) as running:
+        run = running.wait()
+    assert run.exit_code == 0, run.stderr
+    return folder
+
+
+def run_converted(text: str, workplace: Path, folder: Path) -> Path:
+    scratch.fill(folder / "work", workplace)
+    (folder / "work" / "train_ddp.py").symlink_to(folder / "script.py")
+    (folder / "script.py").write_text(text)
+    with runs.start_converted(folder / "work" / "train_ddp.py", [], folder, OPTIONS) as running:
+        run = running.wait()
+    assert run.exit_code == 0, run.stderr
+    return folder
+
+
+def findings(original: Path, other: Path) -> tuple[Comparison, list[Finding]]:
+    comparison = compare(original, other, places=1)
+    return comparison, explain(comparison)
