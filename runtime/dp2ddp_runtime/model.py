@@ -112,7 +112,7 @@ class WrappedModel(DistributedDataParallel):
         nn.Module.__init__(self)
         self.dim = dim
         self.device = world.device()
-        self.device_ids = [self.device.index] if self.device.type == "cuda" else None
+        self.device_ids = [self.device.index] if self.device.type == "cuda" else []
         self.output_device = self.device.index
         self.broadcast_buffers = True
         self.find_unused_parameters = True
@@ -124,7 +124,7 @@ class WrappedModel(DistributedDataParallel):
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
                 inner.step_aside()
-        self._all_device_ids = self.device_ids or []
+        self._all_device_ids = self.device_ids
         if world.world_size() > 1:
             self._join()
         self._rescan()

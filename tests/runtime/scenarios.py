@@ -439,6 +439,42 @@ def layers_used_as_the_rows_say(wrap: Wrapper) -> Tensors:
     return [*net.state_dict().values(), *grads(net)]
 
 
+@scenario
+def autocast(wrap: Wrapper) -> Tensors:
+    net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
+    result: Tensors = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = net(torch.rand(6, 4, dtype=torch.float32))
+            loss = F.cross_entropy(out, torch.arange(6) % 3)
+        loss.backward()
+        result += [out, *grads(net)]
+    return result
+
+
+@scenario
+def spectral_norm(wrap: Wrapper) -> Tensors:
+    net = wrap(nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.LeakyReLU(), nn.Linear(5, 1)))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    result: Tensors = []
+    for rows in (6, 5):
+        optimizer.zero_grad()
+        (net(torch.rand(rows, 4)).mean() - net(torch.rand(rows, 4)).mean()).backward()
+        optimizer.step()
+        result += [*grads(net), *net.state_dict().values()]
+    return result
+
+
+@scenario
+def memory_formats(wrap: Wrapper) -> Tensors:
+    net = wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)).to(memory_format=torch.channels_last))
+    x = torch.rand(5, 3, 6, 6).to(memory_format=torch.channels_last)
+    out = net(x)
+    out.square_()
+    out.mean().backward()
+    return [out, *grads(net)]
+
+
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:
     """Every scenario from the same seed, in double precision."""
     torch.set_num_threads(1)
