@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 REPEATS = 3
+_RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
 _RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "printed", "file"}
 
 
@@ -296,6 +298,7 @@ def _check(side: str, run: Run, codes: Sequence[int]) -> None:
     outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
     own = next((text for text in outputs if "Traceback (most recent call last)" in text), None)
     if own is not None:
-        raise _CouldNotRun(Failure(side, own.strip().splitlines()[-1], own))
+        reason = _RANK.sub("", own.strip().splitlines()[-1])
+        raise _CouldNotRun(Failure(side, reason, own))
     if run.exit_code < 0 or (side == "converted" and not codes[0]):
         raise _CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))

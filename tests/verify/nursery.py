@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import IO, Any
 from unittest import mock
 
@@ -80,7 +81,8 @@ class Nursery:
         def start(command: Sequence[str], **options: Any) -> Child:
             return Child(self, command, **options)
 
-        with mock.patch.object(runs.subprocess, "Popen", start):
+        names = {"Popen": start, "DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
+        with mock.patch.object(runs, "subprocess", SimpleNamespace(**names)):
             yield
 
 

@@ -1,0 +1,130 @@
+"""`dp2ddp verify` as users call it: verdicts, exit codes, output; in this process, the scripts in their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from click.testing import CliRunner, Result
+
+from dp2ddp.cli import main
+
+FAILS = "\nraise ValueError('on purpose')\n"
+AUGMENTED = tiny.ORIGINAL.replace(
+    "loader = DataLoader(TensorDataset(inputs, targets)",
+    """
+
+class Noisy(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn_like(x), y
+
+
+loader = DataLoader(Noisy(inputs, targets)""",
+)
+
+
+@pytest.fixture
+def verify(workplace: Path, monkeypatch: pytest.MonkeyPatch):
+    """Calls `dp2ddp verify` in the folder of `train.py`."""
+    monkeypatch.chdir(workplace)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["verify", *arguments])
+
+    return call
+
+
+def test_agreement_is_shown_as_a_table(verify, workplace: Path) -> None:
+    before = {path.name: path.read_bytes() for path in workplace.iterdir() if path.is_file()}
+    result = verify("train.py", "--nproc", "2")
+    assert result.exit_code == 0, result.output
+    assert "9 optimizer steps" in result.output
+    assert "4 printed lines, 1 files" in result.output
+    assert "agrees" in result.output
+    assert {path.name: path.read_bytes() for path in workplace.iterdir() if path.is_file()} == before
+
+
+def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
+    result = verify("train.py", "--nproc", "3", "--steps", "4", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["verdict"], told["precision"], told["replicas"]) == ("agree", "float64", 3)
+    assert [step["step"] for step in told["steps"]] == [1, 2, 3, 4]
+    assert len(told["losses"]["original"]) == len(told["losses"]["converted"]) == 4
+    assert any("float64" in note for note in told["notes"])
+
+
+def test_a_wrong_conversion_is_named_in_text(verify, workplace: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "train_ddp.py"
+    wrong.write_text(tiny.edited(("output = net(x)", "output = net.module(x)")))
+    result = verify("train.py", "--converted", str(wrong), "--steps", "3")
+    assert result.exit_code == 1
+    assert "DIFFERENT step 1: " in result.output
+    assert "an unsynchronised parameter" in result.output
+    assert "differs" in result.output
+
+
+@pytest.mark.parametrize("side", ["original", "converted"])
+def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side: str) -> None:
+    texts = {"original": tiny.ORIGINAL, "converted": tiny.converted()}
+    texts[side] += FAILS
+    for name, text in texts.items():
+        (workplace / f"{name}.py").write_text(text)
+    result = verify("original.py", "--converted", "converted.py")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert f"the {side} script could not run: ValueError: on purpose" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.py"], "missing.py: no such file"),
+        (["sizes.py"], "sizes.py: nothing to convert: no nn.DataParallel"),
+        (["train.py", "--plot", "loss.bmp"], "loss.bmp: a plot is a .png, .svg or .pdf file"),
+        (["train.py", "--plot", "nowhere/loss.png"], "nowhere/loss.png: no such folder"),
+        (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
+    ],
+)
+def test_bad_input_is_one_line(verify, arguments: list[str], message: str) -> None:
+    result = verify(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"dp2ddp: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_plot_without_matplotlib_is_one_line(verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dp2ddp.verify import plot
+
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    result = verify("train.py", "--plot", "loss.png")
+    assert result.exit_code == 2
+    assert result.stderr == 'dp2ddp: --plot: matplotlib is not installed; pip install "dp2ddp[plot]"\n'
+
+
+def test_curves_are_plotted(verify, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = verify("train.py", "--steps", "3", "--plot", str(tmp_path / "loss.svg"))
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "loss.svg").read_text()
+
+
+def test_augmentation_is_told_and_final_numbers_are_compared(verify, workplace: Path) -> None:
+    (workplace / "augmented.py").write_text(AUGMENTED)
+    result = verify("augmented.py", "--repeats", "2", "--json")
+    told = json.loads(result.stdout)
+    if told["repeats"] is not None:  # where the runtime draws as the original does, they agree exactly
+        assert told["repeats"]["seeds"] == 2
+        assert [number["name"] for number in told["repeats"]["numbers"]][-1] == "accuracy"
+        assert any("augmentation" in note for note in told["notes"])
+    assert told["verdict"] == "agree", told
+
+
+def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:
+    (workplace / "told.py").write_text("import sys\nprint(sys.argv[1:])\n" + tiny.ORIGINAL)
+    result = verify("told.py", "--steps", "2", "--json", "--", "--steps", "a b")
+    told = json.loads(result.stdout)
+    assert told["verdict"] == "agree", told

@@ -1,0 +1,58 @@
+"""The pytest fixture `dp2ddp_compare`, used as a project uses it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import pytest
+import torch
+
+def test_right(dp2ddp_compare):
+    both = dp2ddp_compare("train.py", nproc=2, steps=9)
+    both.assert_same_training()
+    assert len(both.original.losses) == len(both.converted.losses) == 9
+    steps = both.original.parameters, both.converted.parameters
+    assert len(steps[0]) == len(steps[1]) == 9
+    assert all(torch.equal(a, b) for a, b in zip(steps[0][0].values(), steps[1][0].values()))
+    assert both.original.seconds > 0
+
+def test_wrong(dp2ddp_compare):
+    both = dp2ddp_compare("train.py", converted="wrong.py")
+    assert list(both.original.files) == ["net.pt"]
+    assert len(both.original.numbers) > 9
+    with pytest.raises(pytest.fail.Exception, match="step 1: .*the update is 2 times the original's"):
+        both.assert_same_training(rtol=1e-3)
+    both.assert_same_accuracy(atol=1.0)
+    with pytest.raises(AssertionError, match="nothing printed matches"):
+        both.assert_same_accuracy(pattern="top5 ([0-9.]+)")
+
+def test_fails(dp2ddp_compare):
+    dp2ddp_compare("fails.py", args=["x"])
+"""
+
+
+def test_the_fixture_compares_and_says_what_differs(pytester: pytest.Pytester, workplace: Path) -> None:
+    wrong = tiny.edited(
+        ("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")
+    )
+    scripts = {path.name: path.read_text() for path in workplace.iterdir() if path.is_file()}
+    scripts |= {"wrong.py": wrong, "fails.py": tiny.ORIGINAL + "\nraise ValueError('on purpose')\n"}
+    for name, text in scripts.items():
+        (pytester.path / name).write_text(text)
+    pytester.makepyfile(TESTS)
+    result = pytester.runpytest_inprocess("-p", "dp2ddp.verify.plugin", "-q", "--durations=9")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*ValueError: on purpose*", "*the original script could not run*"])
+
+
+def test_the_plugin_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
+    code = "import sys, dp2ddp.verify.plugin; print(sorted({'torch', 'libcst', 'rich', 'click'} & sys.modules.keys()))"
+    result = pytester.run(sys.executable, "-c", code)
+    assert result.outlines == ["[]"]
