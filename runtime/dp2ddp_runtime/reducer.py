@@ -9,13 +9,12 @@ in the same order on all ranks, whatever it touched; a flag per parameter tells 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import sparse, world
+from . import hooks, sparse, world
 
 _FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
 _BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
@@ -44,19 +43,21 @@ class _Slot:
 
     def accept(self, used_elsewhere: bool) -> None:
         """Put the average into `param.grad`, on top of what was there before this backward."""
-        grad, before = self.param.grad, self.aside
-        if self.filled:
-            assert grad is not None
-            _real(grad.detach()).copy_(self.view)
-            if before is not None:
-                self.param.grad = before.add_(grad.detach())
+        new = self.param.grad if self.filled else torch.empty_like(self.param) if used_elsewhere else None
+        before = self.aside if self.filled or self.aside is not None else self.param.grad
+        if new is not None:
+            _real(new.detach()).copy_(self.view)
+        self.add(before, new)
+
+    def add(self, before: torch.Tensor | None, new: torch.Tensor | None) -> None:
+        """Leave `before + new` in `param.grad`, as `AccumulateGrad` would, with the script's hooks."""
+        if new is None:
+            self.param.grad = before
         else:
-            if before is not None:
-                self.param.grad = before
-            if used_elsewhere:
-                new = torch.empty_like(self.param, requires_grad=False)
-                _real(new).copy_(self.view)
-                self.param.grad = new if self.param.grad is None else self.param.grad.add_(new)
+            new = hooks.on_gradient(self.param, new)
+            inplace = before is not None and before.layout == new.layout == torch.strided
+            self.param.grad = new if before is None else before.add_(new.detach()) if inplace else before + new
+            hooks.on_accumulated(self.param)
         self.reset()
 
     def reset(self) -> None:
@@ -170,6 +171,11 @@ class Reducer:
             self.close()
             self._signature = signature
             self._build([p for p in params if p.requires_grad], {id(p) for p in sparse_params}, local)
+        for slot in self.slots():
+            hooks.defer(slot.param, self._averages)
+
+    def _averages(self) -> bool:
+        return self.enabled and bool(self._handles)
 
     def _build(self, params: Sequence[torch.nn.Parameter], sparse_ids: set[int], local: set[int]) -> None:
         dense = [param for param in params if id(param) not in sparse_ids]
@@ -177,18 +183,16 @@ class Reducer:
         self._sparse = [_Slot(param) for param in params if id(param) in sparse_ids]
         for bucket in self._buckets:
             for slot in bucket.slots:
-                self._attach(slot, partial(self._after, slot, bucket))
+                self._attach(slot, hooks.Own(self._after, slot, bucket))
         for slot in self._sparse:
-            self._attach(slot, partial(self._after_sparse, slot))
+            self._attach(slot, hooks.Own(self._after_sparse, slot))
         for slot in self.slots():
             slot.local = id(slot.param) in local
 
     def _attach(self, slot: _Slot, after: Any) -> None:
-        hooks: list[Any] = [partial(self._before, slot), after]
-        for hook in hooks:
-            hook.__torch_unserializable__ = True  # keeps torch.save from warning that hooks aren't saved
-        self._handles.append(slot.param.register_hook(hooks[0]))  # type: ignore[no-untyped-call]
-        self._handles.append(slot.param.register_post_accumulate_grad_hook(hooks[1]))  # type: ignore[no-untyped-call]
+        before = hooks.Own(self._before, slot)
+        self._handles.append(slot.param.register_hook(before))  # type: ignore[no-untyped-call]
+        self._handles.append(slot.param.register_post_accumulate_grad_hook(after))  # type: ignore[no-untyped-call]
 
     def slots(self) -> list[_Slot]:
         """The slots of all parameters."""
@@ -290,13 +294,9 @@ def _finish_sparse(slot: _Slot, group: Any) -> None:
     param, before = slot.param, slot.aside
     used = slot.filled or (slot.local and param.grad is not None)
     average = sparse.average(param.grad if used else None, param, group)
-    if used:
-        param.grad = None
-    if before is not None:
-        param.grad = before
-    if average is not None:
-        param.grad = average if param.grad is None else param.grad + average
-    slot.reset()
+    if before is None and not used:
+        before = param.grad
+    slot.add(before, average)
 
 
 # The reducers that take part in the backward that is running.

@@ -440,6 +440,23 @@ def layers_used_as_the_rows_say(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def hooks_on_parameters(wrap: Wrapper) -> Tensors:
+    net = wrap(Function(lambda self, x: self.layer(x)))
+    seen: Tensors = []
+    weight, bias = net.module.layer.weight, net.module.layer.bias
+    clamp = weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    bias.register_hook(lambda grad: seen.append(grad.clone()))
+    bias.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
+    for step in range(3):
+        net(torch.rand(5, 4)).square().sum().backward()
+        if step == 1:
+            clamp.remove()
+            weight.register_hook(lambda grad: grad * 2)
+    net(torch.rand(1, 4)).sum().backward()
+    return [*seen, *grads(net)]
+
+
+@scenario
 def autocast(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
     result: Tensors = []

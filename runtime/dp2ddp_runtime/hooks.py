@@ -1,0 +1,56 @@
+"""The script's own hooks on parameters: they see the gradient over all ranks, as with `nn.DataParallel`.
+
+A hook such as `param.register_hook(lambda grad: grad.clamp(-1, 1))` would run on this rank's part of the gradient,
+before it is averaged. So while gradients are being averaged it does nothing, and the reducer calls it afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+
+
+class Own(functools.partial):  # type: ignore[type-arg]
+    """A hook of the runtime's own."""
+
+    __torch_unserializable__ = True  # keeps torch.save from warning that hooks aren't saved
+
+
+class Deferred:
+    """A hook of the script's, called later while `active()`. It takes the hook's place, so that its handle works."""
+
+    def __init__(self, hook: Callable[[torch.Tensor], Any], active: Callable[[], bool]) -> None:
+        self.hook = hook
+        self.active = active
+
+    def __call__(self, value: torch.Tensor) -> Any:
+        return None if self.active() else self.hook(value)
+
+
+def defer(param: torch.Tensor, active: Callable[[], bool]) -> None:
+    """Let the script's hooks on `param` wait while `active()`. Cheap when there is none."""
+    for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks):
+        if hooks is not None and len(hooks) > 1:
+            for key, hook in list(hooks.items()):
+                if not isinstance(hook, (Own, Deferred)):
+                    hooks[key] = Deferred(hook, active)
+
+
+def on_gradient(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """What the script's gradient hooks make of the averaged gradient."""
+    for hook in _deferred(param._backward_hooks):
+        changed = hook(grad)
+        grad = grad if changed is None else changed
+    return grad
+
+
+def on_accumulated(param: torch.Tensor) -> None:
+    """Call the script's hooks for gradients that have been accumulated."""
+    for hook in _deferred(param._post_accumulate_grad_hooks):
+        hook(param)
+
+
+def _deferred(hooks: Any) -> list[Callable[[torch.Tensor], Any]]:
+    return [hook.hook for hook in hooks.values() if isinstance(hook, Deferred)] if hooks else []
