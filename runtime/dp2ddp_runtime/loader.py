@@ -152,9 +152,10 @@ class _RankLoader(DataLoader[Any]):
 
     def _finish(self, batch: Any, cuts: deque[samplers.Cut]) -> tuple[Any, shards.Batch]:
         cut = cuts.popleft()
-        if cut.by_all:
-            batch = batch if self.whole else _own_rows(batch, cut)
-        elif self.whole:
+        if cut.by_all and cut.total is not None:
+            batch = _own_rows(batch, cut)
+        if self.whole:
+            # Also where every rank has loaded all of it: a dataset may have random numbers that no rank shares.
             batch = _gather_batch(batch, self._exchange, cut)
             if self.pin_memory and torch.cuda.is_available():
                 batch = nesting.map_tensors(lambda t: t.pin_memory() if t.device.type == "cpu" else t, batch)
@@ -284,11 +285,10 @@ def _is_column(value: Any) -> bool:
 
 
 def _own_rows(batch: Any, cut: samplers.Cut) -> Any:
-    """This rank's rows of a whole batch that the default collate function has made."""
-    assert cut.total is not None
-    sizes = nesting.chunk_sizes(cut.total, world.world_size())
+    """This rank's rows of a whole batch that the default collate function has made; one row if it has none."""
+    sizes = nesting.chunk_sizes(cut.total or 0, world.world_size())
     start = sum(sizes[: world.rank()])
-    rows = slice(start, start + sizes[world.rank()])
+    rows = slice(start, start + sizes[world.rank()]) if sizes[world.rank()] else slice(0, 1)
     return nesting.map_leaves(
         lambda column: column[rows].clone() if isinstance(column, torch.Tensor) else column[rows], batch, _is_column
     )

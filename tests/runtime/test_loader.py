@@ -354,3 +354,29 @@ def broken_sample() -> str:
 
 def test_a_sample_that_raises_leaves_nothing_behind(ranks: RankPool) -> None:
     assert ranks(2, broken_sample) == ["False", "False"]  # the loader draws its base seed, as the original's does
+
+
+class Unshared(Dataset[Any]):
+    """Draws from the shared stream, and from a generator that no rank shares."""
+
+    def __init__(self) -> None:
+        self.own = random.Random()
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.own.random(), float(torch.rand(1)), f"{self.own.random()}"
+
+
+def unshared() -> list[Any]:
+    torch.manual_seed(1)
+    loader = loaders.shard_loader(DataLoader(Unshared(), 4, shuffle=True), gather=True)
+    return [described(batch) for _ in range(2) for batch in loader]
+
+
+def test_whole_batches_are_one_even_with_random_numbers_that_no_rank_shares(ranks: RankPool) -> None:
+    for n in (2, 3):
+        batches, *others = ranks(n, unshared)
+        assert all(other == batches for other in others)
+        assert len(batches) == 4
