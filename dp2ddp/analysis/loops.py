@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -195,7 +196,7 @@ class Loops:
 
     def _loader_at(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
         """How the caller writes the loader that `function` knows as `text`."""
-        root = text.split(".")[0]
+        root = root_of(text)
         parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
         is_method = isinstance(self.source.parent(function), ast.ClassDef)
         if is_method and parameters and root == parameters[0]:
@@ -231,7 +232,14 @@ class Loops:
 
 
 def _is_path(node: ast.expr) -> bool:
-    """Whether an expression is a plain name or attribute path, such as `self.train_loader`."""
-    while isinstance(node, ast.Attribute):
+    """Whether an expression names something: `self.train_loader`, `loaders["train"]`, `loaders[phase]`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Constant, ast.Name)):
+            return False
         node = node.value
     return isinstance(node, ast.Name)
+
+
+def root_of(path: str) -> str:
+    """The name that a path starts with."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]

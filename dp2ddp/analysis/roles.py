@@ -97,6 +97,13 @@ class Group:
     elements: tuple[frozenset[Role], ...]
 
 
+@dataclass(frozen=True)
+class Table:
+    """A dictionary, by the roles of all its values."""
+
+    values: frozenset[Role]
+
+
 Role = Union[
     Wrapped,
     Module,
@@ -110,6 +117,7 @@ Role = Union[
     Class,
     Instance,
     Group,
+    Table,
 ]
 Roles = frozenset  # of Role
 NONE: frozenset[Role] = frozenset()
@@ -321,7 +329,16 @@ class Resolver:
     def _of_List(self, node: ast.List) -> frozenset[Role]:  # noqa: N802
         return self._of_Tuple(node)  # type: ignore[arg-type]
 
+    def _of_Dict(self, node: ast.Dict) -> frozenset[Role]:  # noqa: N802
+        return frozenset({Table(frozenset().union(*(self.roles(v) for v in node.values)))})
+
+    def _of_DictComp(self, node: ast.DictComp) -> frozenset[Role]:  # noqa: N802
+        return frozenset({Table(self.roles(node.value))})
+
     def _of_Subscript(self, node: ast.Subscript) -> frozenset[Role]:  # noqa: N802
+        tables = [role for role in self.roles(node.value) if isinstance(role, Table)]
+        if tables:
+            return frozenset().union(*(table.values for table in tables))
         if not (isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)):
             return NONE
         found: frozenset[Role] = NONE

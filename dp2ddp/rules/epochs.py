@@ -18,8 +18,8 @@ class EpochsRule(Rule):
     title = "Tell the loader which epoch begins"
     why = (
         "Samplers and datasets with a `set_epoch` draw each epoch anew only when they are told. The runtime also "
-        "starts each rank's own random stream for augmentation and dropout here, so that a resumed run draws what "
-        "the first one did."
+        "starts this rank's own stream for loading here, so that a resumed run augments its samples as the first one "
+        "did. A script that calls `set_epoch` itself is left alone."
     )
     examples = (
         Example(
@@ -59,8 +59,8 @@ for epoch in range(3):
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
+        if not facts.parallel or "set_epoch" in facts.source.text:
+            return  # a script that has a `set_epoch` of its own calls it when it wants to
         told: set[tuple[ast.For, str]] = set()
         for loop in facts.model_loops:
             if not facts.loops.trains(loop):
@@ -72,12 +72,12 @@ for epoch in range(3):
                 yield InsertBefore(
                     self.id,
                     facts.source.span(epochs.node.body[0]),
-                    "starts the epoch: samplers and each rank's own random stream",
+                    "starts the epoch: samplers, and each rank's own random stream for loading",
                     [f"ddp.set_epoch({epochs.loader}, {epochs.epoch})"],
                 )
 
     def _built_inside(self, epochs: EpochLoop) -> bool:
-        """Whether the loader is built anew in every epoch: then there is nothing to tell it yet."""
-        root = epochs.loader.split(".")[0]
+        """Whether the loader is built, or chosen, within the epoch: then there is nothing to tell it yet."""
+        named = {n.id for n in ast.walk(ast.parse(epochs.loader, mode="eval")) if isinstance(n, ast.Name)}
         stores = (n for n in ast.walk(epochs.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        return any(n.id == root for n in stores)
+        return any(n.id in named for n in stores)

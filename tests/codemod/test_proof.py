@@ -351,3 +351,32 @@ def test_sharding_that_is_asked_for_notes_each_thing_that_is_not_proved() -> Non
         "`max` over all samples",
     ]
     assert 'print(ddp.all_reduce(loss.item(), op="mean", over=loader))' in result.new_text
+
+
+def test_loaders_in_a_dictionary_go_by_their_key() -> None:
+    script = (
+        _HEAD
+        + """
+loaders = {phase: DataLoader(data, batch_size=8) for phase in ["train", "val"]}
+for epoch in range(2):
+    for phase in ["train", "val"]:
+        running_loss = 0.0
+        corrects = 0
+        for x, y in loaders[phase]:
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(phase == "train"):
+                out = net(x)
+                _, preds = torch.max(out, 1)
+                loss = criterion(out, y)
+                if phase == "train":
+                    loss.backward()
+                    optimizer.step()
+            running_loss += loss.item() * x.size(0)
+            corrects += torch.sum(preds == y.data)
+        print(phase, running_loss / len(data), corrects.double() / len(data))
+"""
+    )
+    text = converted(script)
+    assert "loaders = {phase: ddp.shard_loader(DataLoader(data, batch_size=8)) for phase in" in text
+    assert "        running_loss, corrects = ddp.all_reduce(running_loss, corrects, over=loaders[phase])" in text
+    assert "ddp.set_epoch(" not in text  # no single loader is this epoch's

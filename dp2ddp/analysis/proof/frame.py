@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 from functools import cached_property
 
-from dp2ddp.analysis.loops import DataLoop
+from dp2ddp.analysis.loops import DataLoop, root_of
 from dp2ddp.analysis.proof import kinds
 from dp2ddp.analysis.proof.expressions import Evaluator
 from dp2ddp.analysis.proof.kinds import CLEAN, Kind, Unprovable, What
@@ -352,7 +352,7 @@ class Frame:
     def _check_reach(self, reduction: Reduction) -> None:
         """In a function that the loop calls, the loader must go by the same name as in the loop."""
         assert isinstance(self.root, FUNCTIONS)
-        root = reduction.over.split(".")[0]
+        root = root_of(reduction.over)
         if root == "self":
             reached = isinstance(self.context.source.parent(self.root), ast.ClassDef)
         else:
