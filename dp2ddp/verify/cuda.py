@@ -27,6 +27,13 @@ _TYPED = (  # torch.cuda.FloatTensor and the like
 ).split()
 
 
+_WIDER: dict[Any, Any] = {
+    torch.float32: torch.float64,
+    "torch.FloatTensor": "torch.DoubleTensor",
+    "torch.cuda.FloatTensor": "torch.DoubleTensor",
+}
+
+
 def is_cuda(place: Any) -> bool:
     """Whether `place` is what a script calls a CUDA device: a `torch.device`, or `"cuda"`, `"cuda:1"`."""
     if isinstance(place, torch.device):
@@ -47,7 +54,7 @@ class OnCPU(TorchFunctionMode):
         self.cuda = cuda
         self.float64 = float64
         if float64:
-            _widen_from_numpy()
+            _widen()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -88,12 +95,15 @@ def _widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if kwargs.get("dtype") is torch.float32 and func is not torch.frombuffer:
         kwargs = {**kwargs, "dtype": torch.float64}
     if func is Tensor.to or func is Tensor.type:
-        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        args = tuple(_WIDER.get(arg, arg) if isinstance(arg, (str, torch.dtype)) else arg for arg in args)
     return args, kwargs
 
 
-def _widen_from_numpy() -> None:
-    """`torch.from_numpy`, which no `TorchFunctionMode` sees, gives float64 for float32, too."""
+def _widen() -> None:
+    """`torch.from_numpy` and `torch.FloatTensor`, which no `TorchFunctionMode` sees, give float64, too."""
+    owners: tuple[Any, ...] = (torch, torch.cuda)
+    for owner in owners:
+        owner.FloatTensor = torch.DoubleTensor
     original: Callable[[Any], Tensor] = torch.from_numpy
 
     def from_numpy(ndarray: Any) -> Tensor:
@@ -238,6 +248,9 @@ def _replace_functions() -> None:
         def __call__(cls, device: Any = "cpu") -> Any:
             return generator(device=CPU if is_cuda(device) else device)
 
+    storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
+    for storage in storages:
+        storage.cuda = lambda self, *args, **kwargs: self
     generator = torch.Generator
     torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 

@@ -27,7 +27,7 @@ def fill(work: Path, source: Path) -> None:
     """
     work.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir()):
-        if entry.name in _LEFT_OUT or entry.absolute() in work.absolute().parents:
+        if entry.name in _LEFT_OUT or entry.absolute() in (work.absolute(), *work.absolute().parents):
             continue
         target = work / entry.name
         if entry.is_dir() and not entry.is_symlink() and _is_small(entry):

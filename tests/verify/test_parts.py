@@ -1,0 +1,104 @@
+"""Scratch directories, times in printed lines, final numbers over seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.verify import printed, repeats, runs, scratch
+
+OVERWRITES = """
+import torch
+open("log.txt", "a").write("more")
+open("folder/plain.txt", "w").write("new")
+torch.save([1], "net.pt")
+print(open("kept.txt").read(), open("log.txt").read())
+"""
+
+
+def test_a_script_overwrites_only_its_own_copies(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "folder").mkdir(parents=True)
+    (here / ".git").mkdir()
+    files = {"log.txt": "log ", "folder/plain.txt": "plain", "net.pt": "net", "kept.txt": "kept"}
+    for name, text in {**files, ".git/HEAD": "x", "train.py": OVERWRITES}.items():
+        (here / name).write_text(text)
+    scratch.fill(tmp_path / "run" / "work", here)
+    script = tmp_path / "run" / "work" / "train.py"
+    with runs.start_original(script, [], tmp_path / "run", runs.Options()) as running:
+        run = running.wait()
+    assert run.stdout == "kept log more\n", run.stderr
+    assert {name: (here / name).read_text() for name in files} == files
+    assert set(run.files()) == {"log.txt", "folder/plain.txt", "net.pt"}
+    assert not (run.work / ".git").exists()
+
+
+def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "MOST_FILES", 3)
+    for folder, count in (("large", 4), ("small", 3)):
+        (tmp_path / "here" / folder).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "here" / folder / str(number)).touch()
+    scratch.fill(tmp_path / "here" / "work", tmp_path / "here")
+    work = tmp_path / "here" / "work"
+    assert sorted(path.name for path in work.iterdir()) == ["large", "small"]
+    assert (work / "large").is_symlink()
+    assert not (work / "small").is_symlink()
+    assert len(list((work / "small").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "took {} s",
+        "epoch 3 in {}s, loss 0.5",
+        "Time {} (0.123) Data 0.001 (0.002)",
+        "Elapsed: {}",
+        "{} ms/batch",
+        "speed {} images/sec",
+        "2024-05-01 10:11:12,345 epoch 3",
+    ],
+)
+def test_times_are_no_differences(text: str) -> None:
+    pair = (text.format("1.25"), text.format("2.75").replace("10:11:12,345", "10:11:13,346"))
+    assert pair[0] != pair[1]
+    assert list(printed.differences(*pair)) == []
+
+
+@pytest.mark.parametrize(
+    ("original", "converted", "relative", "whole"),
+    [
+        ("loss 0.50 in 3.1 s", "loss 0.25 in 3.2 s", 0.5, False),
+        ("correct 10 of 20", "correct 5 of 20", 0.5, True),
+        ("a 1.5 b 2", "a 1.5 b 3", 0.5, True),
+    ],
+)
+def test_other_numbers_of_a_line_still_are(original: str, converted: str, relative: float, whole: bool) -> None:
+    (line,) = printed.differences(original, converted)
+    assert (line.relative, line.whole) == (pytest.approx(relative, rel=0.1), whole)
+    assert not line.within(1) or not whole
+
+
+def _outputs(*pairs: tuple[float, float]) -> list[tuple[str, str]]:
+    return [tuple(f"epoch 1\nloss {value:.3f} accuracy 0.9\ntook 3.{seed} s\n" for value in pair) for seed, pair in
+            enumerate(pairs)]  # fmt: skip
+
+
+def test_final_numbers_agree_within_their_spread() -> None:
+    found = repeats.judge(_outputs((0.50, 0.52), (0.54, 0.50), (0.51, 0.53)))
+    assert found.findings() == []
+    assert [number.name for number in found.numbers] == ["loss", "accuracy"]
+    assert found.numbers[0].means == (pytest.approx(0.51667, rel=1e-3), pytest.approx(0.51667, rel=1e-3))
+
+
+def test_final_numbers_beyond_their_spread_differ() -> None:
+    (finding,) = repeats.judge(_outputs((0.50, 0.82), (0.54, 0.80), (0.51, 0.83))).findings()
+    assert "over 3 seeds 'loss' is 0.5167 (spread 0.021), converted 0.8167" in finding.what
+
+
+def test_final_lines_that_are_not_alike_can_t_be_compared() -> None:
+    (finding,) = repeats.judge([("loss 1\n", "done 1\n")] * 2).findings()
+    assert "the last lines with numbers are not alike" in finding.what
+    (finding,) = repeats.judge([("done\n", "done\n")] * 2).findings()
+    assert "neither script prints a number" in finding.what
