@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from dp2ddp import pipeline, project
 from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options as ConvertOptions
@@ -102,8 +104,11 @@ def verifying(request: Request) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
 
     Raises:
-        BadInput: a script that can't be read or converted.
+        BadInput: a script that can't be read or converted, or fewer GPUs than asked for.
     """
+    devices, wanted = torch.cuda.device_count(), request.options.replicas
+    if request.options.cuda and devices < wanted:
+        raise BadInput("--device cuda", what=f"{devices} GPU(s) here, {wanted} asked for", todo="try --device cpu")
     with tempfile.TemporaryDirectory(prefix="dp2ddp-verify-") as temporary:
         yield _Verification(request, request.folder or Path(temporary)).verdict()
 

@@ -204,6 +204,9 @@ def _start(command: Sequence[str], folder: Path, options: Options, processes: Se
     inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     shared = {**inherited, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": str(options.threads)}
     shared["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
+    if options.cuda:  # nn.DataParallel takes all the devices it sees
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
     started: list[subprocess.Popen[bytes]] = []
     for rank, variables in enumerate(processes):
         here = folder / f"rank{rank}"

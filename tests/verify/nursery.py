@@ -71,8 +71,10 @@ class Nursery:
 
     def close(self) -> None:
         assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
         self._parent.stdin.close()
         self._parent.wait(20)
+        self._parent.stdout.close()
 
     @contextmanager
     def installed(self) -> Iterator[None]:

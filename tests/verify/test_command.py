@@ -87,6 +87,7 @@ def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side
         (["train.py", "--plot", "loss.bmp"], "loss.bmp: a plot is a .png, .svg or .pdf file"),
         (["train.py", "--plot", "nowhere/loss.png"], "nowhere/loss.png: no such folder"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
+        (["train.py", "--device", "cuda", "--nproc", "99"], "--device cuda: "),
     ],
 )
 def test_bad_input_is_one_line(verify, arguments: list[str], message: str) -> None:
