@@ -56,13 +56,15 @@ def test_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
     save({"step": 1, "w": torch.arange(1000)}, path)
     old = path.read_bytes()
+    # Made before the fork: OpenMP's threads don't survive it, and the child would wait for them.
+    large = torch.ones(10**6)
 
     def die_while_pickling() -> None:
-        save([torch.ones(10**6), Deadly()], path)
+        save([large, Deadly()], path)
 
     def die_when_written() -> None:
         checkpoint._to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-        save({"step": 2, "w": torch.ones(10**6)}, path)
+        save({"step": 2, "w": large}, path)
 
     for die in (die_while_pickling, die_when_written):
         assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
