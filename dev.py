@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "dp2ddp-ready"
-OLDEST = ("torch==2.1.0", "torchvision==0.16.0", "numpy<2", "pytest>=8", "hypothesis>=6.100")
+OLDEST = ("torch==2.1.0", "torchvision==0.16.0", "numpy<2", "pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
 OLDEST_PYTHONS = ((3, 9), (3, 10), (3, 11))  # torch 2.1 has wheels for these; the oldest that is found is taken
 
 
