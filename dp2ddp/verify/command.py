@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -159,13 +160,11 @@ class _Verification:
             return verdict
         hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
         self.notes.append(
-            "fetching samples draws random numbers (augmentation): the ranks draw others than the original, and no "
-            "exact agreement is possible"
+            "fetching samples draws random numbers (augmentation), and the ranks draw others than the original: for an "
+            "exact comparison switch it off, or load without worker processes"
         )
-        if hard or self.request.options.steps is not None:
-            if not hard:
-                self.notes.append("with --steps nothing final is printed: final numbers can't be compared")
-            return replace(verdict, findings=hard or findings)
+        if hard:
+            return replace(verdict, findings=hard)
         repeated = self._repeat(options, comparison)
         return replace(verdict, findings=repeated.findings(), repeats=repeated)
 
@@ -222,10 +221,10 @@ class _Verification:
         return options, comparison, _beyond(explain(comparison), tolerance)
 
     def _repeat(self, options: Options, first: Comparison) -> Repeats:
-        pairs = [(first.original.stdout, first.converted.stdout)]
+        pairs = [(_final(first.original, options), _final(first.converted, options))]
         for shift in range(1, max(2, self.request.repeats or REPEATS)):
             original, converted = self._run(replace(options, shift=shift, seed=options.seed + shift))
-            pairs.append((original.stdout, converted.stdout))
+            pairs.append((_final(original, options), _final(converted, options)))
         return repeats.judge(pairs)
 
     def _run(self, options: Options) -> tuple[Run, Run]:
@@ -278,6 +277,14 @@ def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
 def _is_first_shuffle(comparison: Comparison) -> bool:
     """Whether even the first batches differ, which augmentation doesn't explain: they were drawn before it."""
     return comparison.batch is not None and comparison.batch.iterator == 0
+
+
+def _final(run: Run, options: Options) -> str:
+    """Where a run says how well it trained: in its output; in its last losses, if it was ended early."""
+    if options.steps is None:
+        return run.stdout
+    last = run.losses()[-max(1, options.steps // 4) :]
+    return f"mean of the last losses {statistics.fmean(last):.6g}" if last else ""
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:
