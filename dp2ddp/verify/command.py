@@ -252,7 +252,7 @@ class _Verification:
     def _lay_out(self, folder: Path, side: str) -> Path:
         """Fill the side's working directory from the current one, the script being in it or beside it."""
         here, script = Path.cwd().resolve(), self.request.script.resolve()
-        scratch.fill(folder / "work", here)
+        scratch.fill(folder / "work", here, script)
         if here in script.parents:
             place = folder / "work" / script.relative_to(here)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -261,8 +261,7 @@ class _Verification:
             place = folder / "script" / script.name
         source = folder / f"{side}.py"
         source.write_bytes(self._scripts[side])
-        if place.is_symlink() or place.exists():
-            place.unlink()
+        place.unlink(missing_ok=True)  # the link to the user's script; its folder is never a link
         place.symlink_to(source)
         return place
 

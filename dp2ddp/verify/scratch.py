@@ -19,19 +19,20 @@ _LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def fill(work: Path, source: Path) -> None:
+def fill(work: Path, source: Path, script: Path | None = None) -> None:
     """Fill `work` with links to what is in `source`, folder by folder.
 
     A folder that holds more than `MOST_FILES` files (a data set) becomes a link itself: a script that writes into it
-    writes into the user's.
+    writes into the user's. The folders down to `script` (an absolute path, resolved) never do.
     """
     work.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir()):
         if entry.name in _LEFT_OUT or entry.absolute() in (work.absolute(), *work.absolute().parents):
             continue
         target = work / entry.name
-        if entry.is_dir() and not entry.is_symlink() and _is_small(entry):
-            fill(target, entry)
+        around = script is not None and entry.is_dir() and entry.resolve() in script.parents
+        if around or (entry.is_dir() and not entry.is_symlink() and _is_small(entry)):
+            fill(target, entry, script)
         elif entry.exists():
             target.symlink_to(entry.resolve())
 

@@ -10,6 +10,7 @@ import tiny
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
+from dp2ddp.verify import scratch
 
 FAILS = "\nraise ValueError('on purpose')\n"
 AUGMENTED = tiny.ORIGINAL.replace(
@@ -135,3 +136,24 @@ def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) ->
     result = verify("told.py", "--steps", "2", "--json", "--", "--steps", "a b")
     told = json.loads(result.stdout)
     assert told["verdict"] == "agree", told
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_script_of_another_folder_finds_its_modules_and_stays(
+    verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Also where its folder holds so much that it would be linked as a whole."""
+    monkeypatch.setattr(scratch, "MOST_FILES", 2)
+    here = tmp_path / "here"
+    project = here / "deep" / "project" if inside else tmp_path / "project"
+    for folder in (here, project):
+        folder.mkdir(parents=True)
+    (here / "samples.txt").write_text("23")
+    files = {"train.py": tiny.ORIGINAL, "sizes.py": "HIDDEN = 5", "net.pt": "mine", "more.txt": ""}
+    for name, text in files.items():
+        (project / name).write_text(text)
+    monkeypatch.chdir(here)
+    result = verify(str(project / "train.py"), "--steps", "3")
+    assert result.exit_code == 0, result.output
+    assert {path.name: path.read_text() for path in project.iterdir() if path.is_file()} == files
+    assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
