@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -11,6 +13,9 @@ from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
 from dp2ddp.verify import scratch
+
+# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 FAILS = "\nraise ValueError('on purpose')\n"
 AUGMENTED = tiny.ORIGINAL.replace(
@@ -33,7 +38,7 @@ def verify(workplace: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(workplace)
 
     def call(*arguments: str) -> Result:
-        return CliRunner().invoke(main, ["verify", *arguments])
+        return CliRunner(**_SEPARATE).invoke(main, ["verify", *arguments])
 
     return call
 
