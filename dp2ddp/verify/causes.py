@@ -15,6 +15,7 @@ from .recording import Recording
 from .saved import FileDifference, relative_difference
 
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
+_GROWTH = 1000.0  # by how much rounding may grow in a step
 _ONLY_IN = " (only in the "
 
 
@@ -24,7 +25,7 @@ class Finding:
 
     Args:
         kind: one word for programs: exit, count, start, batch, shuffle, unsharded, draw, apart, scale, loss, update,
-            printed, keys, file.
+            rounding, printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -177,6 +178,9 @@ def _apart(theirs: Sequence[Recording]) -> Iterator[Finding]:
 def _update(comparison: Comparison, first: StepDifference) -> Finding:
     """The first update that differs, on the same batch and from the same parameters."""
     what = f"{first.parameter} differs by {first.relative:.1e}"
+    if _grew(comparison, first.step):
+        cause = "it grew from nothing, step by step: rounding that training amplifies, rather than a mistake"
+        return Finding("rounding", what, cause, first.step, first.parameter, first.relative)
     loss = _loss_before(comparison, first.step)
     common: dict[str, Any] = {"step": first.step, "parameter": first.parameter, "size": first.relative}
     sizes = _shard_sizes(comparison, first.step)
@@ -196,6 +200,12 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
         return Finding("scale", what, cause, **common)
     cause = "the same batch and loss, but other gradients: a reduced or unscaled loss, or a layer that mixes samples"
     return Finding("update", what, cause, **common)
+
+
+def _grew(comparison: Comparison, step: int) -> bool:
+    """Whether the difference at `step` has grown from one that was there before, rather than come at once."""
+    before = [at.relative for at in comparison.steps[: step - 1]]
+    return bool(before) and before[-1] > comparison.steps[step - 1].relative / _GROWTH
 
 
 def _loss_before(comparison: Comparison, step: int) -> float | None:

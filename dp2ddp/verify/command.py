@@ -29,7 +29,7 @@ ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not ro
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 REPEATS = 3
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
-_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "printed", "file"}
+_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
 
 
 @dataclass(frozen=True)
