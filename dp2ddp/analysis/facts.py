@@ -111,6 +111,43 @@ class Facts:
         return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites, lenient=self.lenient)
 
     @cached_property
+    def own_tests(self) -> list[ast.expr]:
+        """Tests that depend on what each rank has for itself: its clock, log level or terminal."""
+        tests = [n.test for n in self.source.nodes if isinstance(n, (ast.If, ast.While, ast.IfExp, ast.Assert))]
+        return [t for t in tests if self._is_own(t)]
+
+    def _is_own(self, node: ast.expr) -> bool:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                path = self.names.qualified(part.func) or ""
+                method = part.func.attr if isinstance(part.func, ast.Attribute) else ""
+                if path.startswith(("time.", "datetime.")) or method in (
+                    "isEnabledFor",
+                    "getEffectiveLevel",
+                    "isatty",
+                    "tell",
+                ):
+                    return True
+            if isinstance(part, ast.Name) and (self.source.scope(part), part.id) in self._own_names:
+                return True
+        return False
+
+    @cached_property
+    def _own_names(self) -> set[tuple[ast.AST, str]]:
+        """The names that hold times, by scope."""
+        found: set[tuple[ast.AST, str]] = set()
+        self.__dict__["_own_names"] = found  # looked up while it grows
+        assigned = [n for n in self.source.nodes if isinstance(n, (ast.Assign, ast.AugAssign))]
+        before = -1
+        while len(found) != before:
+            before = len(found)
+            for node in assigned:
+                if self._is_own(node.value):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    found |= {(self.source.scope(t), t.id) for t in targets if isinstance(t, ast.Name)}
+        return found
+
+    @cached_property
     def per_sample(self) -> set[ast.AST]:
         """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
         roots: list[ast.AST] = []

@@ -112,26 +112,43 @@ class Loops:
         if not _is_path(loader):
             return None
         if isinstance(loader, ast.Name):
-            bars = [a for a in self._assignments(loader.id, loop) if self._is_bar(a.value)]
+            bars = [v for v in self._values(loader.id, loop) if self._is_bar(v)]
             if bars:
-                inside = bars[-1].value.args[0]  # type: ignore[attr-defined]
-                return inside if len(bars) == 1 and _is_path(inside) else None
+                inside = bars[-1].args[0]  # type: ignore[attr-defined]
+                itself = isinstance(inside, ast.Name) and inside.id == loader.id
+                return inside if len(bars) == 1 and _is_path(inside) and not itself else None
         return loader
 
-    def _assignments(self, name: str, near: ast.AST) -> list[ast.Assign]:
+    def _values(self, name: str, near: ast.AST) -> list[ast.expr]:
+        """What a name is bound to in the scope of `near`, by assignment or `with ... as`."""
         scope = self.source.scope(near)
-        return [
-            n
-            for n in self.source.nodes
-            if isinstance(n, ast.Assign)
-            and self.source.scope(n) is scope
-            and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
-        ]
+        found: list[ast.expr] = []
+        for node in self.source.nodes:
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                targets, value = [node.optional_vars], node.context_expr
+            else:
+                continue
+            bound = any(isinstance(t, ast.Name) and t.id == name for t in targets)
+            if bound and self.source.scope(node) is scope:
+                found.append(value)
+        return found
 
     def _is_bar(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and bool(node.args) and self.names.qualified(node.func) in PROGRESS_BARS
 
     # -- what a loop reaches ---------------------------------------------------------------------------------------
+
+    def functions_reached(self, function: FunctionNode) -> list[FunctionNode]:
+        """A function and the script's functions that it calls, directly or not."""
+        found = [function]
+        for one in found:
+            for call in (n for n in ast.walk(one) if isinstance(n, ast.Call)):
+                for callee in self.resolver.functions_called(call):
+                    if callee.definition not in found:
+                        found.append(callee.definition)
+        return found
 
     def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
         """Every node of `roots` and of the script's functions that they call, directly or not."""
@@ -197,6 +214,9 @@ class Loops:
     def _loader_at(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
         """How the caller writes the loader that `function` knows as `text`."""
         root = root_of(text)
+        index = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - {root}
+        if index & local_names(function):
+            return None  # the caller has no such index
         parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
         is_method = isinstance(self.source.parent(function), ast.ClassDef)
         if is_method and parameters and root == parameters[0]:
@@ -238,6 +258,15 @@ def _is_path(node: ast.expr) -> bool:
             return False
         node = node.value
     return isinstance(node, ast.Name)
+
+
+def local_names(root: ast.Module | FunctionNode) -> set[str]:
+    """The names that a function binds itself."""
+    if isinstance(root, ast.Module):
+        return set()
+    shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared
 
 
 def root_of(path: str) -> str:

@@ -124,6 +124,11 @@ NONE: frozenset[Role] = frozenset()
 
 # Methods that give back the object they were called on.
 _SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+# Calls that draw from the loaders that they are given.
+_DRAWING = frozenset(
+    "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
+    "itertools.islice itertools.cycle itertools.chain".split()
+)
 # Calls that hand on their first argument's elements.
 PROGRESS_BARS = frozenset(
     {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.tqdm_notebook", "rich.progress.track"}
@@ -373,8 +378,11 @@ class Resolver:
             return frozenset({Loader(node)})
         if path in PROGRESS_BARS:
             return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
-        if path == "builtins.iter":
-            return frozenset(LoaderIterator(r.site) for r in first if isinstance(r, Loader))
+        if path in _DRAWING:
+            given = [r for argument in node.args for r in self.roles(argument)]
+            drawn = {LoaderIterator(r.site) for r in given if isinstance(r, (Loader, LoaderIterator))}
+            if drawn:
+                return frozenset(drawn)
         if path.endswith(".GradScaler"):
             return frozenset({Scaler()})
         if path.startswith("torch.optim."):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.source import keyword
-from dp2ddp.edits import Finding, WrapStatement
+from dp2ddp.edits import Finding, Note, WrapStatement
 from dp2ddp.rules.base import Example, Options, Rule
 
 _DOWNLOADS = frozenset(
@@ -54,10 +54,21 @@ with ddp.main_first():
         if not facts.parallel:
             return
         done: set[ast.stmt] = set()
+        wraps = {w.call for w in facts.wraps.models}
         for call in facts.source.calls:
             statement = facts.source.statement(call)
-            if self._downloads(facts, call) and statement not in done and isinstance(statement, _SIMPLE):
-                done.add(statement)
+            if not self._downloads(facts, call) or statement in done or not isinstance(statement, _SIMPLE):
+                continue
+            done.add(statement)
+            if any(n in wraps for n in ast.walk(statement)):
+                # Wrapping is a collective: under main_first() the first rank would wait for the others for ever.
+                yield Note(
+                    self.id,
+                    facts.source.span(statement),
+                    "all ranks download at the same time here",
+                    "download before the model is wrapped, in a `with ddp.main_first():` of its own",
+                )
+            else:
                 yield WrapStatement(
                     self.id,
                     facts.source.span(statement),

@@ -66,7 +66,7 @@ for epoch in range(3):
             if not facts.loops.trains(loop):
                 continue
             for epochs in facts.loops.epoch_loops(loop):
-                if (epochs.node, epochs.loader) in told or self._built_inside(epochs):
+                if (epochs.node, epochs.loader) in told or self._built_inside(facts, epochs):
                     continue
                 told.add((epochs.node, epochs.loader))
                 yield InsertBefore(
@@ -76,8 +76,23 @@ for epoch in range(3):
                     [f"ddp.set_epoch({epochs.loader}, {epochs.epoch})"],
                 )
 
-    def _built_inside(self, epochs: EpochLoop) -> bool:
+    def _built_inside(self, facts: Facts, epochs: EpochLoop) -> bool:
         """Whether the loader is built, or chosen, within the epoch: then there is nothing to tell it yet."""
-        named = {n.id for n in ast.walk(ast.parse(epochs.loader, mode="eval")) if isinstance(n, ast.Name)}
-        stores = (n for n in ast.walk(epochs.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        return any(n.id in named for n in stores)
+        path = ast.parse(epochs.loader, mode="eval").body
+        named = {n.id for n in ast.walk(path) if isinstance(n, ast.Name)}
+        attribute = path.attr if isinstance(path, ast.Attribute) else None
+        here = set(ast.walk(epochs.node))
+        for node in facts.loops.reached(*epochs.node.body):
+            if not isinstance(getattr(node, "ctx", None), ast.Store):
+                continue
+            if isinstance(node, ast.Name) and node.id in named and (node in here or self._is_shared(facts, node)):
+                return True
+            if isinstance(node, ast.Attribute) and node.attr == attribute:
+                return True
+        return False
+
+    def _is_shared(self, facts: Facts, node: ast.Name) -> bool:
+        """Whether a function binds the name for others, too (`global`, `nonlocal`)."""
+        function = facts.source.function(node)
+        inner = ast.walk(function) if function is not None else ()
+        return any(isinstance(n, (ast.Global, ast.Nonlocal)) and node.id in n.names for n in inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
@@ -110,4 +111,13 @@ for epoch in range(2):
             line = f"{names} = ddp.all_reduce({names}, over={reduction.over})"
             return InsertAfter(self.id, span, "sums up what the ranks counted on their shards", [line])
         template, reason = _TEMPLATES[reduction.how]
-        return ReplaceExpr(self.id, span, reason, template.format(over=reduction.over), {"it": span})
+        template = template.format(over=reduction.over)
+        if _in_double_quotes(facts, reduction.node):
+            template = template.replace('"', "'")
+        return ReplaceExpr(self.id, span, reason, template, {"it": span})
+
+
+def _in_double_quotes(facts: Facts, node: ast.AST) -> bool:
+    """Whether an expression stands in an f-string whose own quotes are double: before Python 3.12 they can't nest."""
+    strings = [above for above in facts.source.ancestors(node) if isinstance(above, ast.JoinedStr)]
+    return bool(strings) and facts.source.segment(strings[-1]).lstrip("rRbBfFuU").startswith('"')

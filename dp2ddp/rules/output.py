@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.source import argument
-from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 _WRITING = re.compile(r"[rwax]?[bt+]*[wax+][bt+]*")
@@ -67,11 +67,25 @@ print(open("notes.txt").read())
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
+        yield from self._tracker_values(facts)
         written = {ast.dump(p) for c in facts.source.calls if (p := self._written_path(facts, c)) is not None}
         for call in facts.source.calls:
             finding = self._edit(facts, call) or self._reading(facts, call, written)
             if finding is not None:
                 yield finding
+
+    def _tracker_values(self, facts: Facts) -> Iterator[Note]:
+        """Values that a tracker hands back are there on rank 0 alone."""
+        for node in facts.source.nodes:
+            path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None
+            if path in ("wandb.config", "wandb.run"):
+                assert isinstance(node, ast.Attribute)
+                yield Note(
+                    self.id,
+                    facts.source.span(node),
+                    f"`{path}` is read, and only rank 0 has started wandb",
+                    "take these values from the script's own arguments",
+                )
 
     def _written_path(self, facts: Facts, call: ast.Call) -> ast.expr | None:
         """The path that a call writes to, where it can be told."""

@@ -18,11 +18,12 @@ class QuestionsRule(Rule):
     """A branch that asks whether a file exists goes the way of rank 0 on every rank."""
 
     id = "DDP018"
-    title = "Let rank 0 answer whether a file exists"
+    title = "Let rank 0 decide on files and time"
     why = (
         "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
-        "ranks would part, and wait for each other for ever. `ddp.broadcast` gives all ranks rank 0's answer. A branch "
-        "that only makes a folder is harmless and stays."
+        "ranks would part, and wait for each other for ever. Branches on the time, a log level or the terminal part "
+        "them alike. `ddp.broadcast` gives all ranks rank 0's answer. A branch that only makes a folder is harmless "
+        "and stays."
     )
     examples = (
         Example(
@@ -60,6 +61,11 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
                 span = facts.source.span(call)
                 reason = "the ranks must decide alike"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+        for test in facts.own_tests:
+            if self._on_all_ranks(facts, test):
+                span = facts.source.span(test)
+                reason = "the ranks' own clocks and terminals must not part them"
+                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
     def _asks(self, facts: Facts, call: ast.Call) -> bool:
         path = facts.names.qualified(call.func)
@@ -92,7 +98,7 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
         return method or facts.names.qualified(call.func) in _FOLDERS
 
-    def _on_all_ranks(self, facts: Facts, call: ast.Call) -> bool:
+    def _on_all_ranks(self, facts: Facts, call: ast.expr) -> bool:
         """Whether every rank runs the line, and equally often."""
         launch = facts.launch.statement
         before_launch = launch is None or (facts.source.function(call) is None and call.lineno < launch.lineno)

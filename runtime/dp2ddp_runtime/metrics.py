@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from . import nesting, shards, world
 from .exchange import Exchange, Part, concatenate
@@ -125,11 +126,25 @@ def broadcast(value: Any) -> Any:
 
 def _is_global(over: Any) -> bool:
     """Whether every rank already has the value over all ranks. A loader that isn't sharded gives them all the same."""
-    return world.world_size() == 1 or (over is not None and getattr(over, "whole", True))
+    if world.world_size() == 1:
+        return True
+    over = _loader(over)
+    if over is None or hasattr(over, "whole"):
+        return over is not None and bool(over.whole)
+    if not isinstance(over, DataLoader):
+        raise TypeError(f"over must be the loader that the numbers come from, not {type(over).__name__}")
+    return True
+
+
+def _loader(over: Any) -> Any:
+    """The loader under a progress bar: tqdm keeps it as `iterable`."""
+    while not hasattr(over, "whole") and hasattr(over, "iterable"):
+        over = over.iterable
+    return over
 
 
 def _current(over: Any) -> shards.Batch | None:
-    found = getattr(over, "current", None)
+    found = getattr(_loader(over), "current", None)
     return found if isinstance(found, shards.Batch) else None
 
 

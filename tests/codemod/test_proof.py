@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
@@ -380,3 +381,129 @@ for epoch in range(2):
     assert "loaders = {phase: ddp.shard_loader(DataLoader(data, batch_size=8)) for phase in" in text
     assert "        running_loss, corrects = ddp.all_reduce(running_loss, corrects, over=loaders[phase])" in text
     assert "ddp.set_epoch(" not in text  # no single loader is this epoch's
+
+
+HIDDEN = {
+    "a stored enumerate": (
+        "batches = enumerate(loader)\n"
+        "for i, (x, y) in batches:\n"
+        "    criterion(net(x), y).backward()\n"
+        "for x, y in loader:\n"
+        "    net(x)\n"
+    ),
+    "a stored bar around enumerate": (
+        "from tqdm import tqdm\n"
+        "bar = tqdm(enumerate(loader))\n"
+        "for i, (x, y) in bar:\n"
+        "    criterion(net(x), y).backward()\n"
+        "for x, y in loader:\n"
+        "    net(x)\n"
+    ),
+    "a helper that reads the batch from globals": (
+        "def get_loss():\n"
+        "    return mystery(net(x), y)\n"
+        "for x, y in loader:\n"
+        "    loss = get_loss()\n"
+        "    loss.backward()\n"
+    ),
+    "match": (
+        "for x, y in loader:\n"
+        "    out = net(x)\n"
+        "    match mode:\n"
+        "        case 'a':\n"
+        "            loss = out.max()\n"
+        "    loss.backward()\n"
+    ),
+    "a dictionary of the batch": (
+        "with torch.no_grad():\n"
+        "    for x, y in loader:\n"
+        "        parts = {int(k): 1 for k in y}\n"
+        "        print(parts)\n"
+        "        net(x)\n"
+    ),
+    "ignored targets": ("for x, y in loader:\n    y[y == 3] = -100\n    criterion(net(x), y).backward()\n"),
+    "an exception in the loop": (
+        "for x, y in loader:\n"
+        "    try:\n"
+        "        criterion(net(x), y).backward()\n"
+        "    except RuntimeError:\n"
+        "        continue\n"
+    ),
+    "a bar under the name of its loader": (
+        "from tqdm import tqdm\nloader = tqdm(loader)\nfor x, y in loader:\n    criterion(net(x), y).backward()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_out_of_sight_ends_the_proof(name: str) -> None:
+    if name == "match" and sys.version_info < (3, 10):
+        return
+    result = convert_source(_HEAD + HIDDEN[name], "train.py", Options())
+    assert result.strategies[0].strategy == "gathered", name
+
+
+def test_numbers_in_double_quoted_f_strings() -> None:
+    text = converted(loop('print(f"{epoch} {loss.item():.3f}")'))
+    assert """print(f"{epoch} {ddp.all_reduce(loss.item(), op='mean', over=loader):.3f}")""" in text
+
+
+def test_a_bar_in_a_with_statement_is_looked_through() -> None:
+    script = (
+        _HEAD
+        + """
+from tqdm import tqdm
+with tqdm(loader) as bar:
+    for x, y in bar:
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        bar.set_postfix(loss=loss.item())
+"""
+    )
+    assert 'bar.set_postfix(loss=ddp.all_reduce(loss.item(), op="mean", over=loader))' in converted(script)
+
+
+def test_accumulators_of_an_enclosing_scope_are_reduced() -> None:
+    script = (
+        _HEAD
+        + """
+correct = 0
+def train():
+    global correct
+    correct = 0
+    for x, y in loader:
+        out = net(x)
+        criterion(out, y).backward()
+        correct += (out.argmax(1) == y).sum().item()
+train()
+print(correct)
+"""
+    )
+    assert "    correct = ddp.all_reduce(correct, over=loader)" in converted(script)
+
+
+def test_an_else_of_the_loop_shows_whole_numbers() -> None:
+    script = (
+        _HEAD
+        + """
+total = correct = 0
+for x, y in loader:
+    out = net(x)
+    criterion(out, y).backward()
+    correct += (out.argmax(1) == y).sum().item()
+    total += y.size(0)
+else:
+    print(correct / total)
+"""
+    )
+    assert "print(ddp.all_reduce(correct, over=loader) / ddp.all_reduce(total, over=loader))" in converted(script)
+
+
+def test_a_meter_that_keeps_more_is_fed_whole_numbers() -> None:
+    head = _HEAD.replace("        self.count += n\n", "        self.count += n\n        self.best = max(val, n)\n")
+    text = converted(
+        loop("losses.update(loss.item(), x.size(0))", "losses = AverageMeter()", "print(losses.avg)", head=head)
+    )
+    assert 'self.best = max(ddp.all_reduce(val, op="mean", over=loader), ddp.all_reduce(n, over=loader))' in text

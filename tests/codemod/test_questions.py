@@ -18,6 +18,12 @@ ASKED = [
     "state = torch.load(p) if os.path.isfile(p) else None\n",
     "def resume():\n    if not os.path.isfile(p):\n        raise FileNotFoundError(p)\nresume()\n",
 ]
+CLOCKS = [
+    "import time\nstart = time.time()\nfor i in range(9):\n    if time.time() - start > 10:\n        print(i)\n",
+    "import time\nstart = time.time()\nfor i in range(9):\n"
+    "    elapsed = time.time() - start\n    if elapsed > 10:\n        break\n",
+    "import logging\nlog = logging.getLogger()\nif log.isEnabledFor(10):\n    print(1)\n",
+]
 LEFT = [
     "if not os.path.exists(p):\n    os.makedirs(p)\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
@@ -36,6 +42,11 @@ def converted(body: str) -> str:
 @pytest.mark.parametrize("body", ASKED)
 def test_rank_0_answers(body: str) -> None:
     assert converted(body).count("ddp.broadcast(") == 1
+
+
+@pytest.mark.parametrize("body", CLOCKS)
+def test_rank_0_s_clock_decides(body: str) -> None:
+    assert "if ddp.broadcast(" in converted(body)
 
 
 @pytest.mark.parametrize("body", LEFT)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.loops import local_names
 from dp2ddp.analysis.proof import kinds, losses, tensor_ops
 from dp2ddp.analysis.proof.kinds import CLEAN, ZERO, Kind, Unprovable, What
 from dp2ddp.analysis.proof.meters import is_meter
 from dp2ddp.analysis.proof.models import Models
 from dp2ddp.analysis.proof.result import Reduction
 from dp2ddp.analysis.roles import Criterion, Function, Module, Role, Scaler, Wrapped
-from dp2ddp.analysis.source import FUNCTIONS
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.proof.expressions import Evaluator
@@ -25,6 +27,7 @@ _RANDOM_NAMES = frozenset(
 _KEEP = frozenset({"builtins.float", "torch.autograd.Variable", "torch.as_tensor", "numpy.asarray", "numpy.array"})
 
 
+_IGNORING = ("CrossEntropyLoss", "NLLLoss", ".cross_entropy", ".nll_loss")
 _DEEPEST = 8
 
 
@@ -124,6 +127,9 @@ class Calls:
             reason = losses.why_no_mean(path, _as_mean(site) if what is What.SUM else site)
             if reason is not None:
                 raise self.frame.fail(reason, node)
+        text = self.frame.context.source.text
+        if any(path.endswith(_IGNORING) for path, _ in known) and re.search(r"-\s*100\b|ignore_index|IGNORE", text):
+            raise self.frame.fail("targets may be ignored (-100), so shards may count differently many", node)
         return Kind(what, over, grad)
 
     def _model_call(self, node: ast.Call, roles: frozenset[Role]) -> Kind:
@@ -163,8 +169,9 @@ class Calls:
     def _own_function(self, node: ast.Call) -> Kind:
         given = self._arguments(node)
         named = {k.arg: self.values.kind(k.value) for k in node.keywords}
+        self._check_hidden(node)
         if all(k.clean for k in (*given, *named.values())):
-            self._check_random_inside(node)
+            self._check_unseen(node)
             return CLEAN
         found: Kind | None = None
         for function in self.resolver.functions_called(node):
@@ -198,13 +205,31 @@ class Calls:
         bound.update({name: kind for name, kind in named.items() if name is not None})
         return bound
 
-    def _check_random_inside(self, node: ast.Call) -> None:
+    def _check_hidden(self, node: ast.Call) -> None:
+        """Fail where a function reads values of the shard past its arguments: globals, or an enclosing function's."""
+        hidden = {name for name, kind in self.frame.env.items() if kind is not None and not kind.clean and kind.over}
+        for function in self.resolver.functions_called(node):
+            for one in self.frame.context.loops.functions_reached(function.definition):
+                read = {n.id for n in ast.walk(one) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+                seen = (read - local_names(one)) & hidden if self._sees(one) else set()
+                if seen:
+                    raise self.frame.fail(f"`{one.name}` uses `{min(seen)}` of the loop without being given it", node)
+
+    def _sees(self, function: FunctionNode) -> bool:
+        """Whether a function's free names can be this frame's: it is the module's, or the function stands in it."""
+        root = self.frame.root
+        return isinstance(root, ast.Module) or any(a is root for a in self.frame.context.source.ancestors(function))
+
+    def _check_unseen(self, node: ast.Call) -> None:
+        """Fail where a function that isn't followed, because it gets nothing of the shard, trains or draws."""
         if self.frame.loop is None and not self.frame.inside_loop:
             return
         for function in self.resolver.functions_called(node):
             for inner in self.frame.context.loops.reached(function.definition):
                 if isinstance(inner, ast.Call) and not self._in_data_loop(inner):
                     self._check_random(inner)
+                    if isinstance(inner.func, ast.Attribute) and inner.func.attr == "backward":
+                        raise self.frame.fail("a function trains on something else than what the loop gives it", node)
 
     def _in_data_loop(self, node: ast.AST) -> bool:
         loops = self.frame.context.loops_by_node

@@ -224,6 +224,18 @@ class Evaluator:
     def _of_GeneratorExp(self, node: ast.GeneratorExp) -> Kind:  # noqa: N802
         return self._of_ListComp(node)  # type: ignore[arg-type]
 
+    def _of_SetComp(self, node: ast.SetComp) -> Kind:  # noqa: N802
+        if not self._of_ListComp(node).clean:  # type: ignore[arg-type]
+            raise Unprovable("values of the shard are put into a set")
+        return CLEAN
+
+    def _of_DictComp(self, node: ast.DictComp) -> Kind:  # noqa: N802
+        for element in (node.key, node.value):
+            listed = ast.copy_location(ast.ListComp(elt=element, generators=node.generators), node)
+            if not self._of_ListComp(listed).clean:
+                raise Unprovable("values of the shard are put into a dictionary")
+        return CLEAN
+
     def _of_Lambda(self, node: ast.Lambda) -> Kind:  # noqa: N802
         if any(isinstance(n, ast.Name) and not self.frame.lookup(n.id).clean for n in ast.walk(node.body)):
             raise Unprovable("a lambda uses a value of the shard")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 from functools import cached_property
 
-from dp2ddp.analysis.loops import DataLoop, root_of
+from dp2ddp.analysis.loops import DataLoop, local_names, root_of
 from dp2ddp.analysis.proof import kinds
 from dp2ddp.analysis.proof.expressions import Evaluator
 from dp2ddp.analysis.proof.kinds import CLEAN, Kind, Unprovable, What
@@ -76,6 +76,8 @@ class Frame:
             raise self.fail(str(problem), statement) from problem
 
     def _do_other(self, node: ast.stmt) -> None:
+        if any(isinstance(child, (ast.stmt, ast.ExceptHandler)) for child in ast.walk(node) if child is not node):
+            raise self.fail("a statement of a kind that isn't followed", node)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.evaluator.clean(child)
@@ -207,8 +209,8 @@ class Frame:
         self.assign(loop.batch, Kind(What.ROWS, over, container=True), loop.node.iter)
         self._until_stable(loop.node.body)
         self.loop = outer
-        self._reduce_accumulators(loop, entry, over)
         self.block(loop.node.orelse)
+        self._reduce_accumulators(loop, entry, over)
 
     def _reduce_accumulators(self, loop: DataLoop, entry: dict[str, Kind | None], over: str) -> None:
         """Reduce, right after the loop, the accumulators that are read later."""
@@ -223,6 +225,8 @@ class Frame:
             self.env.update(dict.fromkeys(ordered, CLEAN))
 
     def _read_outside(self, name: str, loop: DataLoop) -> bool:
+        if name in self._globals:
+            return True
         inside = set(ast.walk(loop.node))
         # A name at module level can be read from any function.
         return any(
@@ -256,6 +260,8 @@ class Frame:
         )
 
     def _do_Try(self, node: ast.Try) -> None:  # noqa: N802
+        if self.loop is not None or self.inside_loop:
+            raise self.fail("an exception in the loop could part one rank from the others", node)
         self._branches(
             [[*node.body, *node.orelse], *([*h.body] for h in node.handlers)] if node.handlers else [node.body]
         )
@@ -356,18 +362,9 @@ class Frame:
         if root == "self":
             reached = isinstance(self.context.source.parent(self.root), ast.ClassDef)
         else:
-            reached = root not in _local_names(self.root) and root not in _local_names(self.loop_root)
+            reached = root not in local_names(self.root) and root not in local_names(self.loop_root)
         if not reached:
             raise self.fail("a value of the shard is used in a function that doesn't know the loader", reduction.node)
-
-
-def _local_names(root: ast.Module | FunctionNode) -> set[str]:
-    """The names that a function binds itself."""
-    if isinstance(root, ast.Module):
-        return set()
-    shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-    bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared
 
 
 def _nested(target: ast.expr) -> bool:
