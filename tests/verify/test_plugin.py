@@ -38,7 +38,9 @@ def test_fails(dp2ddp_compare):
 """
 
 
-def test_the_fixture_compares_and_says_what_differs(pytester: pytest.Pytester, workplace: Path) -> None:
+def test_the_fixture_compares_and_says_what_differs(
+    request: pytest.FixtureRequest, pytester: pytest.Pytester, workplace: Path
+) -> None:
     wrong = tiny.edited(
         ("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")
     )
@@ -47,7 +49,9 @@ def test_the_fixture_compares_and_says_what_differs(pytester: pytest.Pytester, w
     for name, text in scripts.items():
         (pytester.path / name).write_text(text)
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest_inprocess("-p", "dp2ddp.verify.plugin", "-q", "--durations=9")
+    # Where dp2ddp is installed pytest finds the plugin by itself, and loads it once only.
+    plugin = [] if request.config.pluginmanager.hasplugin("dp2ddp") else ["-p", "dp2ddp.verify.plugin"]
+    result = pytester.runpytest_inprocess(*plugin, "-q", "--durations=9")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*ValueError: on purpose*", "*the original script could not run*"])
 
