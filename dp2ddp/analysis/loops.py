@@ -206,13 +206,13 @@ class Loops:
             for callee in self.resolver.functions_called(call):
                 if callee.definition is not function:
                     continue
-                theirs = self._loader_at(call, function, text)
+                theirs = self.written_by_caller(call, function, text)
                 if theirs is not None:
                     found += self._epochs_above(call, theirs, None, seen)
         return list({e.node: e for e in found}.values())
 
-    def _loader_at(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
-        """How the caller writes the loader that `function` knows as `text`."""
+    def written_by_caller(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
+        """How the caller writes what `function` knows as `text`, None where it has no name there."""
         root = root_of(text)
         index = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - {root}
         if index & local_names(function):

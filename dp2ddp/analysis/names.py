@@ -66,10 +66,6 @@ class Names:
                 return None
         return f"builtins.{node.id}" if node.id in _BUILTINS else None
 
-    def imports(self, *roots: str) -> bool:
-        """Whether the script imports any of these top-level modules."""
-        return any(path.split(".")[0] in roots for scope in self._imported.values() for path in scope.values())
-
 
 def _canonical(path: str) -> str:
     return _ALIASES.get(path, path)

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.loops import local_names
+from dp2ddp.analysis.source import FunctionNode
 from dp2ddp.edits import Finding, InsertBefore, Note
 from dp2ddp.rules.base import Example, Options, Rule
 
@@ -127,7 +129,7 @@ if __name__ == "__main__":
             if not isinstance(node, ast.Name) or node.id in seen:
                 return None
             seen.add(node.id)
-            node = self._only_value(facts, node.id)
+            node = self._only_value(facts, node)
         return None
 
     def _visible(self, facts: Facts, node: ast.expr) -> bool:
@@ -135,14 +137,30 @@ if __name__ == "__main__":
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         free = [n for n in names if n.id not in inner]
+        function = facts.source.function(node)
+        start = facts.launch.statement and facts.source.function(facts.launch.statement)
+        if function is not None and function is not start:
+            own = {n.id for n in free} & local_names(function)
+            if not all(self._handed_on(facts, function, name) for name in own):
+                return False  # the function's own name, whatever the same name means where the processes start
         return all(
             n.id in facts.launch.visible or (facts.names.qualified(n) or "").startswith("builtins.") for n in free
         )
 
-    def _only_value(self, facts: Facts, name: str) -> ast.expr | None:
+    def _handed_on(self, facts: Facts, function: FunctionNode, name: str) -> bool:
+        """Whether every caller gives the function this name's value under the same name."""
+        calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
+        return bool(calls) and all(facts.loops.written_by_caller(c, function, name) == name for c in calls)
+
+    def _only_value(self, facts: Facts, name: ast.Name) -> ast.expr | None:
+        """What the name is bound to, once, in the function that uses it, or else in the module."""
+        function = facts.source.function(name)
+        scope = function if function is not None and name.id in local_names(function) else facts.source.tree
         values = [
             n.value
             for n in facts.source.nodes
-            if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in n.targets)
+            if isinstance(n, ast.Assign)
+            and facts.source.scope(n) is scope
+            and any(isinstance(t, ast.Name) and t.id == name.id for t in n.targets)
         ]
         return values[0] if len(values) == 1 else None

@@ -127,3 +127,14 @@ def test_a_module_that_only_defines_gets_a_note() -> None:
     result = launched(_IMPORTS + "def build():\n    return nn.DataParallel(Net())\n")
     assert not result.changed
     assert "call `ddp.setup()` in the script that is started" in result.notes[0].todo
+
+
+def test_a_parameter_is_not_the_global_of_its_name() -> None:
+    script = _IMPORTS + (
+        "gpus = 'all'\nprint(gpus)\n"
+        "def build(gpus):\n    return nn.DataParallel(Net(), device_ids=gpus)\n"
+        "net = build([0, 1])\n"
+    )
+    result = launched(script)
+    assert "ddp.setup()\nprint(gpus)" in result.new_text
+    assert "not known where the processes start" in result.notes[0].what
