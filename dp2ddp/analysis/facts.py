@@ -75,9 +75,10 @@ class Facts:
         return False
 
     @cached_property
-    def launch(self) -> Launch:
-        """Where the processes start."""
-        return LaunchFinder(self.source, self.names, self.resolver, self.loops).find()
+    def launches(self) -> list[Launch]:
+        """Where the processes start, in each file that is started."""
+        finder = LaunchFinder(self.source, self.names, self.resolver, self.loops)
+        return [finder.find(entry) for entry in self.source.entry_trees]
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

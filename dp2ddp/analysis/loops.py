@@ -227,7 +227,8 @@ class Loops:
             local = any(
                 isinstance(n, ast.Name) and n.id == root and isinstance(n.ctx, ast.Store) for n in ast.walk(function)
             )
-            return None if local else text
+            here = self.source.module(call) is self.source.module(function)
+            return text if here and not local else None
         position = parameters.index(root) - int(is_method)
         given = next((k.value for k in call.keywords if k.arg == root), None)
         if given is None and position < len(call.args):
