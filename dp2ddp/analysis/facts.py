@@ -92,6 +92,11 @@ class Facts:
         sites |= self._drawn_otherwise()
         return sorted(sites, key=lambda s: (s.lineno, s.col_offset))
 
+    @cached_property
+    def foreign_loaders(self) -> list[ast.expr]:
+        """What training loops iterate over that no `DataLoader(...)` of this program built."""
+        return self.loops.foreign()
+
     def _drawn_otherwise(self) -> set[ast.Call]:
         found = set()
         for node in self.loops.irregular:

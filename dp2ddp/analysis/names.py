@@ -47,7 +47,7 @@ Target = Union[str, Own, OwnModule]
 
 
 class Names:
-    """Resolves names through the imports, scope by scope: to dotted paths, or to what the program's own modules hold."""
+    """Resolves names through the imports, scope by scope: to dotted paths, or into the program's own modules."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -154,8 +154,10 @@ class Names:
         """The end of a chain of imports between the program's modules."""
         if isinstance(target, str):
             return _canonical(target)
-        if isinstance(target, OwnModule) or target in seen:
+        if isinstance(target, OwnModule):
             return target
+        if target in seen:  # `from package import module` in the package itself
+            return self._submodule(target.module, target.name)
         return self._own(target.module, target.name, seen | {target})
 
     def _own(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:

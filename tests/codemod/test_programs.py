@@ -267,3 +267,42 @@ def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
     assert {converted(files)["lib/zoo.py"].strategies[0].reason for _ in range(5)} == {
         "`M0` returns different things (`model(x)`, engine.py:7)"
     }
+
+
+LOSS = """\
+import torch.nn as nn
+import losses
+
+
+def build(name):
+    criterion = nn.CrossEntropyLoss().cuda()
+    {more}
+    return criterion
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "strategy"),
+    [
+        ("pass", "sharded"),
+        ("criterion = criterion.to('cuda')", "sharded"),
+        ("criterion = {'ce': criterion, 'nll': nn.CrossEntropyLoss()}[name]", "sharded"),
+        ("criterion = losses.Contrastive() if name else criterion", "gathered"),
+        ("criterion = losses.zoo[name]", "gathered"),
+        ("criterion = {'ce': criterion, 'mine': losses.Mine()}[name]", "gathered"),
+        ("criterion, _ = losses.make(name)", "gathered"),
+    ],
+)
+def test_a_loss_that_can_also_be_unknown_is_not_known(more: str, strategy: str) -> None:
+    engine = ENGINE.replace("def train(loader, model,", "def train(loader, model, criterion,")
+    files = {
+        **PROJECT,
+        "train.py": TRAIN.replace("import engine\n", "import engine\nimport loss\n").replace(
+            "net, optimizer)", "net, loss.build('ce'), optimizer)"
+        ),
+        "engine.py": engine.replace("F.cross_entropy(", "criterion("),
+        "loss.py": LOSS.format(more=more),
+    }
+    (decision,) = converted(files)["lib/models.py"].strategies
+    assert decision.strategy == strategy, decision.reason
+    assert strategy == "sharded" or "loss.py:7" in decision.reason

@@ -52,6 +52,10 @@ class Calls:
             return self._model_call(node, roles)
         criteria = sorted((r for r in roles if isinstance(r, Criterion)), key=lambda r: r.site.lineno)
         if criteria:
+            stranger = self.frame.context.origins.stranger(node.func)
+            if stranger is not None:
+                place = self.frame.context.source.where(stranger)
+                raise self.frame.fail(f"the loss can also be what {place} makes it, which is not known", node)
             return self._loss(node, [(c.path, c.site) for c in criteria])
         meter = self.values.meter_of(node.func.value) if isinstance(node.func, ast.Attribute) else None
         if meter is not None:
