@@ -32,6 +32,7 @@ class FileImports:
         names: what its own statements bind at module level; not what star imports bring.
         stars: its star imports at module level.
         public: its ``__all__`` where that is a constant, else None.
+        is_python: Python reads it.
     """
 
     imports: Sequence[Import] = ()
@@ -40,6 +41,7 @@ class FileImports:
     names: frozenset[str] = frozenset()
     stars: Sequence[Import] = ()
     public: frozenset[str] | None = None
+    is_python: bool = True
 
 
 def read(text: str, path: str) -> FileImports:
@@ -49,7 +51,7 @@ def read(text: str, path: str) -> FileImports:
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return FileImports()
+        return FileImports(is_python=False)
     nodes = list(ast.walk(tree))
     bound = _Bound()
     bound.visit(tree.body)

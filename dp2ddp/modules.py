@@ -60,7 +60,7 @@ class Layout:
             try:
                 self._read[path] = read(self._files[path], path)
             except BadInput:
-                self._read[path] = FileImports()
+                self._read[path] = FileImports(is_python=False)
         return self._read[path]
 
     def _follow(self, entry: str) -> None:

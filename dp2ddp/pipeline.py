@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
 from dp2ddp.analysis.source import Source, parse
 from dp2ddp.edits import Edit, InsertBefore, Note
 from dp2ddp.errors import BadInput, EditError, NotRewritable
+from dp2ddp.modules import Layout
 from dp2ddp.plan import StrategyDecision, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
@@ -63,6 +64,24 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         strategies=planned.strategies,
         changed=new_text != text,
     )
+
+
+def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+    """Converts the scripts `entries`, each by itself: what they import is left as it is.
+
+    Args:
+        files: the text of every Python file that may matter, by its posix path relative to the project's root.
+
+    Returns:
+        A conversion for each script and each file that the scripts import, changed or not.
+
+    Raises:
+        BadInput: as in `convert_source`, with the file's path.
+        EditError: a mistake in dp2ddp.
+    """
+    layout = Layout(files)
+    imported = {path: Conversion(files[path]) for entry in entries for path in layout.reachable(entry)}
+    return {**imported, **{entry: convert_source(files[entry], entry, options) for entry in entries}}
 
 
 def check_rules(options: Options) -> None:
