@@ -127,24 +127,46 @@ def replace_all(moves: Sequence[tuple[Path, Path]]) -> None:
 
     Raises:
         OSError: one can't be renamed; then the files that were there are there again.
+        BadInput: not even that could be done; it says where they are.
     """
-    undo: list[tuple[Path, Path | None]] = []
+    done: list[tuple[Path, Path | None]] = []
     try:
         for prepared, target in moves:
-            undo.append((target, _kept(target)))
-            os.replace(prepared, target)
+            kept = _kept(target)
+            try:
+                os.replace(prepared, target)
+            except OSError:
+                _drop(kept)
+                raise
+            done.append((target, kept))
     except BaseException:
-        for target, kept in reversed(undo):
-            if kept is not None:
-                os.replace(kept, target)
-            elif os.path.lexists(target):
-                target.unlink()
+        _put_back(done)
         raise
-    finally:
-        for _, kept in undo:
-            if kept is not None:
-                # Still there after an undo that had nothing to do: both names were one file.
-                kept.unlink(missing_ok=True)
+    for _, kept in done:
+        _drop(kept)
+
+
+def _put_back(done: Sequence[tuple[Path, Path | None]]) -> None:
+    lost: list[tuple[Path, Path]] = []
+    for target, kept in reversed(done):
+        if kept is None:
+            target.unlink()
+            continue
+        try:
+            os.replace(kept, target)
+        except OSError:
+            lost.append((target, kept))
+            continue
+        # Still there where both names were one file, and nothing was to be done.
+        _drop(kept)
+    if lost:
+        places = ", ".join(str(kept) for _, kept in lost)
+        raise BadInput(str(lost[0][0]), what="can't be put back after a failure", todo=f"what was there is in {places}")
+
+
+def _drop(kept: Path | None) -> None:
+    if kept is not None:
+        kept.unlink(missing_ok=True)
 
 
 def _kept(target: Path) -> Path | None:
@@ -154,7 +176,7 @@ def _kept(target: Path) -> Path | None:
     kept = _beside(target)
     try:
         os.link(target, kept, follow_symlinks=False)
-    except (PermissionError, NotImplementedError):
+    except (OSError, NotImplementedError):
         # File systems without hard links.
         shutil.copy2(target, kept, follow_symlinks=False)
     return kept

@@ -235,12 +235,15 @@ def _write_folder(job: _Job, contents: dict[str, bytes], target: Path) -> None:
 
 
 def _report(job: _Job, written: str | None) -> None:
+    changed = set(job.outcome.changed())
+    elsewhere = {program.entry for program in job.outcome.programs if not changed.isdisjoint(program.files)}
+
     def done(path: str) -> overview.File:
         output = None if written is None else str(Path(written, path))
-        return overview.File(job.names.shown(path), output, job.outcome.conversions[path])
+        return overview.File(job.names.shown(path), output, job.outcome.conversions[path], path in elsewhere)
 
     scripts = [program.entry for program in job.outcome.programs]
-    others = [path for path in job.outcome.changed() if path not in scripts]
+    others = sorted(changed.difference(scripts))
     renamed = job.names.renamed
     summary = overview.Project(
         job.request.inputs[0],

@@ -19,11 +19,23 @@ from dp2ddp.project import SourceFile
 
 @dataclass(frozen=True)
 class File:
-    """One file, by the names that the user knows: what it is, what was written (None if nothing), what was done."""
+    """One file, by the names that the user knows: what it is, what was written (None if nothing), what was done.
+
+    Attributes:
+        elsewhere: a file that it imports changes.
+    """
 
     name: str
     output: str | None
     conversion: Conversion
+    elsewhere: bool = False
+
+    def lines(self) -> Iterator[Text]:
+        """What became of it."""
+        if self.elsewhere and not (self.conversion.changed or self.conversion.notes):
+            yield Text(f"{self.name}: needs no change itself", "bold")
+        else:
+            yield from report.summary_lines(self.conversion, self.name, self.output)
 
     def as_data(self) -> dict[str, Any]:
         return report.as_data(self.conversion, self.name, self.output)
@@ -117,7 +129,7 @@ def _scripts_data(done: Scripts) -> dict[str, Any]:
 def _scripts_lines(done: Scripts) -> Iterator[Text]:
     written = [each for each in done.others if each.output is not None]
     for each in [*done.given, *written]:
-        yield from report.summary_lines(each.conversion, each.name, each.output)
+        yield from each.lines()
     missing = [each for each in done.others if each.output is None]
     if missing:
         yield Text(f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", "bold yellow")
@@ -153,14 +165,14 @@ def _project_lines(done: Project) -> Iterator[Text]:
     else:
         yield Text(f"{done.name}{arrow}: nothing to convert", "bold")
     for each in done.files:
-        yield from report.summary_lines(each.conversion, each.name, each.output)
+        yield from each.lines()
     if done.refused:
         yield Text(f"{report.count(done.refused, 'script')} left as they are:", "bold yellow")
         for name, why in done.refused:
             yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
     yield from _warnings("to be known", done.warnings)
     if done.left_out:
-        yield Text("left out: " + ", ".join(f"{number} {reason}" for reason, number in done.left_out.items()))
+        yield Text("left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items())))
     yield from _how_to_run([each for each in done.entries if changed], done.vendored)
 
 

@@ -186,7 +186,8 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
 
 def _report(job: _Job, outputs: Mapping[str, str]) -> None:
     def done(path: str) -> overview.File:
-        return overview.File(job.names.shown(path), outputs.get(path), job.outcome.conversions[path])
+        elsewhere = path in job.given and bool(job.others())
+        return overview.File(job.names.shown(path), outputs.get(path), job.outcome.conversions[path], elsewhere)
 
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
     summary = overview.Scripts(
