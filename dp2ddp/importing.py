@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dp2ddp.searchpath import Addition, additions
+from dp2ddp.syntax import without_async_arguments
 
 STAR = "*"
 
@@ -32,6 +33,7 @@ class FileImports:
         names: what its own statements bind at module level; not what star imports bring.
         stars: its star imports at module level.
         public: its ``__all__`` where that is a constant, else None.
+        is_python: Python reads it.
     """
 
     imports: Sequence[Import] = ()
@@ -40,6 +42,7 @@ class FileImports:
     names: frozenset[str] = frozenset()
     stars: Sequence[Import] = ()
     public: frozenset[str] | None = None
+    is_python: bool = True
 
 
 def read(text: str, path: str) -> FileImports:
@@ -47,9 +50,9 @@ def read(text: str, path: str) -> FileImports:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            tree = ast.parse(without_async_arguments(text)[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return FileImports()
+        return FileImports(is_python=False)
     nodes = list(ast.walk(tree))
     bound = _Bound()
     bound.visit(tree.body)

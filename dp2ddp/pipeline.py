@@ -69,11 +69,14 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
     """
     check_rules(options)
     layout = Layout(files)
-    reached = dict.fromkeys(name for entry in entries for name in layout.reachable(entry))
+    programs = {entry: layout.reachable(entry) for entry in entries}
+    reached = dict.fromkeys(name for program in programs.values() for name in program)
+    # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
+    started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
+    started_by.update((entry, entry) for entry in entries)
 
     def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-        found = (layout.resolve(importer, entry, module, level, name) for entry in entries)
-        return next((one for one in found if one is not None), None)
+        return layout.resolve(importer, started_by[importer], module, level, name)
 
     texts = {name: files[name] for name in reached}
     return _convert(link(texts, entries, resolve, modernize=options.runs(OldNamesRule.id)), texts, options)
