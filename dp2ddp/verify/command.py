@@ -14,11 +14,9 @@ from pathlib import Path
 
 import torch
 
-from dp2ddp import pipeline, project
 from dp2ddp.errors import BadInput
-from dp2ddp.rules import Options as ConvertOptions
 
-from . import repeats, runs, scratch
+from . import repeats, runs, scratch, sides
 from .causes import Finding, explain
 from .compare import TOLERANCE, Comparison, compare
 from .repeats import Repeats
@@ -118,31 +116,9 @@ class _Verification:
     def __init__(self, request: Request, folder: Path) -> None:
         self.request = request
         self.folder = folder.resolve()
-        self.notes: list[str] = []
         self._runs = 0
-        self._sources = {
-            "original": project.read(str(request.script)),
-            "converted": project.read(str(request.converted or request.script)),
-        }
-        text = self._converted_text()
-        self._scripts = {
-            "original": self._sources["original"].encode(self._sources["original"].text),
-            "converted": self._sources["converted"].encode(text),
-        }
-
-    def _converted_text(self) -> str:
-        source = self._sources["converted"]
-        if self.request.converted is not None:
-            return source.text
-        conversion = pipeline.convert_source(source.text, source.name, ConvertOptions(strategy=self.request.strategy))
-        if conversion.converted_before:
-            todo = "give the original, and this file as --converted"
-            raise BadInput(source.name, what="a converted script, not an original", todo=todo)
-        if not conversion.changed:
-            raise BadInput(source.name, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
-        if conversion.notes:
-            self.notes.append(f"the conversion has {len(conversion.notes)} note(s) open: `dp2ddp convert` shows them")
-        return conversion.new_text
+        self._sides = sides.prepare(request.script, request.converted, request.strategy)
+        self.notes = self._sides.notes
 
     def verdict(self) -> Verdict:
         try:
@@ -252,18 +228,17 @@ class _Verification:
     def _lay_out(self, folder: Path, side: str) -> Path:
         """Fill the side's working directory from the current one, the script being in it or beside it."""
         here, script = Path.cwd().resolve(), self.request.script.resolve()
+        files = self._sides.original if side == "original" else self._sides.converted
         scratch.fill(folder / "work", here, script)
-        if here in script.parents:
-            place = folder / "work" / script.relative_to(here)
-            place.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            scratch.fill(folder / "script", script.parent)
-            place = folder / "script" / script.name
-        source = folder / f"{side}.py"
-        source.write_bytes(self._scripts[side])
-        place.unlink(missing_ok=True)  # the link to the user's script; its folder is never a link
-        place.symlink_to(source)
-        return place
+        root, top = here, folder / "work"
+        if here not in self._sides.root.parents and here != self._sides.root:
+            root, top = self._sides.root, folder / "script"
+            scratch.fill(top, root, script)
+        for number, (path, data) in enumerate(files.items()):
+            source = folder / f"{side}{number or ''}.py"
+            source.write_bytes(data)
+            scratch.put(top, path.relative_to(root), source)
+        return top / script.relative_to(root)
 
 
 def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
