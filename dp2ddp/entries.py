@@ -13,6 +13,7 @@ from dp2ddp.analysis.source import is_main_guard
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.sources import Sources
+from dp2ddp.uses import Uses
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
@@ -37,10 +38,10 @@ class Guess:
 
 
 def guess(sources: Sources, layout: Layout) -> Guess:
-    """Finds the scripts that reach a wrap by their imports.
+    """Finds the scripts that reach a wrap by their imports, and may use it.
 
     A script has a main guard, or does its work at module level and isn't imported by another script. Files that can't
-    have to do with `DataParallel` are not parsed.
+    lead to `DataParallel` are not parsed.
     """
     return _Guesser(sources, layout).guess()
 
@@ -54,16 +55,19 @@ class _Guesser:
 
     def guess(self) -> Guess:
         named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
-        wraps = self._wraps(named)
+        classes, wraps = self._wraps(named)
         scripts = [path for path in self._importers(wraps) if self._is_script(path)]
         programs = {path: self._layout.reachable(path) for path in scripts}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
-        imported = {target for files in reaching.values() for target in files[1:]}
-        entries = [path for path in reaching if path not in imported or self._has_guard(path)]
+        paths = {path for files in reaching.values() for path in files}
+        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, classes)
+        using = {path: files for path, files in reaching.items() if uses.wraps(path, files)}
+        imported = {target for files in using.values() for target in files[1:]}
+        entries = [path for path in using if path not in imported or self._has_guard(path)]
         return Guess(sorted(entries), wraps, [self._unread[path] for path in named if path in self._unread])
 
-    def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:
-        """The lines of the wraps; those of the project's own subclasses may be in files that name them only."""
+    def _wraps(self, named: Sequence[str]) -> tuple[frozenset[str], dict[str, list[int]]]:
+        """The project's own subclasses of `DataParallel`, and the lines of wraps, in these as well, by file."""
         trees = {path: tree for path in named if (tree := self._tree(path)) is not None}
         classes = frozenset(name for tree in trees.values() for name in wrapcalls.subclasses(tree))
         marks = [name.encode() for name in classes]
@@ -71,7 +75,7 @@ class _Guesser:
             using = [path for path in self._sources if any(mark in self._sources.data(path) for mark in marks)]
             trees.update({path: tree for path in using if (tree := self._tree(path)) is not None})
         lines = {path: [call.lineno for call in wrapcalls.find(tree, classes)] for path, tree in trees.items()}
-        return {path: found for path, found in lines.items() if found}
+        return classes, {path: found for path, found in lines.items() if found}
 
     def _importers(self, wraps: Collection[str]) -> list[str]:
         """The files that may reach one of `wraps`, by the words in their imports; these themselves included."""
