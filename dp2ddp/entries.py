@@ -55,19 +55,20 @@ class _Guesser:
 
     def guess(self) -> Guess:
         named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
-        classes, wraps = self._wraps(named)
+        wraps = self._wraps(named)
         scripts = [path for path in self._importers(wraps) if self._is_script(path)]
         programs = {path: self._layout.reachable(path) for path in scripts}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
-        paths = {path for files in reaching.values() for path in files}
-        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, classes)
-        using = {path: files for path, files in reaching.items() if uses.wraps(path, files)}
+        # A script's own wraps are its own business.
+        paths = {path for script, files in reaching.items() for path in files if script not in wraps}
+        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, wraps)
+        using = {path: files for path, files in reaching.items() if path in wraps or uses.wraps(path, files)}
         imported = {target for files in using.values() for target in files[1:]}
         entries = [path for path in using if path not in imported or self._has_guard(path)]
         return Guess(sorted(entries), wraps, [self._unread[path] for path in named if path in self._unread])
 
-    def _wraps(self, named: Sequence[str]) -> tuple[frozenset[str], dict[str, list[int]]]:
-        """The project's own subclasses of `DataParallel`, and the lines of wraps, in these as well, by file."""
+    def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:
+        """The lines of the wraps; those of the project's own subclasses may be in files that name them only."""
         trees = {path: tree for path in named if (tree := self._tree(path)) is not None}
         classes = frozenset(name for tree in trees.values() for name in wrapcalls.subclasses(tree))
         marks = [name.encode() for name in classes]
@@ -75,7 +76,7 @@ class _Guesser:
             using = [path for path in self._sources if any(mark in self._sources.data(path) for mark in marks)]
             trees.update({path: tree for path in using if (tree := self._tree(path)) is not None})
         lines = {path: [call.lineno for call in wrapcalls.find(tree, classes)] for path, tree in trees.items()}
-        return classes, {path: found for path, found in lines.items() if found}
+        return {path: found for path, found in lines.items() if found}
 
     def _importers(self, wraps: Collection[str]) -> list[str]:
         """The files that may reach one of `wraps`, by the words in their imports; these themselves included."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dp2ddp import wrapcalls
 from dp2ddp.analysis.source import is_main_guard
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -21,18 +20,17 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(eq=False)
 class _Code:
-    """A piece of a file: a definition, or what is outside of all of them. Its words, and the lines of its wraps."""
+    """A piece of a file: a definition, or what is outside of all of them."""
 
-    nodes: list[ast.stmt]
-    classes: Collection[str]
+    nodes: list[ast.stmt] = field(default_factory=list)
 
     @cached_property
     def words(self) -> frozenset[str]:
         return frozenset(word for top in self.nodes for node in ast.walk(top) for word in _words(node))
 
-    @cached_property
-    def wraps(self) -> list[int]:
-        return [call.lineno for call in wrapcalls.find(ast.Module(list(self.nodes), []), self.classes)]
+    def has(self, line: int) -> bool:
+        """Whether the line is one of its own."""
+        return any(node.lineno <= line <= (node.end_lineno or line) for node in self.nodes)
 
 
 @dataclass
@@ -45,8 +43,8 @@ class _File:
         definitions: its functions and classes by name, those under conditions not among them.
     """
 
-    outside: _Code
-    guard: _Code
+    outside: _Code = field(default_factory=_Code)
+    guard: _Code = field(default_factory=_Code)
     definitions: dict[str, list[_Code]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -55,12 +53,12 @@ class Uses:
 
     Args:
         trees: the files that may be asked about.
-        classes: the project's own subclasses of `DataParallel`.
+        wraps: the lines of the wraps of each file.
     """
 
-    def __init__(self, trees: Mapping[str, ast.Module], classes: Collection[str]) -> None:
+    def __init__(self, trees: Mapping[str, ast.Module], wraps: Mapping[str, Sequence[int]]) -> None:
         self._trees = trees
-        self._classes = classes
+        self._wraps = wraps
         self._cut: dict[str, _File] = {}
 
     def wraps(self, entry: str, paths: Iterable[str]) -> dict[str, list[int]]:
@@ -80,18 +78,18 @@ class Uses:
         found: dict[str, list[int]] = defaultdict(list)
         while live:
             path, code = live.pop()
-            found[path] += code.wraps
+            found[path] += [line for line in self._wraps.get(path, ()) if code.has(line)]
             for word in code.words & defined.keys():
                 live += defined.pop(word)
         return {path: sorted(lines) for path, lines in found.items() if lines}
 
     def _file(self, path: str) -> _File:
         if path not in self._cut:
-            file = _File(_Code([], self._classes), _Code([], self._classes))
+            file = _File()
             for node in self._trees[path].body:
                 # A decorator may hand the function on to anybody.
                 if isinstance(node, _DEFINITIONS) and not node.decorator_list:
-                    file.definitions[node.name].append(_Code([node], self._classes))
+                    file.definitions[node.name].append(_Code([node]))
                 else:
                     (file.guard if is_main_guard(node) else file.outside).nodes.append(node)
             self._cut[path] = file

@@ -88,6 +88,7 @@ def test_a_wrap_that_is_out_of_use_makes_no_script(tmp_path: Path, script: str) 
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
         "import nets\nif True:\n    def f(): nets.wrap(1)\n",
         "from nets import wrap as w\n",
+        "from torch.nn import DataParallel as DP\ndef wrap(): DP(net)\nx = wrap\n",
     ],
 )
 def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
