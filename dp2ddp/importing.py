@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dp2ddp.searchpath import Addition, additions
+from dp2ddp.syntax import without_async_arguments
 
 STAR = "*"
 _DYNAMIC = ("import_module", "__import__")
@@ -55,7 +56,7 @@ def read(text: str, path: str) -> FileImports:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            tree = ast.parse(without_async_arguments(text)[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return FileImports(is_python=False)
     statements = list(_statements(tree.body))

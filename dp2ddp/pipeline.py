@@ -1,4 +1,4 @@
-"""One script from text to text: parse, plan, rewrite."""
+"""Scripts from text to text: parse, plan, rewrite."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
-from dp2ddp.analysis.source import Source, parse
-from dp2ddp.edits import Edit, InsertBefore, Note
+from dp2ddp.analysis.source import File, Source, link, parse
+from dp2ddp.edits import Edit, InsertBefore, Note, at, moved
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.modules import Layout
-from dp2ddp.plan import StrategyDecision, plan
+from dp2ddp.plan import Plan, StrategyDecision, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
+from dp2ddp.rules.old_names import OldNamesRule
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Conversion:
 
 
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
-    """Converts the source `text`, which has no byte order mark.
+    """Converts the source `text`, which has no byte order mark, as a script by itself.
 
     Args:
         filename: for messages only.
@@ -49,39 +50,65 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         EditError: a mistake in dp2ddp.
     """
     check_rules(options)
-    source = parse(text, filename)
-    if refusals.is_converted(source.tree):
-        return Conversion(text, converted_before=True)
-    refusals.refuse(source.tree, filename)
-    planned = plan(source, options)
-    notes = sorted(planned.notes, key=lambda note: note.span)
-    edits = [*planned.edits, *(_comment(note, source) for note in notes if options.annotate)]
-    new_text = _rewrite(text, filename, edits)
-    return Conversion(
-        new_text,
-        edits=sorted(planned.edits, key=lambda edit: edit.span.start),
-        notes=notes,
-        strategies=planned.strategies,
-        changed=new_text != text,
-    )
+    source = parse(text, filename, modernize=options.runs(OldNamesRule.id))
+    return _convert(source, {filename: text}, options)[filename]
 
 
 def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
-    """Converts the scripts `entries`, each by itself: what they import is left as it is.
+    """Converts scripts of one project together with what they import from it.
 
     Args:
-        files: the text of every Python file that may matter, by its posix path relative to the project's root.
+        files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
+        entries: those that are started.
 
     Returns:
-        A conversion for each script and each file that the scripts import, changed or not.
+        What became of each entry and each file that it imports, directly or not; by path.
 
     Raises:
-        BadInput: as in `convert_source`, with the file's path.
-        EditError: a mistake in dp2ddp.
+        BadInput, EditError: as for `convert_source`; names the file.
     """
+    check_rules(options)
     layout = Layout(files)
-    imported = {path: Conversion(files[path]) for entry in entries for path in layout.reachable(entry)}
-    return {**imported, **{entry: convert_source(files[entry], entry, options) for entry in entries}}
+    programs = {entry: layout.reachable(entry) for entry in entries}
+    reached = dict.fromkeys(name for program in programs.values() for name in program)
+    # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
+    started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
+    started_by.update((entry, entry) for entry in entries)
+
+    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
+        return layout.resolve(importer, started_by[importer], module, level, name)
+
+    texts = {name: files[name] for name in reached}
+    return _convert(link(texts, entries, resolve, modernize=options.runs(OldNamesRule.id)), texts, options)
+
+
+def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
+    converted = {file.name for file in source.files if refusals.is_converted(file.tree)}
+    if converted:
+        return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+    for file in source.files:
+        refusals.refuse(file.tree, file.name)
+    planned = plan(source, options)
+    return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+
+
+def _convert_file(file: File, original: str, source: Source, planned: Plan, options: Options) -> Conversion:
+    """What the plan means for one file."""
+    edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
+    notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
+    notes.sort(key=lambda note: note.span)
+    if not planned.edits:
+        return Conversion(original, notes=notes)
+    comments = [_comment(note, file, source) for note in notes if options.annotate]
+    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    decisions = [each for each in planned.strategies if source.file_of_line(each.line) is file]
+    return Conversion(
+        new_text,
+        edits=sorted([*edits, *map(OldNamesRule.renaming, file.renamed)], key=lambda edit: edit.span.start),
+        notes=notes,
+        strategies=[replace(each, line=each.line - file.before) for each in decisions],
+        changed=new_text != original,
+    )
 
 
 def check_rules(options: Options) -> None:
@@ -102,9 +129,10 @@ def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -
     return replace(options, select=upper[0], ignore=upper[1])
 
 
-def _comment(note: Note, source: Source) -> InsertBefore:
+def _comment(note: Note, file: File, source: Source) -> InsertBefore:
     """The note as a comment above the statement that it is about."""
-    around = (source.span(node) for node in source.nodes if isinstance(node, ast.stmt) and not _is_elif(node, source))
+    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
+    around = (moved(source.span(node), -file.before) for node in statements)
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# TODO({note.rule}): {note.what}; {note.todo}"])
 

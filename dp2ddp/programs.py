@@ -68,7 +68,7 @@ def follow(sources: Sources, layout: Layout, entry: str) -> Program:
     for path in layout.reachable(entry)[1:]:
         try:
             if not layout.imports(path).is_python:
-                syntax.parse(sources[path], path)
+                syntax.parse_old(sources[path], path)
             files[path] = sources[path]
         except BadInput as error:
             if wrapcalls.mentions(sources.data(path)):
