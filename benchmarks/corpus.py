@@ -155,7 +155,7 @@ def _classes(sources: Mapping[str, str]) -> frozenset[str]:
     for path in sources:
         try:
             if wrapcalls.CLASS in sources[path]:
-                found |= wrapcalls.subclasses(syntax.parse(sources[path], path))
+                found |= wrapcalls.subclasses(syntax.parse_old(sources[path], path))
         except BadInput:
             continue
     return frozenset(found)
