@@ -13,6 +13,7 @@ from dp2ddp.analysis.source import is_main_guard
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.sources import Sources
+from dp2ddp.uses import Uses
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
@@ -37,10 +38,10 @@ class Guess:
 
 
 def guess(sources: Sources, layout: Layout) -> Guess:
-    """Finds the scripts that reach a wrap by their imports.
+    """Finds the scripts that reach a wrap by their imports, and may use it.
 
     A script has a main guard, or does its work at module level and isn't imported by another script. Files that can't
-    have to do with `DataParallel` are not parsed.
+    lead to `DataParallel` are not parsed.
     """
     return _Guesser(sources, layout).guess()
 
@@ -58,8 +59,12 @@ class _Guesser:
         scripts = [path for path in self._importers(wraps) if self._is_script(path)]
         programs = {path: self._layout.reachable(path) for path in scripts}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
-        imported = {target for files in reaching.values() for target in files[1:]}
-        entries = [path for path in reaching if path not in imported or self._has_guard(path)]
+        # A script's own wraps are its own business.
+        paths = {path for script, files in reaching.items() for path in files if script not in wraps}
+        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, wraps)
+        using = {path: files for path, files in reaching.items() if path in wraps or uses.wraps(path, files)}
+        imported = {target for files in using.values() for target in files[1:]}
+        entries = [path for path in using if path not in imported or self._has_guard(path)]
         return Guess(sorted(entries), wraps, [self._unread[path] for path in named if path in self._unread])
 
     def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:

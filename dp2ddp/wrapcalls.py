@@ -6,7 +6,7 @@ Cheaper and coarser than `analysis`: names are taken at their word, and files ar
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"
@@ -29,8 +29,9 @@ def subclasses(tree: ast.Module) -> frozenset[str]:
 
 def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
     """The calls of `DataParallel`, of `data_parallel`, and of the subclasses named `classes`."""
-    names = {CLASS, *classes, *_imported_as(tree)}
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    nodes = list(ast.walk(tree))
+    names = {CLASS, *classes, *_imported_as(nodes)}
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     return sorted((call for call in calls if _wraps(call.func, names, classes)), key=lambda call: call.lineno)
 
 
@@ -43,8 +44,8 @@ def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> 
     return func.attr == CLASS or func.attr in classes or (func.attr == FUNCTION and _last(func.value) in _MODULES)
 
 
-def _imported_as(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             yield from (alias.asname or alias.name for alias in node.names if alias.name in (CLASS, FUNCTION))
 

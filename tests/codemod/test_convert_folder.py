@@ -251,7 +251,7 @@ def test_without_any_wrap_all_is_copied(project: Path) -> None:
 
 
 def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
-    write(project, {"dist.py": f"import nets  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert "  project/dist.py:1: it is refused" in result.stderr
@@ -259,7 +259,7 @@ def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Pa
     assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
     assert read("out") == {
         **CONVERTED,
-        "dist.py": f"import nets  # REFUSED\n{GUARD}",
+        "dist.py": f"from nets import wrap  # REFUSED\n{GUARD}",
         "old.py": "print 'DataParallel'\n",
     }
     assert run("project", "--strict").exit_code == 1

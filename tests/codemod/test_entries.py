@@ -27,13 +27,14 @@ def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Guess:
     "script",
     [
         f"from nets import wrap\n{GUARD}",
-        "import nets\nfor epoch in range(3):\n    nets.step(epoch)\n",
-        "import nets\nwhile True:\n    nets.step()\n",
-        "def main():\n    import nets\n\nmain()\n",
-        "def main():\n    import nets\n\nresult = main()\n",
-        "import nets\ntry:\n    for i in range(3): nets.step()\nexcept KeyboardInterrupt:\n    pass\n",
+        f"import nets\nnet = getattr(nets, 'wrap')(net)\n{GUARD}",
+        "import nets\nfor epoch in range(3):\n    nets.wrap(epoch)\n",
+        "import nets\nwhile True:\n    nets.wrap()\n",
+        "def main():\n    from nets import *\n    wrap()\n\nmain()\n",
+        "def main():\n    import nets\n    nets.wrap()\n\nresult = main()\n",
+        "import nets\ntry:\n    for i in range(3): nets.wrap()\nexcept KeyboardInterrupt:\n    pass\n",
         "import helper\nif '__main__' == __name__:\n    helper.run()\n",
-        "import importlib\nnets = importlib.import_module('nets')\nfor i in range(3): nets.step()\n",
+        "import importlib\nnets = importlib.import_module('nets')\nfor i in range(3): nets.wrap()\n",
         f"from deep import (\n    a,\n    b)\n{GUARD}",
         f"from deep import *\n{GUARD}",
     ],
@@ -41,9 +42,9 @@ def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Guess:
 def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str) -> None:
     files = {
         "nets.py": WRAP,
-        "helper.py": "import nets\n",
+        "helper.py": "import nets\ndef run():\n    nets.wrap()\n",
         "deep/__init__.py": "from .b import *",
-        "deep/b.py": "import nets",
+        "deep/b.py": "import nets\nwrapped = nets.wrap(1)",
         "unrelated.py": f"import os\n{GUARD}",
     }
     assert guess(tmp_path, {"train.py": script, **files}).entries == ["train.py"]
@@ -65,12 +66,42 @@ def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:
     assert found.wraps == {"nets.py": [4]}
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"import nets\n{GUARD}",
+        f"from nets import other\nother()\n{GUARD}",
+        f"from nets import *\n{GUARD}",
+        f"import third\nthird.a()\n{GUARD}",
+    ],
+)
+def test_a_wrap_that_is_out_of_use_makes_no_script(tmp_path: Path, script: str) -> None:
+    third = "import nets\ndef a(): pass\ndef b(): nets.wrap(1)\nif __name__ == '__main__':\n    b()\n"
+    files = {"train.py": script, "nets.py": f"{WRAP}def other(): pass\n", "third.py": third}
+    assert guess(tmp_path, files).entries == ["third.py"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import nets\n@register\ndef f(): nets.wrap(1)\n",
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets\nif True:\n    def f(): nets.wrap(1)\n",
+        "from nets import wrap as w\n",
+        "from torch.nn import DataParallel as DP\ndef wrap(): DP(net)\nx = wrap\n",
+    ],
+)
+def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
+    files = {"train.py": f"import module\n{GUARD}", "nets.py": WRAP, "module.py": module}
+    assert guess(tmp_path, files).entries == ["train.py"]
+
+
 def test_what_is_imported_is_a_script_only_with_a_guard(tmp_path: Path) -> None:
     loop = "for i in range(3):\n    print(i)\n"
     files = {
-        "train.py": f"import model, other, third\n{GUARD}",
+        "train.py": f"import model, other, third\nmodel.wrap(1)\n{GUARD}",
         "model.py": f"{WRAP}{loop}",
-        "other.py": f"{WRAP}{GUARD}",
+        "other.py": f"{WRAP}wrap(1)\n{GUARD}",
         "third.py": f"{WRAP}",
         "test.py": "import torch\nnet = torch.nn.parallel.DataParallel(Net())\n",
     }
@@ -104,8 +135,8 @@ def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pyte
     parse = syntax.parse
     monkeypatch.setattr(syntax, "parse", lambda text, name: parsed.append(name) or parse(text, name))
     other = {f"other_{number}.py": f"import os, other_1\n{GUARD}" for number in range(9)}
-    guess(tmp_path, {**other, "train.py": f"import nets\n{GUARD}", "nets.py": WRAP})
-    assert sorted(parsed) == ["nets.py", "train.py"]
+    guess(tmp_path, {**other, "train.py": f"import nets, helper\n{GUARD}", "nets.py": WRAP, "helper.py": ""})
+    assert sorted(parsed) == ["helper.py", "nets.py", "train.py"]
 
 
 @pytest.mark.parametrize(
