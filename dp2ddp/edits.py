@@ -11,8 +11,8 @@ rewriter adds the import where it is missing and takes another name where the sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Union
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar, Union
 
 #: The runtime's import name, and how templates call it.
 RUNTIME_PACKAGE = "dp2ddp_runtime"
@@ -44,6 +44,12 @@ class Span(NamedTuple):
     def contains(self, other: Span) -> bool:
         """Whether `other` lies inside this span; a span contains itself."""
         return self.start <= other.start and other.end <= self.end
+
+
+def moved(span: Span, lines: int) -> Span:
+    """`span`, so many lines further down."""
+    (start, column), (end, end_column) = span
+    return Span.of(start + lines, column, end + lines, end_column)
 
 
 @dataclass(frozen=True)
@@ -152,3 +158,14 @@ class Note:
 
 #: What a rule yields.
 Finding = Union[Edit, Note]
+_AnyFinding = TypeVar("_AnyFinding", Edit, Note)
+
+
+def at(finding: _AnyFinding, lines: int) -> _AnyFinding:
+    """A finding, with its span and holes so many lines further down."""
+    if not lines:
+        return finding
+    if not hasattr(finding, "holes"):
+        return replace(finding, span=moved(finding.span, lines))
+    holes = {name: moved(span, lines) for name, span in finding.holes.items()}
+    return replace(finding, span=moved(finding.span, lines), holes=holes)  # type: ignore[call-arg]

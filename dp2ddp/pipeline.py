@@ -1,19 +1,21 @@
-"""One script from text to text: parse, plan, rewrite."""
+"""Scripts from text to text: parse, plan, rewrite."""
 
 from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
-from dp2ddp.analysis.source import Source, parse
-from dp2ddp.edits import Edit, InsertBefore, Note
+from dp2ddp.analysis.source import File, Source, link, parse
+from dp2ddp.edits import Edit, InsertBefore, Note, at, moved
 from dp2ddp.errors import BadInput, EditError, NotRewritable
-from dp2ddp.plan import StrategyDecision, plan
+from dp2ddp.modules import Layout
+from dp2ddp.plan import Plan, StrategyDecision, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
+from dp2ddp.rules.old_names import OldNamesRule
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Conversion:
 
 
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
-    """Converts the source `text`, which has no byte order mark.
+    """Converts the source `text`, which has no byte order mark, as a script by itself.
 
     Args:
         filename: for messages only.
@@ -48,20 +50,61 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         EditError: a mistake in dp2ddp.
     """
     check_rules(options)
-    source = parse(text, filename)
-    if refusals.is_converted(source.tree):
-        return Conversion(text, converted_before=True)
-    refusals.refuse(source.tree, filename)
+    source = parse(text, filename, modernize=options.runs(OldNamesRule.id))
+    return _convert(source, {filename: text}, options)[filename]
+
+
+def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+    """Converts scripts of one project together with what they import from it.
+
+    Args:
+        files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
+        entries: those that are started.
+
+    Returns:
+        What became of each entry and each file that it imports, directly or not; by path.
+
+    Raises:
+        BadInput, EditError: as for `convert_source`; names the file.
+    """
+    check_rules(options)
+    layout = Layout(files)
+    reached = dict.fromkeys(name for entry in entries for name in layout.reachable(entry))
+
+    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
+        found = (layout.resolve(importer, entry, module, level, name) for entry in entries)
+        return next((one for one in found if one is not None), None)
+
+    texts = {name: files[name] for name in reached}
+    return _convert(link(texts, entries, resolve, modernize=options.runs(OldNamesRule.id)), texts, options)
+
+
+def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
+    converted = {file.name for file in source.files if refusals.is_converted(file.tree)}
+    if converted:
+        return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+    for file in source.files:
+        refusals.refuse(file.tree, file.name)
     planned = plan(source, options)
-    notes = sorted(planned.notes, key=lambda note: note.span)
-    edits = [*planned.edits, *(_comment(note, source) for note in notes if options.annotate)]
-    new_text = _rewrite(text, filename, edits)
+    return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+
+
+def _convert_file(file: File, original: str, source: Source, planned: Plan, options: Options) -> Conversion:
+    """What the plan means for one file."""
+    edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
+    notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
+    notes.sort(key=lambda note: note.span)
+    if not planned.edits:
+        return Conversion(original, notes=notes)
+    comments = [_comment(note, file, source) for note in notes if options.annotate]
+    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    decisions = [each for each in planned.strategies if source.file_of_line(each.line) is file]
     return Conversion(
         new_text,
-        edits=sorted(planned.edits, key=lambda edit: edit.span.start),
+        edits=sorted([*edits, *map(OldNamesRule.renaming, file.renamed)], key=lambda edit: edit.span.start),
         notes=notes,
-        strategies=planned.strategies,
-        changed=new_text != text,
+        strategies=[replace(each, line=each.line - file.before) for each in decisions],
+        changed=new_text != original,
     )
 
 
@@ -83,9 +126,10 @@ def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -
     return replace(options, select=upper[0], ignore=upper[1])
 
 
-def _comment(note: Note, source: Source) -> InsertBefore:
+def _comment(note: Note, file: File, source: Source) -> InsertBefore:
     """The note as a comment above the statement that it is about."""
-    around = (source.span(node) for node in source.nodes if isinstance(node, ast.stmt) and not _is_elif(node, source))
+    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
+    around = (moved(source.span(node), -file.before) for node in statements)
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# TODO({note.rule}): {note.what}; {note.todo}"])
 

@@ -47,7 +47,7 @@ class Plan:
 
 def plan(source: Source, options: Options) -> Plan:
     """Plan the conversion of a script."""
-    if "DataParallel" not in source.text and "data_parallel" not in source.text:
+    if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
         return Plan(nothing_to_do=True)
     facts = Facts.of(source)
     if not (facts.wraps.models or facts.wraps.optimizers or facts.wraps.references or facts.wraps.functional):
@@ -72,19 +72,19 @@ def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
     if options.strategy == "gathered":
         return "gathered", "asked for"
     if facts.wraps.functional:
-        return "gathered", f"`data_parallel(...)` gathers its outputs (line {facts.wraps.functional[0].lineno})"
+        return "gathered", f"`data_parallel(...)` gathers its outputs ({facts.source.where(facts.wraps.functional[0])})"
     if not facts.sharded_sites:
         return "gathered", "no loop over a DataLoader of this script feeds the model"
     proof = facts.proof
     outputs = facts.gathers_in_training
     if proof.holds and outputs and options.strategy == "auto":
-        place = f"`{facts.source.brief(outputs[0], 40)}`, line {outputs[0].lineno}"
+        place = f"`{facts.source.brief(outputs[0], 40)}`, {facts.source.where(outputs[0])}"
         return "gathered", f"every training step needs the whole batch's outputs ({place}), so sharding saves nothing"
     if proof.holds:
         why = "the loss is a mean over samples, and every number that leaves the loops can be reduced"
         return "sharded", why if options.strategy == "auto" else f"asked for; proved, too: {why}"
     first = min(proof.failures, key=lambda f: facts.source.span(f.node))
-    place = f"`{facts.source.brief(first.node, 40)}`, line {facts.source.span(first.node).start.line}"
+    place = f"`{facts.source.brief(first.node, 40)}`, {facts.source.where(first.node)}"
     if options.strategy == "sharded":
         return "sharded", f"asked for, but not proved: {first.reason} ({place})"
     return "gathered", f"{first.reason} ({place})"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 import warnings
 
 from dp2ddp.errors import BadInput
@@ -25,6 +27,28 @@ _PYTHON_2 = (
 )
 _WHOLE_FILE = 2
 _ASYNC_ARGUMENT = re.compile(r"[(,]\s*async\s*=")
+
+
+def without_async_arguments(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """`text` with `async=` in calls renamed to `non_blocking=`, as PyTorch calls it since 0.4; and where that was.
+
+    Returns the text, and the lines (from 1) and columns (from 0) in the old one.
+
+    Since Python 3.7 `async` is a keyword, so that nothing else can stand before a `=`; strings and comments stay.
+    """
+    if _ASYNC_ARGUMENT.search(text) is None:
+        return text, []
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text, newline="").readline))
+    except (tokenize.TokenError, SyntaxError):
+        return text, []  # the parser says what is wrong
+    pairs = zip(tokens, tokens[1:])
+    places = [one.start for one, following in pairs if one.string == "async" and following.string == "="]
+    lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
+    for line, column in reversed(places):
+        before = lines[line - 1]
+        lines[line - 1] = f"{before[:column]}non_blocking{before[column + len('async') :]}"
+    return "".join(lines), places
 
 
 def parse(text: str, filename: str) -> ast.Module:

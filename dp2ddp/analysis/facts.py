@@ -75,9 +75,10 @@ class Facts:
         return False
 
     @cached_property
-    def launch(self) -> Launch:
-        """Where the processes start."""
-        return LaunchFinder(self.source, self.names, self.resolver, self.loops).find()
+    def launches(self) -> list[Launch]:
+        """Where the processes start, in each file that is started."""
+        finder = LaunchFinder(self.source, self.names, self.resolver, self.loops)
+        return [finder.find(entry) for entry in self.source.entry_trees]
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:
@@ -90,6 +91,11 @@ class Facts:
         sites = {site for loop in self.model_loops for site in loop.sites}
         sites |= self._drawn_otherwise()
         return sorted(sites, key=lambda s: (s.lineno, s.col_offset))
+
+    @cached_property
+    def foreign_loaders(self) -> list[ast.expr]:
+        """What training loops iterate over that no `DataLoader(...)` of this program built."""
+        return self.loops.foreign()
 
     def _drawn_otherwise(self) -> set[ast.Call]:
         found = set()

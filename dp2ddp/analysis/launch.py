@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dp2ddp.analysis.loops import Loops
@@ -16,10 +17,12 @@ class Launch:
     """The place for `ddp.setup(...)`.
 
     Attributes:
-        statement: setup goes right before it; at the end of the module where it is None.
+        entry: the module that is started.
+        statement: setup goes right before it; None where nothing in the module has an effect.
         visible: the names that are bound there.
     """
 
+    entry: ast.Module
     statement: ast.stmt | None
     visible: frozenset[str]
 
@@ -33,12 +36,13 @@ class LaunchFinder:
         self.resolver = resolver
         self.loops = loops
         self._parsers: set[str] = self._parser_names()
+        self._building: dict[ast.Module, bool] = {}
 
-    def find(self) -> Launch:
-        """The place before the first statement that has an effect."""
+    def find(self, entry: ast.Module) -> Launch:
+        """The place before the first statement that has an effect, where `entry` is started."""
         bound: set[str] = set()
-        found = self._first_effect(self.source.tree.body, bound, ())
-        return Launch(found, frozenset(bound))
+        found = self._first_effect(entry.body, bound, ())
+        return Launch(entry, found, frozenset(bound))
 
     def _first_effect(self, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]) -> ast.stmt | None:
         for statement in block:
@@ -90,7 +94,9 @@ class LaunchFinder:
     # -- what has no effect ----------------------------------------------------------------------------------------
 
     def _inert(self, statement: ast.stmt) -> bool:
-        if isinstance(statement, (ast.Import, ast.ImportFrom, *FUNCTIONS, ast.ClassDef, ast.Global, ast.Pass)):
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            return not any(map(self._builds, self.names.modules_behind(statement)))
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Global, ast.Pass)):
             return True
         if isinstance(statement, ast.Assign):
             targets_fine = all(self._inert_target(t) for t in statement.targets)
@@ -110,6 +116,13 @@ class LaunchFinder:
         if isinstance(statement, ast.For):
             return self._inert_expression(statement.iter) and all(map(self._inert, statement.body))
         return isinstance(statement, ast.Raise) and statement.exc is not None
+
+    def _builds(self, module: ast.Module) -> bool:
+        """Whether importing a module builds loaders or wraps models."""
+        if module not in self._building:
+            calls = (n for statement in module.body if not is_main_guard(statement) for n in _run_at_import(statement))
+            self._building[module] = any(self.names.qualified(call.func) in _BUILDING for call in calls)
+        return self._building[module]
 
     def _inert_target(self, target: ast.expr) -> bool:
         """Names, attributes of the parsed arguments, and `os.environ[...]`."""
@@ -167,6 +180,7 @@ class LaunchFinder:
         return names
 
 
+_BUILDING = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel", "torch.utils.data.DataLoader"})
 _PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
 _INERT_MODULES = tuple(
     "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. re. string. time. "
@@ -180,6 +194,16 @@ _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
     "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
 )
+
+
+def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
+    """The calls in a statement, but for those in the bodies of functions."""
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        return
+    if isinstance(node, ast.Call):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _run_at_import(child)
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.roles import PROGRESS_BARS, Loader, LoaderIterator, Module, Resolver, Wrapped
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, in_order
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,36 @@ class Loops:
             for n in self.reached(*loop.node.body)
         )
 
+    def foreign(self) -> list[ast.expr]:
+        """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
+        known = {loop.node for loop in self.data_loops}
+        loops = [n for n in self.source.nodes if isinstance(n, ast.For) and n not in known]
+        found: list[ast.expr] = []
+        for node in loops:
+            batch = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+            iterated, _, _ = self._under_bar(*self._without_counter(node))
+            if not _is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
+                continue
+            body = list(self.reached(*node.body))
+            inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
+            if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
+                found.append(iterated)
+        return in_order(found)
+
+    def _is_step(self, body: list[ast.stmt]) -> bool:
+        """Whether statements run a wrapped model and a backward pass."""
+        calls = [n for n in self.reached(*body) if isinstance(n, ast.Call)]
+        backward = any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
+        return backward and any(self.resolver.holds(c.func, Wrapped) for c in calls)
+
+    def _without_counter(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
+        """What a `for` iterates over and binds, `enumerate` left out."""
+        iterated, target = node.iter, node.target
+        counts = isinstance(iterated, ast.Call) and self.names.qualified(iterated.func) == "builtins.enumerate"
+        if counts and iterated.args and isinstance(target, ast.Tuple) and len(target.elts) == 2:  # type: ignore[attr-defined]
+            return iterated.args[0], target.elts[1]  # type: ignore[attr-defined]
+        return iterated, target
+
     def _is_training_switch(self, call: ast.Call) -> bool:
         return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "eval")
 
@@ -227,7 +257,8 @@ class Loops:
             local = any(
                 isinstance(n, ast.Name) and n.id == root and isinstance(n.ctx, ast.Store) for n in ast.walk(function)
             )
-            return None if local else text
+            here = self.source.module(call) is self.source.module(function)
+            return text if here and not local else None
         position = parameters.index(root) - int(is_method)
         given = next((k.value for k in call.keywords if k.arg == root), None)
         if given is None and position < len(call.args):

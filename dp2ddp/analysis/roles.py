@@ -8,11 +8,12 @@ analysis is flow-insensitive: a name's roles are all that it ever holds.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Union
 
-from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.source import FunctionNode, Source
+from dp2ddp.analysis.names import Names, Own, OwnModule
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,14 @@ Role = Union[
 Roles = frozenset  # of Role
 NONE: frozenset[Role] = frozenset()
 
+# Nodes over which roles move.
+_FLOWING = (
+    *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Call, ast.withitem),
+    *(ast.For, ast.comprehension),
+)
+_DEEPEST = 3  # groups and tables in each other
 # Methods that give back the object they were called on.
-_SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
 # Calls that draw from the loaders that they are given.
 _DRAWING = frozenset(
     "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
@@ -146,6 +153,11 @@ class Resolver:
         self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}
         self._attributes: dict[tuple[ast.ClassDef, str], frozenset[Role]] = {}
         self._returns: dict[FunctionNode, frozenset[Role]] = {}
+        self._module_classes: dict[ast.ClassDef, bool] = {}
+        self._lineages: dict[ast.ClassDef, list[ast.ClassDef]] = {}
+        self._methods: dict[ast.ClassDef, dict[str, FunctionNode]] = {}
+        self._selves: dict[FunctionNode, tuple[str | None, frozenset[Role]]] = {}
+        self._subclasses: dict[ast.ClassDef, list[ast.ClassDef]] | None = None
         self._changed = False
         self._globals = self._declared_globals()
         self._settle()
@@ -165,18 +177,14 @@ class Resolver:
         for role in self.roles(call.func):
             if isinstance(role, Class):
                 found.extend(self._method(role.definition, "__init__"))
-        return found
+        return sorted(found, key=lambda function: function.definition.lineno)
 
     def is_module_class(self, definition: ast.ClassDef) -> bool:
         """Whether a class of this script derives from `torch.nn.Module`."""
-        for base in definition.bases:
-            if self.names.qualified(base) in ("torch.nn.Module", "torch.nn.Sequential"):
-                return True
-            if any(
-                isinstance(r, Class) and self.is_module_class(r.definition) for r in self._of_base(base, definition)
-            ):
-                return True
-        return False
+        if definition not in self._module_classes:
+            bases = (base for owner in self.lineage(definition) for base in owner.bases)
+            self._module_classes[definition] = any(_is_module_path(self.names.qualified(base)) for base in bases)
+        return self._module_classes[definition]
 
     # -- fixpoint --------------------------------------------------------------------------------------------------
 
@@ -186,9 +194,10 @@ class Resolver:
                 self._bind_variable(definition, definition.name, frozenset({Class(definition)}))
             elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) and not self._is_method(definition):
                 self._bind_variable(definition, definition.name, frozenset({Function(definition)}))
+        flowing = [node for node in self.source.nodes if isinstance(node, _FLOWING)]
         for _ in range(self._ROUNDS):
             self._changed = False
-            for node in self.source.nodes:
+            for node in flowing:
                 self._flow(node)
             if not self._changed:
                 return
@@ -205,8 +214,43 @@ class Resolver:
                 self._returns[function] = self._joined(self._returns.get(function, NONE), self.roles(node.value))
         elif isinstance(node, ast.Call):
             self._pass_arguments(node)
+            self._append(node)
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            self._bind(node.target, self._elements(node.iter))
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._assign(node.optional_vars, node.context_expr)
+
+    def _append(self, call: ast.Call) -> None:
+        """`loaders.append(loader)`: the list holds it from then on."""
+        func = call.func
+        if isinstance(func, ast.Attribute) and func.attr in ("append", "insert") and call.args:
+            roles = self.roles(call.args[-1])
+            if roles and isinstance(func.value, (ast.Name, ast.Attribute)):
+                self._bind(func.value, frozenset({Table(roles)}))
+
+    def _elements(self, node: ast.expr) -> frozenset[Role]:
+        """The roles of what a loop over lists, tuples or dictionaries gets."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            values = self._values(node.func.value)
+            if node.func.attr == "items":
+                return frozenset({Group((NONE, values))}) if values else NONE
+            return values if node.func.attr == "values" else NONE
+        path = self.names.qualified(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and path == "builtins.zip":
+            return frozenset({Group(tuple(map(self._elements, node.args)))})
+        if isinstance(node, ast.Call) and path == "builtins.enumerate" and node.args:
+            return frozenset({Group((NONE, self._elements(node.args[0])))})
+        return self._values(node)
+
+    def _values(self, node: ast.expr) -> frozenset[Role]:
+        """The roles of all that a list, tuple or dictionary holds."""
+        found: frozenset[Role] = NONE
+        for role in self.roles(node):
+            if isinstance(role, Table):
+                found |= role.values
+            elif isinstance(role, Group):
+                found = found.union(*role.elements)
+        return found
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
@@ -229,39 +273,59 @@ class Resolver:
                 if isinstance(role, Group) and len(role.elements) == len(target.elts):
                     for one, its_roles in zip(target.elts, role.elements):
                         self._bind(one, its_roles)
+                elif isinstance(role, Table):
+                    for one in target.elts:
+                        self._bind(one, role.values)
 
     def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
         scope: ast.AST = self.source.scope(node)
         if name in self._globals.get(scope, ()):
-            scope = self.source.tree
+            scope = self.source.module(node)
         key = (scope, name)
         self._variables[key] = self._joined(self._variables.get(key, NONE), roles)
 
     def _joined(self, old: frozenset[Role], new: frozenset[Role]) -> frozenset[Role]:
         if new <= old:
             return old
-        self._changed = True
-        return old | new
+        joined = _merged(old | new)
+        self._changed |= joined != old
+        return joined
 
-    def _pass_arguments(self, call: ast.Call) -> None:
+    def arguments(self, call: ast.Call) -> Iterator[tuple[FunctionNode, str, ast.expr]]:
+        """What a call gives to the parameters of the script's functions; of `*args` and `**kwargs` the whole."""
         for function in self.functions_called(call):
             arguments = function.definition.args
             names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
             if function.owner is not None and names and not self._is_static(function.definition):
                 names = names[1:]
-            for name, value in zip(names, call.args):
-                if isinstance(value, ast.Starred):
-                    break
-                self._bind_parameter(function.definition, name, value)
-            known = set(names) | {a.arg for a in arguments.kwonlyargs}
-            for given in call.keywords:
-                if given.arg in known:
-                    self._bind_parameter(function.definition, given.arg, given.value)
+            left = [*names, *(a.arg for a in arguments.kwonlyargs)]
+            given: dict[str, ast.expr] = {k.arg: k.value for k in call.keywords if k.arg in left}
+            starred = next((a for a in call.args if isinstance(a, ast.Starred)), None)
+            plain = call.args if starred is None else call.args[: call.args.index(starred)]
+            given.update(zip(names, plain))
+            rest = starred or next((k.value for k in call.keywords if k.arg is None), None)
+            if rest is not None:
+                given.update((name, rest) for name in left if name not in given)
+            yield from ((function.definition, name, value) for name, value in given.items())
 
-    def _bind_parameter(self, function: FunctionNode, name: str | None, value: ast.expr) -> None:
-        if name is not None:
-            key = (function, name)
-            self._variables[key] = self._joined(self._variables.get(key, NONE), self.roles(value))
+    def _pass_arguments(self, call: ast.Call) -> None:
+        whole = [k.value for k in call.keywords if k.arg is None]
+        for function, name, value in self.arguments(call):
+            if not isinstance(value, ast.Starred) and value not in whole:
+                key = (function, name)
+                self._variables[key] = self._joined(self._variables.get(key, NONE), self.roles(value))
+
+    def variable(self, node: ast.Name) -> tuple[ast.AST, str] | None:
+        """The scope in which a name is known, and the name; None for one that no role was ever seen of."""
+        scope: ast.AST | None = self.source.scope(node)
+        first = True
+        while scope is not None:
+            # A class body's names are not seen from its methods.
+            if (first or not isinstance(scope, ast.ClassDef)) and (scope, node.id) in self._variables:
+                return scope, node.id
+            first = False
+            scope = None if isinstance(scope, ast.Module) else self.source.scope(scope)
+        return None
 
     def _declared_globals(self) -> dict[ast.AST, set[str]]:
         declared: dict[ast.AST, set[str]] = {}
@@ -276,37 +340,43 @@ class Resolver:
         found = self._self_role(node)
         if found:
             return found
-        scope: ast.AST | None = self.source.scope(node)
-        first = True
-        while scope is not None:
-            # A class body's names are not seen from its methods.
-            if (first or not isinstance(scope, ast.ClassDef)) and (scope, node.id) in self._variables:
-                return self._variables[scope, node.id]
-            first = False
-            scope = None if isinstance(scope, ast.Module) else self.source.scope(scope)
-        return NONE
+        key = self.variable(node)
+        return self._imported(node) | (NONE if key is None else self._variables[key])
+
+    def _imported(self, node: ast.expr) -> frozenset[Role]:
+        """The roles of what an expression names in another module of the program."""
+        target = self.names.target(node)
+        return self._variables.get((target.module, target.name), NONE) if isinstance(target, Own) else NONE
 
     def _self_role(self, node: ast.Name) -> frozenset[Role]:
         function = self.source.function(node)
         while function is not None:
-            if self._is_method(function) and not self._is_static(function):
-                parameters = [*function.args.posonlyargs, *function.args.args]
-                if parameters and parameters[0].arg == node.id:
-                    owner = self.source.parent(function)
-                    assert isinstance(owner, ast.ClassDef)
-                    return frozenset({self._object_of(owner)})
+            found = self._selves.get(function)
+            if found is None:
+                found = self._selves[function] = self._first_parameter(function)
+            if found[0] == node.id:
+                return found[1]
             function = self.source.function(function)
         return NONE
 
+    def _first_parameter(self, function: FunctionNode) -> tuple[str | None, frozenset[Role]]:
+        """The name of a method's `self`, and what it is: an object of the class, or of one that derives from it."""
+        owner = self.source.parent(function)
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        if not isinstance(owner, ast.ClassDef) or self._is_static(function) or not parameters:
+            return None, NONE
+        return parameters[0].arg, frozenset(map(self._object_of, [owner, *self._derived(owner)]))
+
     def _of_Attribute(self, node: ast.Attribute) -> frozenset[Role]:  # noqa: N802
-        found: set[Role] = set()
+        found: set[Role] = set(self._imported(node))
         for base in self.roles(node.value):
             if isinstance(base, (Wrapped, WrappedOptimizer)) and node.attr == "module":
                 found |= self.inner(base)
             elif isinstance(base, (Instance, Module)) and base.definition is not None:
-                for owner in self._lineage(base.definition):
+                for owner in self.lineage(base.definition):
                     found |= self._attributes.get((owner, node.attr), NONE)
-                found.update(self._method(base.definition, node.attr))
+                for method in self._method(base.definition, node.attr):
+                    found |= self._returns.get(method.definition, NONE) if _is_property(method) else {method}
         return frozenset(found)
 
     def inner(self, role: Wrapped | WrappedOptimizer) -> frozenset[Role]:
@@ -337,16 +407,21 @@ class Resolver:
     def _of_Dict(self, node: ast.Dict) -> frozenset[Role]:  # noqa: N802
         return frozenset({Table(frozenset().union(*(self.roles(v) for v in node.values)))})
 
+    def _of_ListComp(self, node: ast.ListComp) -> frozenset[Role]:  # noqa: N802
+        return frozenset({Table(self.roles(node.elt))})
+
     def _of_DictComp(self, node: ast.DictComp) -> frozenset[Role]:  # noqa: N802
         return frozenset({Table(self.roles(node.value))})
 
     def _of_Subscript(self, node: ast.Subscript) -> frozenset[Role]:  # noqa: N802
-        tables = [role for role in self.roles(node.value) if isinstance(role, Table)]
-        if tables:
-            return frozenset().union(*(table.values for table in tables))
-        if not (isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)):
-            return NONE
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "__dict__":
+            return self._member_of(node.value.value)
         found: frozenset[Role] = NONE
+        for role in self.roles(node.value):
+            if isinstance(role, Table):
+                found |= role.values
+        if not (isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)):
+            return found
         for role in self.roles(node.value):
             if isinstance(role, Group) and -len(role.elements) <= node.slice.value < len(role.elements):
                 found |= role.elements[node.slice.value]
@@ -354,9 +429,15 @@ class Resolver:
 
     def _of_Call(self, node: ast.Call) -> frozenset[Role]:  # noqa: N802
         path = self.names.qualified(node.func)
+        if path == "builtins.super":
+            return self._super(node)
+        if path == "builtins.getattr" and node.args:
+            return self._member_of(node.args[0])
+        if path == "functools.partial" and len(node.args) == 1:
+            return self.roles(node.args[0])
         if path is not None:
             return self._library_call(path, node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_OBJECT:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SAME_OBJECT:
             same = frozenset(r for r in self.roles(node.func.value) if isinstance(r, (Wrapped, Module, Criterion)))
             if same:
                 return same
@@ -367,6 +448,26 @@ class Resolver:
             elif isinstance(role, Function):
                 found |= self._returns.get(role.definition, NONE)
         return frozenset(found)
+
+    def _super(self, node: ast.Call) -> frozenset[Role]:
+        """What `super()` gives: the object, as its class's bases see it."""
+        function = self.source.function(node)
+        owner = None if function is None else self.source.parent(function)
+        if not isinstance(owner, ast.ClassDef):
+            return NONE
+        return frozenset(map(self._object_of, self.lineage(owner)[1:]))
+
+    def _member_of(self, node: ast.expr) -> frozenset[Role]:
+        """The functions and classes that a module of this program holds: what `getattr(models, name)` may be."""
+        target = self.names.target(node)
+        if not isinstance(target, OwnModule) or target.tree is None:
+            return NONE
+        found: set[Role] = set()
+        for name in self.names.own_names(target.tree):
+            own = self.names.follow(target.tree, name)
+            if isinstance(own, Own):
+                found |= self._variables.get((own.module, own.name), NONE)
+        return frozenset(r for r in found if isinstance(r, (Function, Class)))
 
     def _library_call(self, path: str, node: ast.Call) -> frozenset[Role]:
         first = self.roles(node.args[0]) if node.args else NONE
@@ -403,12 +504,24 @@ class Resolver:
         return Module(definition) if self.is_module_class(definition) else Instance(definition)
 
     def _of_base(self, base: ast.expr, definition: ast.ClassDef) -> frozenset[Role]:
-        if isinstance(base, ast.Name) and base.id != definition.name:
-            return self._variables.get((self.source.scope(definition), base.id), NONE)
-        return NONE
+        return frozenset(r for r in self.roles(base) if isinstance(r, Class) and r.definition is not definition)
 
-    def _lineage(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
+    def _derived(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
+        """The classes of this program that derive from a class."""
+        if self._subclasses is None:
+            self._subclasses = {}
+            for one in (n for n in self.source.nodes if isinstance(n, ast.ClassDef) and n.bases):
+                for base in self.lineage(one)[1:]:
+                    self._subclasses.setdefault(base, []).append(one)
+        return self._subclasses.get(definition, [])
+
+    def lineage(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
         """A class and its bases that this script defines, nearest first."""
+        if definition not in self._lineages:
+            self._lineages[definition] = self._find_lineage(definition)
+        return self._lineages[definition]
+
+    def _find_lineage(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
         lineage = [definition]
         for owner in lineage:
             for base in owner.bases:
@@ -418,10 +531,11 @@ class Resolver:
         return lineage
 
     def _method(self, definition: ast.ClassDef, name: str) -> list[Function]:
-        for owner in self._lineage(definition):
-            for item in owner.body:
-                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
-                    return [Function(item, definition)]
+        for owner in self.lineage(definition):
+            if owner not in self._methods:
+                self._methods[owner] = {item.name: item for item in reversed(owner.body) if isinstance(item, FUNCTIONS)}
+            if name in self._methods[owner]:
+                return [Function(self._methods[owner][name], definition)]
         return []
 
     def _is_method(self, function: FunctionNode) -> bool:
@@ -429,3 +543,32 @@ class Resolver:
 
     def _is_static(self, function: FunctionNode) -> bool:
         return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
+
+
+def _is_property(method: Function) -> bool:
+    return any(isinstance(d, ast.Name) and d.id.endswith("property") for d in method.definition.decorator_list)
+
+
+def _merged(roles: frozenset[Role], depth: int = 0) -> frozenset[Role]:
+    """Roles with at most one group of each length and one table: element by element what any of them holds."""
+    if not any(isinstance(role, (Group, Table)) for role in roles):
+        return roles
+    merged: set[Role] = {role for role in roles if not isinstance(role, (Group, Table))}
+    if depth == _DEEPEST:  # a value that is put into itself over and over
+        return frozenset(merged)
+    groups: dict[int, list[Group]] = {}
+    for role in roles:
+        if isinstance(role, Group):
+            groups.setdefault(len(role.elements), []).append(role)
+    for alike in groups.values():
+        columns = zip(*(group.elements for group in alike))
+        merged.add(Group(tuple(_merged(frozenset().union(*column), depth + 1) for column in columns)))
+    tables = [role.values for role in roles if isinstance(role, Table)]
+    if tables:
+        merged.add(Table(_merged(frozenset().union(*tables), depth + 1)))
+    return frozenset(merged)
+
+
+def _is_module_path(path: str | None) -> bool:
+    """Whether a dotted path names a class of modules, to derive from."""
+    return path is not None and path.startswith(("torch.nn.", "torchvision.models.", "timm.models."))

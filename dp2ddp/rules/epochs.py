@@ -59,7 +59,7 @@ for epoch in range(3):
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        if not facts.parallel or "set_epoch" in facts.source.text:
+        if not facts.parallel or facts.source.mentions("set_epoch"):
             return  # a script that has a `set_epoch` of its own calls it when it wants to
         told: set[tuple[ast.For, str]] = set()
         for loop in facts.model_loops:

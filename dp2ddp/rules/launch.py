@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.launch import Launch
 from dp2ddp.analysis.loops import local_names
+from dp2ddp.analysis.names import Own
 from dp2ddp.analysis.source import FunctionNode
 from dp2ddp.edits import Finding, InsertBefore, Note
 from dp2ddp.rules.base import Example, Options, Rule
@@ -91,17 +93,22 @@ if __name__ == "__main__":
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        wraps = facts.wraps.models
-        launch = facts.launch
+        for launch in facts.launches:
+            yield from self._start(facts, launch)
+
+    def _start(self, facts: Facts, launch: Launch) -> Iterator[Finding]:
+        modules = facts.names.reachable(launch.entry)
+        wraps = [w for w in facts.wraps.models if facts.source.module(w.call) in modules]
+        calls = [c for c in facts.wraps.functional if facts.source.module(c) in modules]
         if launch.statement is None:
             yield Note(
                 self.id,
-                facts.source.span(wraps[0].call if wraps else facts.wraps.functional[0]),
+                facts.source.span([*(w.call for w in wraps), *calls, *launch.entry.body][0]),
                 "nothing in this file runs when it is started, so there is no place here for `ddp.setup()`",
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        given = {self._written(facts, w.device_ids): w.call for w in wraps if w.device_ids is not None}
+        given = {self._written(facts, launch, w.device_ids): w.call for w in wraps if w.device_ids is not None}
         texts = [text for text in given if text not in _ALL_DEVICES]
         known = [text for text in texts if text is not None]
         argument = f"device_ids={known[0]}" if known else ""
@@ -120,11 +127,11 @@ if __name__ == "__main__":
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
 
-    def _written(self, facts: Facts, node: ast.expr | None) -> str | None:
+    def _written(self, facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
         """`device_ids` as it can be written where the processes start, None where it can't."""
         seen: set[str] = set()
         while node is not None:
-            if self._visible(facts, node):
+            if self._visible(facts, launch, node):
                 return " ".join(facts.source.segment(node).split())
             if not isinstance(node, ast.Name) or node.id in seen:
                 return None
@@ -132,30 +139,42 @@ if __name__ == "__main__":
             node = self._only_value(facts, node)
         return None
 
-    def _visible(self, facts: Facts, node: ast.expr) -> bool:
-        """Whether every name in an expression is bound where the processes start."""
+    def _visible(self, facts: Facts, launch: Launch, node: ast.expr) -> bool:
+        """Whether every name in an expression means the same where the processes start."""
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        free = [n for n in names if n.id not in inner]
-        function = facts.source.function(node)
-        start = facts.launch.statement and facts.source.function(facts.launch.statement)
-        if function is not None and function is not start:
-            own = {n.id for n in free} & local_names(function)
-            if not all(self._handed_on(facts, function, name) for name in own):
-                return False  # the function's own name, whatever the same name means where the processes start
-        return all(
-            n.id in facts.launch.visible or (facts.names.qualified(n) or "").startswith("builtins.") for n in free
-        )
+        return all(self._means_the_same(facts, launch, n) for n in names if n.id not in inner)
 
-    def _handed_on(self, facts: Facts, function: FunctionNode, name: str) -> bool:
+    def _means_the_same(self, facts: Facts, launch: Launch, name: ast.Name) -> bool:
+        if (facts.names.qualified(name) or "").startswith("builtins."):
+            return True
+        if name.id not in launch.visible:
+            return False
+        assert launch.statement is not None
+        function, start = facts.source.function(name), facts.source.function(launch.statement)
+        if function is not None and function is not start and name.id in local_names(function):
+            return self._handed_on(facts, launch, function, name.id)
+        there = facts.source.module(launch.statement)
+        if facts.source.module(name) is there:
+            return True
+        # A name of another module: imported from the same place.
+        target = facts.names.target(name) or Own(facts.source.module(name), name.id)
+        return facts.names.follow(there, name.id) == target
+
+    def _handed_on(self, facts: Facts, launch: Launch, function: FunctionNode, name: str) -> bool:
         """Whether every caller gives the function this name's value under the same name."""
+        assert launch.statement is not None
         calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
-        return bool(calls) and all(facts.loops.written_by_caller(c, function, name) == name for c in calls)
+        there = facts.source.module(launch.statement)
+        return bool(calls) and all(
+            facts.loops.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
+        )
 
     def _only_value(self, facts: Facts, name: ast.Name) -> ast.expr | None:
         """What the name is bound to, once, in the function that uses it, or else in the module."""
         function = facts.source.function(name)
-        scope = function if function is not None and name.id in local_names(function) else facts.source.tree
+        local = function is not None and name.id in local_names(function)
+        scope = function if local else facts.source.module(name)
         values = [
             n.value
             for n in facts.source.nodes

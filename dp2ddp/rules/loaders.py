@@ -54,6 +54,29 @@ for x, y in loader:
     nn.functional.cross_entropy(net(x), y).backward()
 """,
         ),
+        Example(
+            before="""\
+import torch.nn as nn
+from zoo import make_loader
+
+loader = make_loader(64)
+net = nn.DataParallel(nn.Linear(4, 2))
+for epoch in range(3):
+    for x, y in loader:
+        nn.functional.cross_entropy(net(x), y).backward()
+""",
+            after="""\
+import torch.nn as nn
+from zoo import make_loader
+import dp2ddp_runtime as ddp
+
+loader = make_loader(64)
+net = nn.DataParallel(nn.Linear(4, 2))
+for epoch in range(3):
+    for x, y in ddp.shard_loader(loader, gather=True):
+        nn.functional.cross_entropy(net(x), y).backward()
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
@@ -65,3 +88,8 @@ for x, y in loader:
             yield ReplaceExpr(
                 self.id, span, _REASONS[facts.strategy], f"ddp.shard_loader(__h_it__{gather})", {"it": span}
             )
+        if facts.strategy == "gathered":
+            for iterated in facts.foreign_loaders:
+                span = facts.source.span(iterated)
+                reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
+                yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__, gather=True)", {"it": span})

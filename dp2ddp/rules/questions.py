@@ -100,6 +100,12 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
 
     def _on_all_ranks(self, facts: Facts, call: ast.expr) -> bool:
         """Whether every rank runs the line, and equally often."""
-        launch = facts.launch.statement
-        before_launch = launch is None or (facts.source.function(call) is None and call.lineno < launch.lineno)
-        return not before_launch and call not in facts.per_sample
+        return not self._before_launch(facts, call) and call not in facts.per_sample
+
+    def _before_launch(self, facts: Facts, call: ast.expr) -> bool:
+        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether."""
+        if facts.source.function(call) is not None:
+            return all(launch.statement is None for launch in facts.launches)
+        module = facts.source.module(call)
+        launch = next((one for one in facts.launches if one.entry is module), None)
+        return launch is None or launch.statement is None or call.lineno < launch.statement.lineno

@@ -154,7 +154,7 @@ class Trainer:
             if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
                 continue
             local = node.names[0].asname or "DataParallel"
-            uses = [n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == local]
+            uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
             if all(u in converted or u in facts.wraps.references for u in uses):
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
 

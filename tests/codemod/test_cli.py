@@ -41,7 +41,7 @@ def stub_plan(source: Source, options: Options) -> Plan:
     """Wraps models, and has a note for a script that says "odd"."""
     edits: list[Edit] = []
     strategies: list[StrategyDecision] = []
-    for node in ast.walk(source.tree):
+    for node in ast.walk(source.files[0].tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "nn.DataParallel":
             holes = {"m": source.span(node.args[0])}
             edits.append(ReplaceExpr("DDP002", source.span(node), "one replica", "ddp.wrap_model(__h_m__)", holes))
@@ -270,7 +270,7 @@ def test_wrong_usage_ends_with_2(script: Path, args: Sequence[str]) -> None:
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(source: Source, options: Options) -> Plan:
-        return Plan([ReplaceExpr("DDP002", source.span(source.tree.body[1]), "x", "y = 1")])
+        return Plan([ReplaceExpr("DDP002", source.span(source.files[0].tree.body[1]), "x", "y = 1")])
 
     monkeypatch.setattr(pipeline, "plan", wrong)
     result = run("convert", "train.py", "-o", "out.py")

@@ -223,7 +223,7 @@ def test_edits_do_what_they_say_and_nothing_else(script: str, data: st.DataObjec
     untouched = _untouched(source, edits)
     new = apply(script, edits)
 
-    assert _flat(ast.parse(new)) == _flat(_Oracle(templates, statements).visit(source.tree))
+    assert _flat(ast.parse(new)) == _flat(_Oracle(templates, statements).visit(source.files[0].tree))
     rest = iter(new.replace("\r\n", "\n").split("\n"))
     for line in untouched:
         assert line in rest, f"{line!r} is gone, or out of order"
@@ -319,5 +319,5 @@ def test_pythons_own_library_comes_back_unchanged(path: Path) -> None:
     assert source.encode(conversion.new_text) == path.read_bytes()
     # Nothing to convert means nothing rewritten, so rewrite the last line by force.
     script = parse(source.text, path.name)
-    edits = [InsertBefore("DDP000", script.span(script.tree.body[-1]), "test", ["new()"])]
+    edits = [InsertBefore("DDP000", script.span(script.files[0].tree.body[-1]), "test", ["new()"])]
     assert apply(source.text, edits).replace("new()\n", "", 1) == source.text

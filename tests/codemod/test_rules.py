@@ -73,7 +73,7 @@ def test_edits_say_which_rule_asked_and_why(each: Rule, example: Example) -> Non
         assert note.rule in options.select
         assert note.what
         assert note.todo
-    assert apply(example.before, planned.edits) == example.after
+    assert apply(source.files[0].text, planned.edits) == example.after
 
 
 def test_rules_are_sorted_and_found_by_id() -> None:

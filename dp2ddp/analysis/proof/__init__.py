@@ -40,7 +40,7 @@ def prove(
     try:
         for failure in _draws(context, wanted):
             context.fail(failure)
-        for root in dict.fromkeys(source.function(node) or source.tree for node in sharded):
+        for root in dict.fromkeys(source.function(node) or source.module(node) for node in sharded):
             Frame(context, root).run()
     except NoProofError as failure:
         return Proof(failures=(Failure(failure.reason, failure.node),))

@@ -13,7 +13,7 @@ from dp2ddp.analysis.proof.meters import is_meter
 from dp2ddp.analysis.proof.models import Models
 from dp2ddp.analysis.proof.result import Reduction
 from dp2ddp.analysis.roles import Criterion, Function, Module, Role, Scaler, Wrapped
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, in_order
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.proof.expressions import Evaluator
@@ -50,8 +50,12 @@ class Calls:
         roles = self.resolver.roles(node.func)
         if any(isinstance(r, (Wrapped, Module)) for r in roles):
             return self._model_call(node, roles)
-        criteria = [r for r in roles if isinstance(r, Criterion)]
+        criteria = sorted((r for r in roles if isinstance(r, Criterion)), key=lambda r: r.site.lineno)
         if criteria:
+            stranger = self.frame.context.origins.stranger(node.func)
+            if stranger is not None:
+                place = self.frame.context.source.where(stranger)
+                raise self.frame.fail(f"the loss can also be what {place} makes it, which is not known", node)
             return self._loss(node, [(c.path, c.site) for c in criteria])
         meter = self.values.meter_of(node.func.value) if isinstance(node.func, ast.Attribute) else None
         if meter is not None:
@@ -127,8 +131,9 @@ class Calls:
             reason = losses.why_no_mean(path, _as_mean(site) if what is What.SUM else site)
             if reason is not None:
                 raise self.frame.fail(reason, node)
-        text = self.frame.context.source.text
-        if any(path.endswith(_IGNORING) for path, _ in known) and re.search(r"-\s*100\b|ignore_index|IGNORE", text):
+        texts = [file.text for file in self.frame.context.source.files]
+        may_ignore = any(re.search(r"-\s*100\b|ignore_index|IGNORE", text) for text in texts)
+        if may_ignore and any(path.endswith(_IGNORING) for path, _ in known):
             raise self.frame.fail("targets may be ignored (-100), so shards may count differently many", node)
         return Kind(what, over, grad)
 
@@ -161,9 +166,9 @@ class Calls:
         loop = self.frame.loop
         trains = loop is None or self.frame.context.loops.trains(loop)
         if not any(isinstance(r, Wrapped) for r in roles) and self.frame.grad_enabled and trains:
-            known = [r.definition.name for r in roles if isinstance(r, Module) and r.definition is not None]
+            known = in_order(r.definition for r in roles if isinstance(r, Module) and r.definition is not None)
             if known:
-                raise self.frame.fail(f"`{known[0]}` is not known to treat each sample alone", node)
+                raise self.frame.fail(f"`{known[0].name}` is not known to treat each sample alone", node)
             raise self.frame.fail("a model is trained past its wrap", node)
 
     def _own_function(self, node: ast.Call) -> Kind:
@@ -218,7 +223,7 @@ class Calls:
     def _sees(self, function: FunctionNode) -> bool:
         """Whether a function's free names can be this frame's: it is the module's, or the function stands in it."""
         root = self.frame.root
-        return isinstance(root, ast.Module) or any(a is root for a in self.frame.context.source.ancestors(function))
+        return any(above is root for above in self.frame.context.source.ancestors(function))
 
     def _check_unseen(self, node: ast.Call) -> None:
         """Fail where a function that isn't followed, because it gets nothing of the shard, trains or draws."""

@@ -362,7 +362,9 @@ class Frame:
         if root == "self":
             reached = isinstance(self.context.source.parent(self.root), ast.ClassDef)
         else:
+            module = self.context.source.module
             reached = root not in local_names(self.root) and root not in local_names(self.loop_root)
+            reached = reached and module(self.root) is module(self.loop_root)
         if not reached:
             raise self.fail("a value of the shard is used in a function that doesn't know the loader", reduction.node)
 

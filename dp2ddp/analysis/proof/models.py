@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dp2ddp.analysis.proof import kinds, losses
 from dp2ddp.analysis.proof.kinds import Kind, What
 from dp2ddp.analysis.roles import Criterion, Module, Role, Wrapped
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, in_order
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.proof.frame import Frame
@@ -28,7 +28,7 @@ class Models:
         modules = {r for role in roles for r in (self.resolver.inner(role) if isinstance(role, Wrapped) else (role,))}
         over = shard[0].over
         one = Kind(What.ROWS, over, grad=self.frame.grad_enabled, wide=True, output=True)
-        known = [m.definition for m in modules if isinstance(m, Module) and m.definition is not None]
+        known = in_order(m.definition for m in modules if isinstance(m, Module) and m.definition is not None)
         if len(known) != len(modules) or not known:
             if len(shard) > 1:
                 raise self.frame.fail("the model takes several parts of the batch, perhaps to compute its loss", node)
@@ -48,9 +48,9 @@ class Models:
             raise self.frame.fail(f"`{definition.name}` has no forward of its own", node)
         counts: set[int | None] = set()
         for statement in ast.walk(forward):
-            if isinstance(statement, ast.Return) and statement.value is not None:
-                values = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
-                counts.add(len(values) if isinstance(statement.value, ast.Tuple) else None)
+            for returned in _choices(statement.value) if isinstance(statement, ast.Return) else ():
+                values = returned.elts if isinstance(returned, ast.Tuple) else [returned]
+                counts.add(len(values) if isinstance(returned, ast.Tuple) else None)
                 if any(self._is_scalar(v, forward) for v in values):
                     raise self.frame.fail(
                         f"`{definition.name}` returns a loss, or another number that is not a row", node
@@ -74,6 +74,13 @@ class Models:
         name = value.func.attr if isinstance(value.func, ast.Attribute) else ""
         whole = len(value.args) == int(path.startswith("torch."))
         return name in ("mean", "sum", "norm") and whole and not value.keywords
+
+
+def _choices(value: ast.expr | None) -> list[ast.expr]:
+    """What a returned expression can be: both sides of `a if test else b`."""
+    if isinstance(value, ast.IfExp):
+        return [*_choices(value.body), *_choices(value.orelse)]
+    return [] if value is None else [value]
 
 
 def _binds(node: ast.Assign, name: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.origins import Origins
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.analysis.source import FunctionNode, Source
 
@@ -73,6 +75,11 @@ class Context:
     # Go on behind what isn't proved, and collect it.
     lenient: bool = False
     failures: dict[ast.AST, Failure] = field(default_factory=dict)
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where values come from."""
+        return Origins(self.source, self.resolver)
 
     def fail(self, failure: NoProofError) -> None:
         """Keep a failure and go on, or end the proof."""

@@ -1,0 +1,50 @@
+"""DDP019: names from before Python and PyTorch renamed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Edit, Finding, Span
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class OldNamesRule(Rule):
+    """`.cuda(async=True)` becomes `.cuda(non_blocking=True)`."""
+
+    id = "DDP019"
+    title = "Rename what has become a keyword"
+    why = (
+        "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
+        "that says `async=True` is no Python any more, so it is renamed before anything else is read."
+    )
+    examples = (
+        Example(
+            also=("DDP002",),
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+x = torch.ones(3, 4).cuda(async=True)
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = ddp.wrap_model(nn.Linear(4, 2), gather=True)
+x = torch.ones(3, 4).cuda(non_blocking=True)
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        # Done where the source is read (`syntax.without_async_arguments`): nothing else could read it.
+        yield from ()
+
+    @classmethod
+    def renaming(cls, place: tuple[int, int]) -> Edit:
+        """The record of what was renamed at a place of a file: line, column."""
+        line, column = place
+        return Edit(cls.id, Span.of(line, column, line, column + len("async")), "`async` is a keyword of Python now")
