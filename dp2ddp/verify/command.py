@@ -21,6 +21,7 @@ from .causes import Finding, explain
 from .compare import TOLERANCE, Comparison, compare
 from .repeats import Repeats
 from .runs import Options, Run
+from .synthetic import MadeUp
 
 AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
@@ -91,6 +92,11 @@ class Verdict:
             return FAILED
         return DIFFER if self.findings else AGREE
 
+    @property
+    def synthetic(self) -> Sequence[MadeUp]:
+        """The data sets whose samples were made up."""
+        return self.comparison.recordings[0].synthetic if self.comparison else ()
+
 
 class _CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
     def __init__(self, failure: Failure) -> None:
@@ -129,6 +135,8 @@ class _Verification:
     def _verdict(self) -> Verdict:
         options, comparison, findings = self._compared()
         verdict = Verdict(options, comparison, findings, self.notes)
+        if options.synthetic is not None:
+            self.notes.append(_synthetic(verdict.synthetic))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         draws = any(recording.draws is not None for recording in comparison.recordings)
@@ -194,6 +202,9 @@ class _Verification:
             comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE)
         except FileNotFoundError as missing:
             raise _CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
+        if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
+            reason = f"exit code {original.exit_code} before the first optimizer step"
+            raise _CouldNotRun(Failure("original", reason, original.stderr))
         return options, comparison, _beyond(explain(comparison), tolerance)
 
     def _repeat(self, options: Options, first: Comparison) -> Repeats:
@@ -246,6 +257,13 @@ def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
     if tolerance < ROUNDING:
         return list(findings)
     return [finding for finding in findings if finding.size > tolerance]
+
+
+def _synthetic(datasets: Sequence[MadeUp]) -> str:
+    """What to say about data that was made up."""
+    if not datasets:
+        return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
+    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
 
 
 def _is_first_shuffle(comparison: Comparison) -> bool:
