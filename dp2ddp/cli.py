@@ -15,6 +15,7 @@ from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
 from dp2ddp.project import STANDARD
 from dp2ddp.rules import STRATEGIES, Options, all_rules, rule
+from dp2ddp.verify.samples import COUNT
 
 if TYPE_CHECKING:
     from dp2ddp.verify.command import Verdict
@@ -65,6 +66,7 @@ the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
 Examples:
   dp2ddp verify train.py --nproc 2 -- --epochs 1
   dp2ddp verify train.py --converted train_ddp.py --steps 50 --plot losses.png
+  dp2ddp verify cifar.py --synthetic-data --steps 10 -- --batch-size 32
 """
 
 
@@ -80,6 +82,17 @@ class _Main(click.Group):
         except EditError as error:
             click.echo(f"dp2ddp: internal error, nothing written; please report it with the script: {error}", err=True)
             ctx.exit(INTERNAL)
+
+
+class _Verify(click.Command):
+    """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        for at, argument in enumerate(args[:own]):
+            if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
+                args = [*args[:at], f"--synthetic-data={COUNT}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Main, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
@@ -158,7 +171,7 @@ def convert(
     ctx.exit(conversion.run(request))
 
 
-@main.command(help=_VERIFY_HELP)
+@main.command(help=_VERIFY_HELP, cls=_Verify)
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
@@ -175,6 +188,12 @@ def convert(
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", show_default=True, help="As in convert.")
 @click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
+@click.option(
+    "--synthetic-data",
+    metavar="[N]",
+    type=click.IntRange(1),
+    help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
+)
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
 @click.option(
@@ -193,6 +212,7 @@ def verify(
     device: str,
     strategy: str,
     repeats: int | None,
+    synthetic_data: int | None,
     timeout: float,
     as_json: bool,
     plot: Path | None,
@@ -205,7 +225,7 @@ def verify(
 
     if plot is not None:
         drawing.check(plot)
-    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout)
+    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
     request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats)
     with command.verifying(request) as verdict:
         _show_verdict(verdict, script.name, as_json)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from dp2ddp import pipeline, syntax, wrapcalls
 from dp2ddp.errors import BadInput
@@ -20,6 +21,8 @@ from dp2ddp.rules import Options
 from dp2ddp.rules.unsupported import UnsupportedRule
 from dp2ddp.sources import Sources
 
+#: What lies in the top folder of a project.
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 #: Below so many groups of scripts, starting processes costs more than it saves.
 _MANY = 4
 
@@ -58,6 +61,20 @@ class Outcome:
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
         return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
+
+
+def root_of(scripts: Sequence[Path]) -> Path:
+    """The folder of the scripts' project: the nearest above that looks like it, else the current one, else their own.
+
+    Args:
+        scripts: absolute paths.
+    """
+    shared = Path(os.path.commonpath([script.parent for script in scripts]))
+    for folder in (shared, *shared.parents):
+        if any((folder / mark).exists() for mark in _ROOT_MARKS):
+            return folder
+    here = Path.cwd()
+    return here if here == shared or here in shared.parents else shared
 
 
 def follow(sources: Sources, layout: Layout, entry: str) -> Program:

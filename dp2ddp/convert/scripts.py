@@ -20,9 +20,6 @@ from dp2ddp.programs import Outcome
 from dp2ddp.project import STANDARD, SourceFile
 from dp2ddp.sources import Sources
 
-#: What lies in the top folder of a project.
-_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-
 
 @dataclass(frozen=True)
 class _Job:
@@ -111,7 +108,7 @@ def _convert(request: Request, given: Sequence[SourceFile]) -> _Job:
         names = Names(Path(), {given[0].name: given[0].name})
         return _Job(request, {given[0].name: given[0]}, sources, names, Outcome([], conversions))
     paths = [Path(os.path.abspath(source.name)) for source in given]
-    root = _root(paths)
+    root = programs.root_of(paths)
     by_path = {path.relative_to(root).as_posix(): source for path, source in zip(paths, given)}
     sources = Sources(root, late=lambda path: True)
     for path, source in by_path.items():
@@ -123,16 +120,6 @@ def _convert(request: Request, given: Sequence[SourceFile]) -> _Job:
         followed = [programs.follow(sources, layout, path) for path in by_path]
         outcome = programs.convert(followed, request.options, lenient=False)
     return _Job(request, by_path, sources, names, outcome)
-
-
-def _root(paths: Sequence[Path]) -> Path:
-    """The project's folder: the nearest one above that looks like it, else the current one, else the scripts' own."""
-    shared = Path(os.path.commonpath([path.parent for path in paths]))
-    for folder in (shared, *shared.parents):
-        if any((folder / mark).exists() for mark in _ROOT_MARKS):
-            return folder
-    here = Path.cwd()
-    return here if here == shared or here in shared.parents else shared
 
 
 def _write(job: _Job, beside: Sequence[Path]) -> dict[str, str]:

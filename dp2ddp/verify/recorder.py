@@ -15,14 +15,18 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
+
+if TYPE_CHECKING:
+    from .synthetic import MadeUp
 
 ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 
@@ -73,6 +77,10 @@ class Recorder:
         self._write("end", seconds=time.perf_counter() - self._started)
         self._events.close()
         self._values.close()
+
+    def made_up(self, data: MadeUp) -> None:
+        """Note that a data set holds made-up samples."""
+        self._write("synthetic", data=asdict(data))
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)

@@ -26,6 +26,7 @@ def wrap_model(
     dim: int = 0,
     sync_bn: bool = False,
     find_unused_parameters: bool | None = None,
+    root: Any = None,
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
@@ -40,9 +41,13 @@ def wrap_model(
             chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`.
         find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
             always allowed, at no cost.
+        root: the model of which the module is a part, or becomes one: `model.features = wrap_model(model.features,
+            gather=True, root=model)`. The root runs on whole batches on every rank, and its own parameters are kept
+            equal along with the part's; it may get more of them later. What is no `nn.Module` is no root.
 
     Raises:
         TypeError: `module` is no `nn.Module`.
+        ValueError: a `root` without `gather=True`.
         RuntimeError: the ranks' models differ in names, shapes or dtypes.
     """
     if isinstance(module, WrappedModel):
@@ -51,9 +56,13 @@ def wrap_model(
         module = module.module
     if not isinstance(module, nn.Module):
         raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+    root = root.module if isinstance(root, WrappedModel) else root
+    root = root if isinstance(root, nn.Module) and root is not module else None
+    if root is not None and not gather:
+        raise ValueError("a part of a model is wrapped with gather=True: the rest of it takes whole batches")
     if sync_bn:
         module = _with_sync_bn(module)
-    return WrappedModel(module.to(world.device()), gather, dim)
+    return WrappedModel(module.to(world.device()), gather, dim, root)
 
 
 def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -95,7 +104,7 @@ def _with_sync_bn(module: nn.Module) -> nn.Module:
     return converted
 
 
-# By module, so that one that is unwrapped and wrapped again isn't averaged twice.
+# By module, so one that is unwrapped and wrapped again isn't averaged twice. The parts of a model share its root's.
 _reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
 
 
@@ -108,7 +117,7 @@ class WrappedModel(DistributedDataParallel):
     Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
     """
 
-    def __init__(self, module: nn.Module, gather: bool = False, dim: int = 0) -> None:
+    def __init__(self, module: nn.Module, gather: bool = False, dim: int = 0, root: nn.Module | None = None) -> None:
         nn.Module.__init__(self)
         self.dim = dim
         self.device = world.device()
@@ -121,17 +130,22 @@ class WrappedModel(DistributedDataParallel):
         self._checked = False
         self._exchange = exchange.Exchange()
         self.module = module
+        self._root = None if root is None else weakref.ref(root)
+        self._covered: weakref.ref[nn.Module] = weakref.ref(module)
+        self._joined: dict[int, nn.Parameter] = {}  # what has rank 0's values, by id
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
                 inner.step_aside()
         self._all_device_ids = self.device_ids
         if world.world_size() > 1:
-            self._join()
+            self._join(module if root is None else nn.ModuleList([root, module]))
         self._rescan()
 
-    def _join(self) -> None:
-        """Check that all ranks have the same model, and take rank 0's values."""
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+    def _join(self, model: nn.Module) -> None:
+        """Check that all ranks have the same model, and take rank 0's values where they weren't taken before."""
+        new = {name: param for name, param in model.named_parameters() if id(param) not in self._joined}
+        self._joined = {id(param): param for param in model.parameters()}
+        tensors = {**new, **dict(model.named_buffers())}
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
         told = self._exchange(exchange.Part([], (digest, self.device.index)), torch.device("cpu"))
@@ -149,14 +163,29 @@ class WrappedModel(DistributedDataParallel):
 
     def _rescan(self) -> None:
         """Look again at which parameters and buffers there are. (Not at each forward: that takes a while.)"""
-        self._params = list(self.module.parameters())
-        self.device = self._params[0].device if self._params else self.device
+        whole, reducer = self._whole(), self._reducer
+        self._covered = weakref.ref(whole)
+        if reducer is not None and reducer is not self._reducer:
+            reducer.close()  # the root's does it from now on
+        self._params = list(whole.parameters())
+        self.device = next((param.device for param in self.module.parameters()), self.device)
         self._sparse: list[Any] = [
             inner.weight
-            for inner in self.module.modules()
+            for inner in whole.modules()
             if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.sparse
         ]
         self._buffered = [inner for inner in self.module.modules() if inner._buffers]
+
+    def _whole(self) -> nn.Module:
+        """The model whose gradients are averaged together: the root, as soon as this model is in it."""
+        root = self._root() if self._root is not None else None
+        return root if root is not None and any(inner is self for inner in root.modules()) else self.module
+
+    def _follow_root(self) -> None:
+        """Look at each forward what the root has by now: scripts add and replace layers behind the wrap."""
+        self._rescan()
+        if any(id(param) not in self._joined for param in self._params):
+            self._join(self._whole())
 
     def train(self, mode: bool = True) -> WrappedModel:
         super().train(mode)  # type: ignore[no-untyped-call]
@@ -191,6 +220,8 @@ class WrappedModel(DistributedDataParallel):
             raise RuntimeError(
                 "a model wrapped with gather=True got one rank's shard: pass its loader gather=True, too"
             )
+        if self._root is not None:
+            self._follow_root()
         self._prepare()
         if self._gathers or (batch is not None and batch.whole):
             return self._on_whole_batch(args, kwargs)
@@ -204,16 +235,17 @@ class WrappedModel(DistributedDataParallel):
 
     @property
     def _reducer(self) -> Reducer | None:
-        return _reducers.get(self.module)
+        covered = self._covered()
+        return None if covered is None else _reducers.get(covered)
 
     def _prepare(self) -> None:
         if not torch.is_grad_enabled():
             return
         if not self._checked and self.training:
             self._checked = True
-            _check_equal(dict(self.module.named_parameters()))
+            _check_equal(dict(self._whole().named_parameters()))
         if self._reducer is None:
-            _reducers[self.module] = Reducer(self._params, self._sparse)
+            _reducers[self._whole()] = Reducer(self._params, self._sparse)
         else:
             self._reducer.refresh(self._params, self._sparse)
 
@@ -277,11 +309,21 @@ class WrappedModel(DistributedDataParallel):
         """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
         return super().load_state_dict(fit_prefix(state_dict, self.state_dict().keys()), *args, **kwargs)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Inside another model, too, the keys may lack their `module.`."""
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        fitted = fit_prefix(own, self.state_dict().keys())
+        if fitted is not own:
+            for key in own:
+                del state_dict[prefix + key]
+            state_dict.update({prefix + key: value for key, value in fitted.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside leave the gradients unaveraged; the next one outside averages what has piled up."""
         if self._reducer is None and world.world_size() > 1 and not self._inside:
-            _reducers[self.module] = Reducer(self._params, self._sparse)
+            _reducers[self._whole()] = Reducer(self._params, self._sparse)
         reducer = self._reducer
         if reducer is None:
             yield
@@ -298,12 +340,17 @@ class WrappedModel(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = WrappedModel.__new__(WrappedModel)
         memo[id(self)] = new
-        made_anew = ("_exchange", "_params", "_sparse", "_buffered")
+        made_anew = ("_exchange", "_params", "_sparse", "_buffered", "_joined", "_root", "_covered")
         for name, value in self.__dict__.items():
             if name not in made_anew:
                 new.__dict__[name] = copy.deepcopy(value, memo)
         new._exchange = exchange.Exchange()
+        new._root, new._covered = None, weakref.ref(new.module)
         new._rescan()
+        new._joined = {id(param): param for param in new._params}
+        root = self._root() if self._root is not None else None
+        if root is not None and id(root) in memo:
+            new._root = weakref.ref(memo[id(root)])  # not looked into yet: it isn't complete
         return new
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

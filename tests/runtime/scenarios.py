@@ -5,6 +5,7 @@ The wrapper is the runtime's with `gather=True` on ranks, and the oracle's in th
 
 from __future__ import annotations
 
+import copy
 from collections import namedtuple
 from typing import Any, Callable
 
@@ -363,6 +364,108 @@ def part_of_a_model(wrap: Wrapper) -> Tensors:
     net = Whole()
     net(torch.rand(5, 4)).square().mean().backward()
     return [*net.state_dict().values(), *grads(net)]
+
+
+class Whole(nn.Module):
+    """A model with two wrapped parts and layers of its own: before, between, behind, and shared with a part."""
+
+    def __init__(self, wrap: Wrapper) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.features = wrap(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)), root=self)
+        self.norm = nn.BatchNorm1d(4)
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.encoder = wrap(self.encoder, root=self)
+        self.drop = nn.Dropout(0.5)
+        self.tied = self.features.module[0]
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.drop(self.norm(self.features(torch.tanh(self.stem(x)))))
+        return self.head(self.tied(self.encoder(out)).relu())
+
+
+@scenario
+def parts_of_a_model_with_a_root(wrap: Wrapper) -> Tensors:
+    net = Whole(wrap)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    result: Tensors = []
+    for step, rows in enumerate((6, 9, 4, 8, 6)):
+        if step == 3:  # the head is exchanged without a word to the wrapper, and the stem is frozen
+            net.head = nn.Linear(4, 3)
+            net.stem.requires_grad_(False)
+            optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+        optimizer.zero_grad()
+        net(torch.rand(rows, 4)).square().mean().backward()
+        result += grads(net)
+        optimizer.step()
+    net.eval()
+    result += [net(torch.rand(1, 4)), torch.rand(1)]
+    return [*result, *net.state_dict().values()]
+
+
+@scenario
+def a_head_trained_past_its_part(wrap: Wrapper) -> Tensors:
+    net = Whole(wrap)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    result: Tensors = []
+    for rows in (6, 9, 8):
+        x = torch.rand(rows, 4)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        (net.head(net.tied(x)).square().mean() + net.encoder.module(x).abs().mean()).backward()
+        with torch.no_grad():
+            features = net.features(x)
+        net.norm(features).square().sum().backward()
+        result += grads(net)
+        optimizer.step()
+    return [*result, *net.state_dict().values()]
+
+
+@scenario
+def a_copy_of_a_model_with_parts(wrap: Wrapper) -> Tensors:
+    net = Whole(wrap)
+    net.features.module[1].p = 0.0  # each of the oracle's copies would draw from a stream of its own
+    net(torch.rand(8, 4)).sum().backward()
+    twin = copy.deepcopy(net)
+    alone = copy.deepcopy(net.encoder)
+    for model in (net, twin, alone):
+        model.zero_grad()
+        model(torch.rand(8, 4)).square().sum().backward()
+    return [*grads(net), *grads(twin), *grads(alone)]
+
+
+class WithCriterion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (F.cross_entropy(out * self.weight, y, reduction="none") * (y + 1)).mean()
+
+
+@scenario
+def wrapped_losses(wrap: Wrapper) -> Tensors:
+    net, criterion, learned = wrap(mlp()), wrap(nn.CrossEntropyLoss()), wrap(WithCriterion())
+    result: Tensors = []
+    for rows in (6, 5, 1):
+        out, y = net(torch.rand(rows, 4)), torch.arange(rows) % 3
+        losses = criterion(out, y)
+        (losses.mean() + learned(out, y).sum()).backward()
+        result += [losses, *grads(net), *grads(learned)]
+    return result
+
+
+@scenario
+def wrapped_to_evaluate(wrap: Wrapper) -> Tensors:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    for param in net.parameters():
+        param.requires_grad_(False)
+    net = wrap(net).eval()
+    result: Tensors = [net(torch.rand(rows, 4)) for rows in (6, 1)]
+    with torch.no_grad():
+        result += [net(torch.rand(5, 4)), *net.buffers()]
+    return result
 
 
 @scenario

@@ -31,12 +31,12 @@ _results: dict[int, list[dict[str, Tensors]]] = {}
 
 def run_gathered() -> dict[str, Tensors]:
     reducers._FIRST_BUCKET, reducers._BUCKET = 100, 200  # several buckets for small models, too
-    return run_all(lambda module, dim=0: models.wrap_model(module, gather=True, dim=dim))
+    return run_all(lambda module, dim=0, root=None: models.wrap_model(module, gather=True, dim=dim, root=root))
 
 
 def results(ranks: RankPool, n: int) -> list[dict[str, Tensors]]:
     if n not in _results:
-        emulated = run_all(lambda module, dim=0: EmulatedDataParallel(module, dim=dim, n=n))
+        emulated = run_all(lambda module, dim=0, root=None: EmulatedDataParallel(module, dim=dim, n=n))
         _results[n] = [emulated, *ranks(n, run_gathered)]
     return _results[n]
 
@@ -104,11 +104,69 @@ def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) 
         ranks(n, wrapping_details)
 
 
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, 3)
+        if world.rank() == 1:
+            self.stem.bias.data.add_(1)
+        self.features = models.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), gather=True, root=self)
+        self.head = nn.Linear(3, 2)
+        self.head.weight.data.add_(world.rank())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(self.stem(x)))
+
+
+def parts_and_their_root() -> None:
+    torch.manual_seed(0)
+    net = Branches()
+    assert net.stem.bias.tolist() == ranks_agree(net.stem.bias.tolist()), "what the root has when its part is wrapped"
+    out = net(torch.rand(4, 3))
+    assert net.head.weight.tolist() == ranks_agree(net.head.weight.tolist()), "what it gets later"
+    (out.sum() + world.rank() * net.head.bias.sum()).backward()  # as a kernel that isn't deterministic parts them
+    assert net.head.bias.grad.tolist() == ranks_agree(net.head.bias.grad.tolist())
+    if world.world_size() > 1:
+        assert net in models._reducers
+        assert net.features.module not in models._reducers
+
+
+def keys_of_parts() -> None:
+    net = Branches()
+    assert "features.module.0.weight" in net.state_dict()
+    state = {name: value + 1 for name, value in net.state_dict().items()}
+    net.load_state_dict(state)
+    plain = {name.replace(".module.", "."): value + 1 for name, value in state.items()}
+    net.load_state_dict(plain)
+    assert net.features.module[0].weight.equal(plain["features.0.weight"])
+    assert "features.0.weight" in plain
+    del plain["features.0.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*features\.module\.0\.weight"):
+        net.load_state_dict(plain)
+    with pytest.raises(ValueError, match="gather=True"):
+        models.wrap_model(nn.Linear(1, 1), root=net)
+    models.wrap_model(nn.Linear(1, 1), root="no module")
+
+
+def test_parts_share_their_roots_gradients_and_values(ranks: RankPool) -> None:
+    for n in (1, 2):
+        ranks(n, parts_and_their_root)
+
+
+def test_parts_load_keys_in_either_form(ranks: RankPool) -> None:
+    for n in (1, 2):
+        ranks(n, keys_of_parts)
+
+
 def differing(kind: str) -> str:
     torch.manual_seed(0)
     net = nn.Linear(3, 2 + (kind == "shape" and world.rank()))
     try:
         wrapped = models.wrap_model(net)
+        if kind == "root":
+            wrapped = Branches()
+            wrapped.stem.bias.data.add_(world.rank())
+            wrapped.features(torch.rand(2, 3))
         if kind == "value" and world.rank() == 1:
             net.bias.data[1] = torch.nextafter(net.bias.data[1], torch.tensor(9.0))
         wrapped(torch.rand(2, 3))
@@ -118,7 +176,11 @@ def differing(kind: str) -> str:
 
 
 def test_ranks_whose_models_differ_are_told_apart(ranks: RankPool) -> None:
-    for kind, message in (("shape", "names, shapes or dtypes"), ("value", "parameter 'bias' differs between ranks")):
+    for kind, message in (
+        ("shape", "names, shapes or dtypes"),
+        ("value", "parameter 'bias' differs between ranks"),
+        ("root", "parameter 'stem.bias' differs between ranks"),
+    ):
         assert all(message in told for told in ranks(2, differing, kind))
     assert ranks(2, differing, "nothing") == ["no error"] * 2
 

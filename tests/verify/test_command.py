@@ -85,6 +85,16 @@ def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side
     assert f"the {side} script could not run: ValueError: on purpose" in result.stderr
 
 
+def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Path) -> None:
+    """Wrong arguments, for one: that both sides refuse them is no agreement."""
+    check = "import sys\nif sys.argv[1:]:\n    sys.exit(sys.stderr.write('usage: refuses.py') and 2)\n"
+    (workplace / "refuses.py").write_text(check + tiny.ORIGINAL)
+    result = verify("refuses.py", "--", "x")
+    assert result.exit_code == 2
+    assert "usage: refuses.py" in result.stderr
+    assert "the original script could not run: exit code 2 before the first optimizer step" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
