@@ -101,6 +101,9 @@ def _measure_group(repository: str, group: Sequence[Program], classes: frozenset
         seconds = (time.perf_counter() - start) / len(group)
         for program, error in outcome.refused:
             yield Script(repository, program.entry, refused=_reason(error), seconds=seconds)
+        for program, error in outcome.blocked:
+            left = [f"{error.file}:{error.line}"]
+            yield Script(repository, program.entry, compiled=True, idempotent=True, wraps_left=left, seconds=seconds)
         if outcome.programs:
             again = _again(outcome.programs, outcome.conversions)
             for program in outcome.programs:

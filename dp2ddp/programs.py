@@ -18,6 +18,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.pipeline import Conversion
 from dp2ddp.rules import Options
+from dp2ddp.rules.unsupported import UnsupportedRule
 from dp2ddp.sources import Sources
 
 #: What lies in the top folder of a project.
@@ -49,11 +50,13 @@ class Outcome:
         programs: the scripts that were converted, with their files.
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
+        blocked: the scripts with a use of `DataParallel` that can't be converted, where others could do without them.
     """
 
     programs: list[Program] = field(default_factory=list)
     conversions: dict[str, Conversion] = field(default_factory=dict)
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
+    blocked: list[tuple[Program, BadInput]] = field(default_factory=list)
 
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
@@ -129,7 +132,8 @@ def convert(
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-        advance(len(part.programs) + len(part.refused))
+        outcome.blocked += part.blocked
+        advance(len(part.programs) + len(part.refused) + len(part.blocked))
     return outcome
 
 
@@ -141,7 +145,8 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
         try:
             entries = [program.entry for program in outcome.programs]
             outcome.conversions = pipeline.convert_files(files, entries, options)
-            break
+            if not (lenient and _set_aside(outcome)):
+                break
         except BadInput as error:
             stopped = [program for program in outcome.programs if error.file in program.files]
             if not lenient or not stopped:
@@ -149,6 +154,23 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
             outcome.refused += [(program, error) for program in stopped]
             outcome.programs = [program for program in outcome.programs if error.file not in program.files]
     return outcome
+
+
+def _set_aside(outcome: Outcome) -> bool:
+    """Sets the scripts aside that stop the conversion of all; returns whether others are left to be tried."""
+    stops = {
+        path: BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
+        for path, conversion in outcome.conversions.items()
+        for note in conversion.notes
+        if note.rule == UnsupportedRule.id
+    }
+    stopped = [(program, stops[path]) for program in outcome.programs for path in program.files if path in stops]
+    reasons = {program.entry: (program, why) for program, why in reversed(stopped)}
+    if outcome.changed() or not 0 < len(reasons) < len(outcome.programs):
+        return False
+    outcome.blocked += [reasons[program.entry] for program in outcome.programs if program.entry in reasons]
+    outcome.programs = [program for program in outcome.programs if program.entry not in reasons]
+    return True
 
 
 def _parts(

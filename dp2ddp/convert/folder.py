@@ -126,6 +126,7 @@ def _run(request: Request, chosen: Sequence[str], sources: Sources, layout: Layo
     with _progress(len(followed)) as advance:
         outcome = programs.convert(followed, request.options, lenient=guessed, advance=advance)
     outcome.refused[:0] = refused
+    outcome.refused += outcome.blocked
     if outcome.refused and not outcome.programs:
         raise outcome.refused[0][1]
     return outcome

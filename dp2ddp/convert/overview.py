@@ -167,7 +167,7 @@ def _project_lines(done: Project) -> Iterator[Text]:
     for each in done.files:
         yield from each.lines()
     if done.refused:
-        yield Text(f"{report.count(done.refused, 'script')} left as they are:", "bold yellow")
+        yield Text(f"{report.count(done.refused, 'script')} left alone:", "bold yellow")
         for name, why in done.refused:
             yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
     yield from _warnings("to be known", done.warnings)

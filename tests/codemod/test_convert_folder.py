@@ -267,6 +267,24 @@ def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Pa
     assert (named.exit_code, named.stderr) == (2, "dp2ddp: project/dist.py:1: it is refused\n")
 
 
+def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocking(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+        if "odd.py" not in entries:
+            return stub(files, entries, options)
+        note = Note("DDP016", Span.of(2, 0, 2, 1), "it can't be converted", "change it")
+        return {path: Conversion(text, notes=[note] * (path == "odd.py")) for path, text in files.items()}
+
+    monkeypatch.setattr(pipeline, "convert_files", blocking)
+    write(project, {"odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "1 script left alone:\n  project/odd.py:2: it can't be converted; change it\n" in result.stderr
+    assert read("out") == {**CONVERTED, "odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"}
+    assert "  project/odd.py: left as it is, but it imports nets.py, which changed" in result.stderr
+    alone = run("project", "--entry", "odd.py", "-o", "alone")
+    assert "1 note, to be looked at by a person:\n  project/odd.py:2  DDP016" in alone.stderr
+
+
 def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
     write(project, {"nets.py": f"# REFUSED\n{FILES['nets.py']}"})
     result = run("project", "-o", "out")
