@@ -140,7 +140,7 @@ class _Verification:
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         draws = any(recording.draws is not None for recording in comparison.recordings)
-        if not findings or not draws or self.request.options.replicas == 1:
+        if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
             return verdict
         hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
         self.notes.append(

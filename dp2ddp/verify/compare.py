@@ -91,6 +91,12 @@ class Comparison:
         """The first step whose parameters differ by more than the tolerance."""
         return next((step for step in self.steps if step.relative > self.tolerance), None)
 
+    @property
+    def trained_alike(self) -> bool:
+        """Whether both trained, on the same batches, with the same losses and to the same parameters."""
+        same = self.first is None and not self.counts and self.batch is None and self.apart is None
+        return bool(self.steps) and same and all(loss <= self.tolerance for loss in self.losses)
+
     def failures(self) -> list[str]:
         """Everything in which the runs don't agree, a line each; empty if they agree."""
         found = list(self.counts)

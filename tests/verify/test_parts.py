@@ -57,6 +57,8 @@ def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest
         "took {} s",
         "epoch 3 in {}s, loss 0.5",
         "Time {} (0.123) Data 0.001 (0.002)",
+        "Time {} ( 0.123)\tData  0.841 ( 0.841)\tLoss 7.1543e+00 (7.1543e+00)",
+        "Time  1.245 (24.245)\tData  {} ( 0.974)",
         "Elapsed: {}",
         "{} ms/batch",
         "speed {} images/sec",
