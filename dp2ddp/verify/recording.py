@@ -67,6 +67,7 @@ class Recording:
         starts: by optimizer, the parameters before its first step.
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         unsharded: the step at which a model that takes shards was first given a batch that nobody split.
+        mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         ended: False where the process was killed.
     """
 
@@ -77,6 +78,7 @@ class Recording:
     starts: dict[int, Step] = field(default_factory=dict)
     draws: int | None = None
     unsharded: int | None = None
+    mixed: str | None = None
     seconds: float = math.nan
     ended: bool = False
 
@@ -131,6 +133,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.draws = step
     elif kind == "unsharded":
         recording.unsharded = step
+    elif kind == "mixed":
+        recording.mixed = event["dtype"]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
 
