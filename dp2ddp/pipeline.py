@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +56,8 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     refusals.refuse(source.tree, filename)
     planned = plan(source, options)
     notes = sorted(planned.notes, key=lambda note: note.span)
+    if sys.version_info < (3, 10):
+        _refuse_misplaced(source, planned.edits)
     edits = [*planned.edits, *(_comment(note, source) for note in notes if options.annotate)]
     new_text = _rewrite(text, filename, edits)
     return Conversion(
@@ -92,6 +96,24 @@ def _comment(note: Note, source: Source) -> InsertBefore:
 
 def _is_elif(node: ast.stmt, source: Source) -> bool:
     return isinstance(node, ast.If) and source.segment(node).startswith("elif")
+
+
+def _refuse_misplaced(source: Source, edits: Sequence[Edit]) -> None:
+    """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
+
+    Raises:
+        BadInput: one of the edits may be there.
+    """
+    strings = [node for node in source.nodes if isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno]
+    for span in (source.span(node) for node in strings if re.search("\"{3}|'{3}", source.segment(node))):
+        for edit in edits:
+            if span.start < edit.span.start and edit.span.start.line <= span.end.line:
+                raise BadInput(
+                    source.filename,
+                    line=edit.span.start.line,
+                    what="Python 3.9 does not tell where in an f-string of several lines an expression stands",
+                    todo="run dp2ddp with Python 3.10 or later; the conversion runs with 3.9, too",
+                )
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:
