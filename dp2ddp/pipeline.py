@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +91,8 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     for file in source.files:
         refusals.refuse(file.tree, file.name)
     planned = plan(source, options)
+    if sys.version_info < (3, 10):
+        _refuse_misplaced(source, planned.edits)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
 
 
@@ -139,6 +143,25 @@ def _comment(note: Note, file: File, source: Source) -> InsertBefore:
 
 def _is_elif(node: ast.stmt, source: Source) -> bool:
     return isinstance(node, ast.If) and source.segment(node).startswith("elif")
+
+
+def _refuse_misplaced(source: Source, edits: Sequence[Edit]) -> None:
+    """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
+
+    Raises:
+        BadInput: one of the edits may be there.
+    """
+    strings = [node for node in source.nodes if isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno]
+    for span in (source.span(node) for node in strings if re.search("\"{3}|'{3}", source.segment(node))):
+        for edit in edits:
+            if span.start < edit.span.start and edit.span.start.line <= span.end.line:
+                file = source.file_of_line(edit.span.start.line)
+                raise BadInput(
+                    file.name,
+                    line=edit.span.start.line - file.before,
+                    what="Python 3.9 does not tell where in an f-string of several lines an expression stands",
+                    todo="run dp2ddp with Python 3.10 or later; the conversion runs with 3.9, too",
+                )
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

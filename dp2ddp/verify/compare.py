@@ -236,4 +236,7 @@ def _counts(ours: Recording, theirs: Recording) -> list[str]:
         "optimizer steps": (len(ours.steps), len(theirs.steps)),
         "calls of backward": (len(ours.losses), len(theirs.losses)),
     }
-    return [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    if ours.mixed != theirs.mixed:
+        found.append(f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}")
+    return found

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import dp2ddp_runtime
 import torch
 
-from . import cuda, scratch, synthetic
+from . import cuda, mixed, scratch, synthetic
 from .recorder import Recorder, StepsDone
 from .stand_in import emulate, seed, shift_seeds
 
@@ -74,6 +75,7 @@ def _prepare(options: argparse.Namespace) -> None:
     scratch.protect(Path.cwd())
     if options.cpu is not None:
         cuda.without_cuda(options.cpu)
+        mixed.without_cuda()
         _show_cuda()
     if options.emulate is not None:
         emulate(options.emulate)
@@ -90,9 +92,17 @@ def _rank() -> int:
 
 
 def _show_cuda() -> None:
-    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
+    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
+    the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     dp2ddp_runtime.device = lambda: torch.device("cuda", local_rank)
+    wrap = dp2ddp_runtime.wrap_model
+
+    def wrap_model(*args: Any, **kwargs: Any) -> Any:
+        cuda.put_to_use()
+        return wrap(*args, **kwargs)
+
+    dp2ddp_runtime.wrap_model = wrap_model
 
 
 if __name__ == "__main__":

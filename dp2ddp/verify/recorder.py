@@ -52,6 +52,7 @@ class Recorder:
         self._iterators = 0
         self._draws = False
         self._unsharded = False
+        self._mixed = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
@@ -67,6 +68,7 @@ class Recorder:
         if runtime is not None:
             self._replace(runtime.WrappedModel, "forward", self._recording_forward)
         self._replace(torch.autograd, "backward", self._recording_backward)
+        self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
         return self
 
@@ -149,6 +151,17 @@ class Recorder:
                 self._unsharded = True
                 self._write("unsharded")
             return forward(model, *args, **kwargs)
+
+        return recording
+
+    def _recording_autocast(self, enter: Any) -> Any:
+        """Notes, once, that the script computes in mixed precision, and in which dtype."""
+
+        def recording(autocast: Any) -> Any:
+            if autocast._enabled and not self._mixed:
+                self._mixed = True
+                self._write("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
+            return enter(autocast)
 
         return recording
 

@@ -69,6 +69,7 @@ class Recording:
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         synthetic: the data sets that hold made-up samples, each once.
         unsharded: the step at which a model that takes shards was first given a batch that nobody split.
+        mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         ended: False where the process was killed.
     """
 
@@ -80,6 +81,7 @@ class Recording:
     synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
     unsharded: int | None = None
+    mixed: str | None = None
     seconds: float = math.nan
     ended: bool = False
 
@@ -136,6 +138,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.draws = step
     elif kind == "unsharded":
         recording.unsharded = step
+    elif kind == "mixed":
+        recording.mixed = event["dtype"]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import printed
+from . import printed, unpickle
+from .unpickle import Placeholder
 
 _BY_IDENTITY: Any = object.__eq__
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
@@ -41,7 +42,7 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
     if torch.equal(ours, theirs):
         return 0.0
     wide = torch.complex128 if ours.is_complex() else torch.float64
-    a, b = ours.to(wide), theirs.to(wide)
+    a, b = ours.detach().to(wide), theirs.detach().to(wide)
     nan = a.isnan()
     if not torch.equal(nan, b.isnan()):
         return math.inf
@@ -83,7 +84,7 @@ def differences(
     if original.read_bytes() == converted.read_bytes():
         return
     if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
-        yield from _checkpoints(name, leaves(_load(original)), leaves(_load(converted)))
+        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)))
         return
     texts = _text(original), _text(converted)
     if texts[0] is None or texts[1] is None:
@@ -93,11 +94,6 @@ def differences(
         if not line.within(places):
             where = f"line {line.line}: {line.original!r}, {line.converted!r}"
             yield FileDifference(name, where, math.inf if line.places is None or line.whole else line.relative)
-
-
-def _load(path: Path) -> Any:
-    # Whole pickled models included: these are files that the user's own scripts have just written.
-    return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def _text(path: Path) -> str | None:
@@ -128,35 +124,75 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
     return 0.0 if ours == theirs or repr(ours) == repr(theirs) else math.inf
 
 
-def leaves(value: Any, path: str = "", inside: frozenset[int] = frozenset()) -> dict[str, Any]:
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Args:
-        value: the checkpoint.
-        path: where it stands in a larger one.
-        inside: the ids of what it stands in: an object that leads back to itself is looked at once.
+    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's, and
+    of modules whose class it defines: their attributes, too, and the class.
     """
-    if id(value) in inside:
-        return {}
-    opened = _open(value)
-    if isinstance(opened, Mapping):
-        items = [(f"{path}/{key}" if path else str(key), item) for key, item in opened.items()]
-    elif isinstance(opened, (list, tuple)):
-        items = [(f"{path}[{index}]", item) for index, item in enumerate(opened)]
-    else:
-        return {path: opened}
     found: dict[str, Any] = {}
-    for key, item in items:
-        found.update(leaves(item, key, inside | {id(value)}))
+    _collect(value, path, found, ())
     return found
 
 
-def _open(value: Any) -> Any:
-    """A module's state, a NumPy array as a tensor, the attributes of an object that is only equal to itself."""
-    if isinstance(value, nn.Module):
-        return value.state_dict()
+def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...]) -> None:
+    """Add `value`'s leaves to `found`; `above` are the objects that it is in."""
     if type(value).__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufc":
-        return torch.as_tensor(value)
+        value = torch.as_tensor(value)
+    items = _items(value)
+    if items is None:
+        found[path] = value
+    elif any(value is one for one in above):
+        found[path] = "(itself)"
+    else:
+        dotted = bool(above) and _is_module(value) and _is_module(above[-1])
+        for step, item in items:
+            between = "" if not path or step.startswith(("[", "(")) else "." if dotted else "/"
+            _collect(item, f"{path}{between}{step}", found, (*above, value))
+
+
+def _is_module(value: Any) -> bool:
+    if isinstance(value, Placeholder):
+        return isinstance(value.state, Mapping) and {"_parameters", "_buffers", "_modules"} <= value.state.keys()
+    return isinstance(value, nn.Module)
+
+
+def _items(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of `value` and the steps that lead to them; None: it has none."""
+    if isinstance(value, nn.Module):
+        return _module_items(value.__dict__)
+    if isinstance(value, Placeholder):
+        return _placeholder_items(value)
+    if isinstance(value, torch.optim.Optimizer):
+        value = value.state_dict()
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return _indexed("", value)
     if type(value).__eq__ is _BY_IDENTITY and not isinstance(value, type) and getattr(value, "__dict__", None):
-        return vars(value)
-    return value
+        return list(vars(value).items())  # a learning rate scheduler
+    return None
+
+
+def _module_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    transient = state.get("_non_persistent_buffers_set", ())
+    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in transient}
+    held = {**state["_parameters"], **buffers, **state["_modules"]}
+    return [(name, item) for name, item in held.items() if item is not None]
+
+
+def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    found: list[tuple[str, Any]] = [("(class)", kind), *_indexed("(made from)", value.arguments)]
+    found += _indexed("(items)", value.items)
+    if not isinstance(value.state, Mapping):
+        return [*found, *([("(state)", value.state)] if value.state is not None else [])]
+    own = value.state
+    if _is_module(value):
+        found += _module_items(own)
+        own = {name: item for name, item in own.items() if not name.startswith("_")}
+    return [*found, *((str(name), item) for name, item in own.items())]
+
+
+def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"{name}[{index}]", item) for index, item in enumerate(values)]
