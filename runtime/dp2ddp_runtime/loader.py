@@ -27,7 +27,8 @@ def shard_loader(loader: Any, gather: bool = False) -> Any:
     rank's rows of each batch, in `torch.chunk`'s sizes. It gets the whole batch, on every rank, if `gather` is set; or
     if shards can't be exact (`loader.whole` tells): when a batch is too small for all ranks to have a row, or its size
     isn't known beforehand (a batch sampler or `collate_fn` of the script's, an `IterableDataset`, `batch_size=None`).
-    Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact.
+    Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact; without
+    workers only if that is quicker than every rank loading them whole, which the first batches tell (`together`).
     Without workers, a dataset that draws random numbers is loaded whole on every rank, as what it draws decides on
     the shuffles that follow; with workers, each rank's have seeds of their own.
 
