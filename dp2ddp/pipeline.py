@@ -19,6 +19,15 @@ from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.rules.old_names import OldNamesRule
 
+# What a file has to speak of to have to do with training: models, data, losses, devices, files, randomness, time,
+# output, arguments. One that says nothing of the kind (constants, formulas, parsing of strings) needs no analysis.
+_RELEVANT = re.compile(
+    "torch|model|net|layer|forward|backward|grad|step|optim|loss|criterion|metric|meter|batch|data|load|sampl|train"
+    "|eval|test|valid|epoch|iter|cuda|gpu|devic|parallel|rank|rand|seed|shuffl|numpy|np|time|open|read|write|save|dump"
+    "|path|file|dir|glob|shutil|copy|remove|rename|exist|log|print|exit|environ|arg|config|cfg|process|thread|class ",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -81,15 +90,17 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
         return layout.resolve(importer, started_by[importer], module, level, name)
 
     texts = {name: files[name] for name in reached}
-    return _convert(link(texts, entries, resolve, modernize=options.runs(OldNamesRule.id)), texts, options)
+    read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
+    done = _convert(link(read, entries, resolve, modernize=options.runs(OldNamesRule.id)), read, options)
+    return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
 
 
 def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
-    converted = {file.name for file in source.files if refusals.is_converted(file.tree)}
+    converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
     for file in source.files:
-        refusals.refuse(file.tree, file.name)
+        refusals.refuse(file)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)
@@ -101,7 +112,7 @@ def _convert_file(file: File, original: str, source: Source, planned: Plan, opti
     edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
-    if not planned.edits:
+    if not planned.edits or not (edits or notes or file.renamed):
         return Conversion(original, notes=notes)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     new_text = _rewrite(file.text, file.name, [*edits, *comments])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.source import File
 from dp2ddp.edits import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
 
@@ -20,25 +21,29 @@ _WRAPPER = "DistributedDataParallel"
 _JOIN = "init_process_group"
 
 
-def is_converted(tree: ast.Module) -> bool:
-    """Whether the script calls dp2ddp's runtime already."""
-    return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(tree) for name in _imported(node))
+def is_converted(file: File) -> bool:
+    """Whether a file calls dp2ddp's runtime already."""
+    if RUNTIME_PACKAGE not in file.text:
+        return False
+    return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(tree: ast.Module, filename: str) -> None:
-    """Refuses a script that sets up distributed training itself.
+def refuse(file: File) -> None:
+    """Refuses a file that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing.
 
     Raises:
         BadInput: it does; names the first line that shows it.
     """
-    found = min(_signs(tree), default=None)
+    if not any(mark in file.text for mark in (*_FRAMEWORKS, _WRAPPER, _JOIN)):
+        return
+    found = min(_signs(file.tree), default=None)
     if found is not None:
         line, what = found
         raise BadInput(
-            filename,
-            line=line,
+            file.name,
+            line=line - file.before,
             what=f"sets up distributed training already: {what}",
             todo="dp2ddp converts scripts that use nn.DataParallel alone",
         )

@@ -8,7 +8,7 @@ analysis is flow-insensitive: a name's roles are all that it ever holds.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -164,12 +164,21 @@ class Resolver:
         self._subclasses: dict[ast.ClassDef, list[ast.ClassDef]] | None = None
         self._changed = False
         self._globals = self._declared_globals()
+        self._final: dict[ast.AST, frozenset[Role]] = {}
+        self._called: dict[ast.Call, list[Function]] = {}
+        self._settled = False
         self._settle()
+        self._settled = True
 
     def roles(self, node: ast.AST) -> frozenset[Role]:
         """The roles that an expression can play."""
-        handler = getattr(self, f"_of_{type(node).__name__}", None)
-        return NONE if handler is None else handler(node)
+        found = self._final.get(node)
+        if found is None:
+            handler = getattr(self, f"_of_{type(node).__name__}", None)
+            found = NONE if handler is None else handler(node)
+            if self._settled:
+                self._final[node] = found
+        return found
 
     def holds(self, node: ast.AST, *kinds: type) -> bool:
         """Whether an expression can play one of the given roles."""
@@ -177,11 +186,17 @@ class Resolver:
 
     def functions_called(self, call: ast.Call) -> list[Function]:
         """The functions and methods of this script that a call can reach (a class: its `__init__`)."""
+        known = self._called.get(call)
+        if known is not None:
+            return known
         found = [role for role in self.roles(call.func) if isinstance(role, Function)]
         for role in self.roles(call.func):
             if isinstance(role, Class):
                 found.extend(self._method(role.definition, "__init__"))
-        return sorted(found, key=lambda function: function.definition.lineno)
+        found.sort(key=lambda function: function.definition.lineno)
+        if self._settled:
+            self._called[call] = found
+        return found
 
     def is_module_class(self, definition: ast.ClassDef) -> bool:
         """Whether a class of this script derives from `torch.nn.Module`."""
@@ -268,24 +283,30 @@ class Resolver:
         if isinstance(target, ast.Name):
             self._bind_variable(target, target.id, roles)
         elif isinstance(target, ast.Attribute):
-            owners = self.roles(target.value)
-            if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
-                self._bind(target.value, frozenset({Module(presumed=True)}))
-            for owner in owners:
-                if isinstance(owner, (Instance, Module)) and owner.definition is not None:
-                    key = (owner.definition, target.attr)
-                    self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
+            self._bind_attribute(target, roles)
         elif isinstance(target, ast.Subscript):
             if roles and any(isinstance(role, (Group, Table)) for role in self.roles(target.value)):
                 self._bind(target.value, frozenset({Table(roles)}))
         elif isinstance(target, (ast.Tuple, ast.List)):
-            for role in roles:
-                if isinstance(role, Group) and len(role.elements) == len(target.elts):
-                    for one, its_roles in zip(target.elts, role.elements):
-                        self._bind(one, its_roles)
-                elif isinstance(role, Table):
-                    for one in target.elts:
-                        self._bind(one, role.values)
+            self._unpack(target.elts, roles)
+
+    def _bind_attribute(self, target: ast.Attribute, roles: frozenset[Role]) -> None:
+        owners = self.roles(target.value)
+        if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
+            self._bind(target.value, frozenset({Module(presumed=True)}))
+        for owner in owners:
+            if isinstance(owner, (Instance, Module)) and owner.definition is not None:
+                key = (owner.definition, target.attr)
+                self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
+
+    def _unpack(self, targets: Sequence[ast.expr], roles: frozenset[Role]) -> None:
+        for role in roles:
+            if isinstance(role, Group) and len(role.elements) == len(targets):
+                for one, its_roles in zip(targets, role.elements):
+                    self._bind(one, its_roles)
+            elif isinstance(role, Table):
+                for one in targets:
+                    self._bind(one, role.values)
 
     def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
         scope: ast.AST = self.source.scope(node)

@@ -238,7 +238,8 @@ def link(texts: Mapping[str, str], entries: Sequence[str], resolve: Resolve, *, 
     for name, text in texts.items():
         now, renamed = syntax.without_async_arguments(text) if modernize else (text, [])
         file = File(name, now, syntax.parse(now, name), before, renamed)
-        ast.increment_lineno(file.tree, before)
+        if before:
+            ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
     return Source(files, entries, resolve)

@@ -127,8 +127,8 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's, and
-    of modules whose class it defines: their attributes, too, and the class.
+    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's,
+    and of modules whose class it defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
     _collect(value, path, found, ())

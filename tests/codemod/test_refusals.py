@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
+from dp2ddp.analysis.source import parse
 from dp2ddp.errors import BadInput
 from dp2ddp.refusals import is_converted, refuse
 
@@ -32,7 +31,7 @@ from dp2ddp.refusals import is_converted, refuse
 )
 def test_refused(source: str, line: int, what: str) -> None:
     with pytest.raises(BadInput) as raised:
-        refuse(ast.parse(source), "train.py")
+        refuse(parse(source, "train.py").files[0])
     assert str(raised.value).startswith(f"train.py:{line}: sets up distributed training already: {what}; ")
 
 
@@ -47,7 +46,7 @@ def test_refused(source: str, line: int, what: str) -> None:
     ],
 )
 def test_not_refused(source: str) -> None:
-    refuse(ast.parse(source), "train.py")
+    refuse(parse(source, "train.py").files[0])
 
 
 @pytest.mark.parametrize(
@@ -60,4 +59,4 @@ def test_not_refused(source: str) -> None:
     ],
 )
 def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
-    assert is_converted(ast.parse(source)) is expected
+    assert is_converted(parse(source, "train.py").files[0]) is expected
