@@ -71,8 +71,10 @@ def plan(source: Source, options: Options) -> Plan:
 def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
     if options.strategy == "gathered":
         return "gathered", "asked for"
-    if facts.wraps.functional:
-        return "gathered", f"`data_parallel(...)` gathers its outputs ({facts.source.where(facts.wraps.functional[0])})"
+    whole = facts.whole_batches or (facts.detour if options.strategy == "auto" else None)
+    if whole is not None:
+        node, why = whole
+        return "gathered", f"{why} ({facts.source.where(node)})"
     if not facts.sharded_sites:
         return "gathered", "no loop over a DataLoader of this script feeds the model"
     proof = facts.proof

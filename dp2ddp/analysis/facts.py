@@ -75,6 +75,23 @@ class Facts:
         return False
 
     @cached_property
+    def whole_batches(self) -> tuple[ast.AST, str] | None:
+        """What makes the script need whole batches, whatever its loops are like: the place, and why."""
+        if self.wraps.functional:
+            return self.wraps.functional[0], "`data_parallel(...)` gathers its outputs"
+        parts = ((wrap.call, wrap.part.why) for wrap in self.wraps.models if wrap.part is not None)
+        return next(parts, None)
+
+    @cached_property
+    def detour(self) -> tuple[ast.AST, str] | None:
+        """A path on which a model isn't wrapped, so that ranks with shards would train apart: the place, and why."""
+        for wrap in self.wraps.models:
+            if wrap.detour is not None:
+                test = self.source.brief(wrap.detour.branch.test, 40)
+                return wrap.call, f"the model is not wrapped where `{test}` is {str(wrap.detour.when).lower()}"
+        return None
+
+    @cached_property
     def launches(self) -> list[Launch]:
         """Where the processes start, in each file that is started."""
         finder = LaunchFinder(self.source, self.names, self.resolver, self.loops)

@@ -188,10 +188,10 @@ class Loops:
         return in_order(found)
 
     def _is_step(self, body: list[ast.stmt]) -> bool:
-        """Whether statements run a wrapped model and a backward pass."""
+        """Whether statements run a model and a backward pass."""
         calls = [n for n in self.reached(*body) if isinstance(n, ast.Call)]
         backward = any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
-        return backward and any(self.resolver.holds(c.func, Wrapped) for c in calls)
+        return backward and any(self.resolver.holds(c.func, Wrapped, Module) for c in calls)
 
     def _without_counter(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
         """What a `for` iterates over and binds, `enumerate` left out."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from dp2ddp.analysis.names import Names, Own, OwnModule
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, same
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,13 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Module:
-    """A plain `nn.Module`: a class of this script where `definition` is known."""
+    """A plain `nn.Module`: a class of this script where `definition` is known.
+
+    `presumed` where only this speaks for it: the script wraps a part of it in place.
+    """
 
     definition: ast.ClassDef | None = None
+    presumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,10 +268,10 @@ class Resolver:
         if isinstance(target, ast.Name):
             self._bind_variable(target, target.id, roles)
         elif isinstance(target, ast.Attribute):
-            for owner in self.roles(target.value):
-                if isinstance(owner, (Instance, Module)) and owner.definition is not None:
-                    key = (owner.definition, target.attr)
-                    self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
+            self._bind_attribute(target, roles)
+        elif isinstance(target, ast.Subscript):
+            if roles and any(isinstance(role, (Group, Table)) for role in self.roles(target.value)):
+                self._bind(target.value, frozenset({Table(roles)}))
         elif isinstance(target, (ast.Tuple, ast.List)):
             for role in roles:
                 if isinstance(role, Group) and len(role.elements) == len(target.elts):
@@ -276,6 +280,15 @@ class Resolver:
                 elif isinstance(role, Table):
                     for one in target.elts:
                         self._bind(one, role.values)
+
+    def _bind_attribute(self, target: ast.Attribute, roles: frozenset[Role]) -> None:
+        owners = self.roles(target.value)
+        if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
+            self._bind(target.value, frozenset({Module(presumed=True)}))
+        for owner in owners:
+            if isinstance(owner, (Instance, Module)) and owner.definition is not None:
+                key = (owner.definition, target.attr)
+                self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
 
     def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
         scope: ast.AST = self.source.scope(node)
@@ -543,6 +556,11 @@ class Resolver:
 
     def _is_static(self, function: FunctionNode) -> bool:
         return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
+
+
+def _replaces(target: ast.expr, site: ast.Call) -> bool:
+    """Whether a wrap takes the place of what it wraps."""
+    return bool(site.args) and same(target, site.args[0])
 
 
 def _is_property(method: Function) -> bool:

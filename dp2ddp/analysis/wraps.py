@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.parts import Part, Parts
+from dp2ddp.analysis.paths import Detour, Paths
 from dp2ddp.analysis.roles import Resolver, WrappedOptimizer
 from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard, same
 
@@ -27,8 +29,9 @@ class Wrap:
         dim: the dimension along which the batch is split, None for the first.
         device_ids: as given, None for all devices.
         statement: the statement that it stands in.
-        guard: the outermost `if` that asks for devices and around which the wrap must not depend, None without.
-        condition: an `if` that can skip the wrap for another reason, None without.
+        guard: the outermost `if` that asks for devices, behind which the wrap moves, None without.
+        part: what makes it the wrap of a part of a model, None where a whole model is wrapped.
+        detour: the way around the wrap that stays, None where it is on every path.
         problem: why it can't be converted, empty when it can.
     """
 
@@ -39,8 +42,16 @@ class Wrap:
     device_ids: ast.expr | None
     statement: ast.stmt
     guard: ast.If | None
-    condition: ast.If | None
+    part: Part | None = None
+    detour: Detour | None = None
     problem: str = ""
+
+    @property
+    def target(self) -> ast.expr | None:
+        """What the wrapped model is assigned to, None where it isn't simply assigned."""
+        statement = self.statement
+        simple = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.value is self.outer
+        return statement.targets[0] if simple else None  # type: ignore[attr-defined]
 
 
 class Wraps:
@@ -50,6 +61,8 @@ class Wraps:
         self.source = source
         self.names = names
         self.resolver = resolver
+        self._parts = Parts(source, names, resolver)
+        self._paths = Paths(source, names, resolver)
         self.models: list[Wrap] = []
         self.optimizers: list[ast.Call] = []
         self.references: list[ast.expr] = []  # `DataParallel` named without being called: isinstance, base classes
@@ -73,19 +86,21 @@ class Wraps:
 
     def _wrap(self, call: ast.Call) -> Wrap:
         statement = self.source.statement(call)
-        guard, condition = self._guards(statement)
-        outer = self._outer(call)
-        return Wrap(
+        outer, model = self._outer(call), argument(call, 0, "module")
+        wrap = Wrap(
             call,
             outer,
-            argument(call, 0, "module"),
+            model,
             argument(call, 3, "dim"),
             argument(call, 1, "device_ids"),
             statement,
-            guard,
-            condition,
-            self._problem(call, statement, outer),
+            self._guard(statement),
+            self._parts.of(call, outer),
+            problem="" if model is not None else "the model that is wrapped is not given directly",
         )
+        if wrap.guard is not None and not self._may_move_behind(wrap, wrap.guard):
+            wrap = replace(wrap, guard=None)
+        return replace(wrap, detour=self._paths.detour(call, outer, model, wrap.guard))
 
     def _outer(self, call: ast.Call) -> ast.expr:
         outer: ast.expr = call
@@ -108,46 +123,45 @@ class Wraps:
             other = other.func.value
         return bool(call.args) and same(other, _bare(call.args[0]))
 
-    def _guards(self, statement: ast.stmt) -> tuple[ast.If | None, ast.If | None]:
+    def _guard(self, statement: ast.stmt) -> ast.If | None:
         guard: ast.If | None = None
-        condition: ast.If | None = None
         for above in self.source.ancestors(statement):
-            if isinstance(above, (*FUNCTIONS, ast.Module)) or is_main_guard(above):
+            if isinstance(above, (*FUNCTIONS, ast.Module, ast.ClassDef)) or is_main_guard(above):
                 break
             if isinstance(above, (ast.For, ast.While, ast.With, ast.Try)) and guard is not None:
                 break
-            if not isinstance(above, ast.If):
-                continue
-            if self._is_device_guard(above) and condition is None:
+            if isinstance(above, ast.If):
+                if not self._is_device_guard(above):
+                    break  # it may skip the wrap for a reason of its own
                 guard = above
-            elif condition is None:
-                condition = self.source.chain_head(above)
         # The wrap moves behind a whole `if`, never behind one branch of it.
-        if guard is not None and self.source.chain_head(guard) is not guard:
-            guard = None
-        return guard, condition
+        return guard if guard is not None and self.source.chain_head(guard) is guard else None
+
+    def _may_move_behind(self, wrap: Wrap, guard: ast.If) -> bool:
+        """Whether wrapping behind the guard wraps the same model, and nothing in the guard needs the wrapped one."""
+        target = wrap.target
+        if target is None:
+            return False
+        after = (n for n in ast.walk(guard) if isinstance(n, ast.Attribute) and n.attr == "module")
+        if any(same(n.value, target) for n in after):
+            return False
+        others = (
+            n.value for n in ast.walk(guard) if isinstance(n, ast.Assign) and any(same(t, target) for t in n.targets)
+        )
+        same_model = (target, wrap.model and _bare(wrap.model))
+        return same(target, same_model[1]) or all(any(same(self._core(v), m) for m in same_model) for v in others)
+
+    def _core(self, value: ast.expr) -> ast.expr:
+        """The model in `nn.DataParallel(model.cuda()).to(device)`."""
+        value = _bare(value)
+        while (
+            isinstance(value, ast.Call) and value.args and self.names.qualified(value.func) == "torch.nn.DataParallel"
+        ):
+            value = _bare(value.args[0])
+        return value
 
     def _is_device_guard(self, node: ast.If) -> bool:
         return bool(_DEVICE_GUARD.search(ast.unparse(node.test)))
-
-    def _problem(self, call: ast.Call, statement: ast.stmt, outer: ast.expr) -> str:
-        if argument(call, 0, "module") is None:
-            return "the model that is wrapped is not given directly"
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.value is outer:
-            target = statement.targets[0]
-            if isinstance(target, ast.Attribute) and self._is_module_part(target):
-                return "a part of a model is wrapped, and DistributedDataParallel has to wrap the whole"
-        for above in self.source.ancestors(call):
-            if isinstance(above, (ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.SetComp, ast.Lambda)):
-                return "the wrap stands in a comprehension or lambda"
-            if isinstance(above, ast.stmt):
-                break
-        return ""
-
-    def _is_module_part(self, target: ast.Attribute) -> bool:
-        from dp2ddp.analysis.roles import Module, Wrapped
-
-        return self.resolver.holds(target.value, Module, Wrapped)
 
 
 def _bare(model: ast.expr) -> ast.expr:

@@ -23,14 +23,20 @@ class UnsupportedRule(Rule):
             before="""\
 import torch.nn as nn
 
-net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-net.features = nn.DataParallel(nn.Linear(4, 4))
+class Own(nn.DataParallel):
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[1:])
+
+net = Own(nn.Linear(4, 2))
 """,
             after="""\
 import torch.nn as nn
 
-net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-net.features = nn.DataParallel(nn.Linear(4, 4))
+class Own(nn.DataParallel):
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[1:])
+
+net = Own(nn.Linear(4, 2))
 """,
         ),
     )

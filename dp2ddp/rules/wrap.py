@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.paths import Detour
 from dp2ddp.analysis.source import same
 from dp2ddp.analysis.wraps import Wrap
 from dp2ddp.edits import Finding, InsertAfter, Note, RemoveStatement, ReplaceExpr, Span
@@ -85,18 +86,63 @@ class Trainer:
         self.net = ddp.wrap_model(net, gather=True)
 """,
         ),
+        Example(
+            before="""\
+import torch.nn as nn
+from torchvision import models
+
+def build(arch):
+    model = models.__dict__[arch]()
+    if arch.startswith("alexnet") or arch.startswith("vgg"):
+        model.features = nn.DataParallel(model.features)
+        model.cuda()
+    else:
+        model = nn.DataParallel(model).cuda()
+    return model
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.DataParallel(nn.Linear(4, 2))
+        self.head = nn.Linear(2, 2)
+""",
+            after="""\
+import torch.nn as nn
+from torchvision import models
+import dp2ddp_runtime as ddp
+
+def build(arch):
+    model = models.__dict__[arch]()
+    if arch.startswith("alexnet") or arch.startswith("vgg"):
+        model.features = ddp.wrap_model(model.features, gather=True, root=model)
+        model.cuda()
+    else:
+        model = ddp.wrap_model(model, gather=True)
+    return model
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)
+        self.head = nn.Linear(2, 2)
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        hoisted: set[ast.If] = set()
+        hoisted: list[Wrap] = []
+        noted: set[ast.AST] = set()
         for wrap in facts.wraps.models:
             if wrap.problem:
                 continue
-            if wrap.guard is None or not _is_plain_assignment(wrap):
+            if wrap.guard is None:
                 yield from self._in_place(facts, wrap)
-            elif wrap.guard not in hoisted:
-                hoisted.add(wrap.guard)
+            elif not any(wrap.guard is other.guard and _same_wrap(wrap, other) for other in hoisted):
+                hoisted.append(wrap)
                 yield from self._hoisted(facts, wrap)
+            if wrap.detour is not None and wrap.detour.branch not in noted:
+                noted.add(wrap.detour.branch)
+                yield self._skippable(facts, wrap.detour)
         yield from self._unused_imports(facts)
 
     def _in_place(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
@@ -104,35 +150,31 @@ class Trainer:
         span = facts.source.span
         template, holes = self._call(facts, wrap)
         yield ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
-        condition = wrap.guard or wrap.condition
-        if condition is not None:
-            yield self._skippable(facts, condition)
 
-    def _skippable(self, facts: Facts, condition: ast.If) -> Note:
-        test = facts.source.brief(condition.test)
-        return Note(
-            self.id,
-            facts.source.span(condition),
-            f"where `{test}` is false, the model is not wrapped and the ranks train apart",
-            "wrap the model on every path, or run that path on one process",
+    def _skippable(self, facts: Facts, detour: Detour) -> Note:
+        place = (
+            f"where `{facts.source.brief(detour.branch.test)}` is {str(detour.when).lower()}, the model is not wrapped"
         )
+        if facts.strategy == "gathered":
+            what, todo = f"{place} and every rank computes all of it", "fine, but no faster than one process"
+        else:
+            what, todo = f"{place} and the ranks train apart", "wrap the model on every path"
+        return Note(self.id, facts.source.span(detour.branch), what, todo)
 
     def _hoisted(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
         """Move the wrap behind its guard; the guard keeps whatever else it does."""
         assert wrap.guard is not None
         span = facts.source.span
+        assert wrap.target is not None
         siblings = [w for w in facts.wraps.models if w.guard is wrap.guard and _same_wrap(w, wrap)]
         gone = [(s.statement, "the wrap moves behind its guard") for s in siblings]
         gone += [(m, "`ddp.wrap_model` moves the model") for m in _moves_left_alone(facts, wrap, siblings)]
         for statement, reason in gone:
             yield RemoveStatement(self.id, span(statement), reason, drop_empty_if=True)
         template, holes = self._call(facts, wrap)
-        assert isinstance(wrap.statement, ast.Assign)
-        target = facts.source.segment(wrap.statement.targets[0])
+        target = facts.source.segment(wrap.target)
         reason = f"{_REASON}; on every path, or ranks would train apart"
         yield InsertAfter(self.id, span(wrap.guard), reason, [f"{target} = {template}"], holes)
-        if wrap.condition is not None:
-            yield self._skippable(facts, wrap.condition)
 
     def _call(self, facts: Facts, wrap: Wrap) -> tuple[str, dict[str, Span]]:
         assert wrap.model is not None
@@ -143,7 +185,9 @@ class Trainer:
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"
-        order = ("gather", "dim", "sync_bn")
+        if wrap.part is not None and wrap.part.root is not None:
+            keywords["root"] = " ".join(facts.source.segment(wrap.part.root).split())
+        order = ("gather", "dim", "sync_bn", "root")
         given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
         return f"ddp.wrap_model(__h_model__{given})", holes
 
@@ -159,17 +203,8 @@ class Trainer:
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
 
 
-def _is_plain_assignment(wrap: Wrap) -> bool:
-    statement = wrap.statement
-    return isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.value is wrap.outer
-
-
 def _same_wrap(a: Wrap, b: Wrap) -> bool:
-    if not (_is_plain_assignment(a) and _is_plain_assignment(b)):
-        return False
-    assert isinstance(a.statement, ast.Assign)
-    assert isinstance(b.statement, ast.Assign)
-    return same(a.statement.targets[0], b.statement.targets[0]) and same(a.model, b.model)
+    return a.target is not None and same(a.target, b.target) and same(a.model, b.model)
 
 
 def _moves_left_alone(facts: Facts, wrap: Wrap, siblings: list[Wrap]) -> list[ast.stmt]:

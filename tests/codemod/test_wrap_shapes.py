@@ -1,0 +1,288 @@
+"""The shapes in which real scripts wrap models: parts, branches, factories, lists."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.pipeline import Conversion, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\n"
+_LOOP = """
+loader = DataLoader(data, 4)
+for x, y in loader:
+    nn.functional.cross_entropy(net(x), y).backward()
+"""
+
+
+def converted(body: str, *, loop: str = _LOOP) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n") + loop, "train.py", Options())
+
+
+# Each with the line that it becomes, and what the plan says.
+PARTS = {
+    "of a model of the script": (
+        """
+        class Net(nn.Module):
+            pass
+        net = Net()
+        net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
+        """,
+        "net.features = ddp.wrap_model(net.features, gather=True, root=net)",
+        "only a part of the model is wrapped (line 7)",
+    ),
+    "deep inside": (
+        """
+        net = nn.Sequential(nn.Linear(4, 2))
+        net.backbone.layers[0] = nn.DataParallel(net.backbone.layers[0])
+        """,
+        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0], gather=True, root=net)",
+        "only a part of the model is wrapped (line 5)",
+    ),
+    "in a constructor": (
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder = nn.DataParallel(nn.Linear(4, 2))
+        net = Net()
+        """,
+        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)",
+        "only a part of the model is wrapped (line 7)",
+    ),
+    "of what isn't known": (
+        "from zoo import build\nnet = build()\nnet.features = nn.DataParallel(net.features)\n",
+        "net.features = ddp.wrap_model(net.features, gather=True, root=net)",
+        "perhaps only a part of a model is wrapped (line 6)",
+    ),
+    "in a class that may be a module": (
+        """
+        from zoo import Base
+        class Trainer(Base):
+            def __init__(self):
+                self.net = nn.DataParallel(nn.Linear(4, 2))
+        net = Trainer()
+        """,
+        "        self.net = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)",
+        "perhaps only a part of a model is wrapped (line 7)",
+    ),
+    "by setattr": (
+        'net = nn.Sequential()\nsetattr(net, "features", nn.DataParallel(net.features))\n',
+        'setattr(net, "features", ddp.wrap_model(net.features, gather=True, root=net))',
+        "only a part of the model is wrapped (line 5)",
+    ),
+    "by add_module": (
+        'net = nn.Sequential()\nnet.add_module("features", nn.DataParallel(nn.Linear(4, 2)))\n',
+        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2), gather=True, root=net))',
+        "only a part of the model is wrapped (line 5)",
+    ),
+    "given to a container": (
+        "net = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))\n",
+        "net = nn.Sequential(ddp.wrap_model(nn.Linear(4, 4), gather=True), nn.Linear(4, 2))",
+        "only a part of the model is wrapped (line 4)",
+    ),
+    "given to a container in a list": (
+        "net = nn.Sequential(*[nn.DataParallel(nn.Linear(4, 4)) for _ in range(2)])\n",
+        "net = nn.Sequential(*[ddp.wrap_model(nn.Linear(4, 4), gather=True) for _ in range(2)])",
+        "only a part of the model is wrapped (line 4)",
+    ),
+    "given to a model by name": (
+        """
+        class Net(nn.Module):
+            def __init__(self, encoder):
+                super().__init__()
+                self.encoder = encoder
+        encoder = nn.DataParallel(nn.Linear(4, 2))
+        net = Net(encoder)
+        """,
+        "encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True)",
+        "only a part of the model is wrapped (line 8)",
+    ),
+    "given to what isn't known": (
+        "from zoo import Pair\nnet = Pair(nn.DataParallel(nn.Linear(4, 2)))\n",
+        "net = Pair(ddp.wrap_model(nn.Linear(4, 2), gather=True))",
+        "the wrapped model is given to `Pair`, which isn't known and may make it a part of another (line 5)",
+    ),
+    "not to be looked up twice": (
+        "from zoo import build\nbuild().features = nn.DataParallel(nn.Linear(4, 2))\n",
+        "build().features = ddp.wrap_model(nn.Linear(4, 2), gather=True)",
+        "perhaps only a part of a model is wrapped (line 5)",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", PARTS)
+def test_a_part_of_a_model_sees_whole_batches(shape: str) -> None:
+    body, line, reason = PARTS[shape]
+    conversion = converted(body)
+    assert line in conversion.new_text.splitlines()
+    assert [(each.strategy, each.reason) for each in conversion.strategies] == [("gathered", reason)]
+    assert not conversion.notes
+
+
+def test_the_loaders_of_a_model_with_a_wrapped_part_are_shared_out() -> None:
+    known = converted("net = nn.Sequential()\nnet.features = nn.DataParallel(net.features)\n").new_text
+    presumed = converted("net = build()\nnet.features = nn.DataParallel(net.features)\n").new_text
+    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in known
+    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in presumed
+
+
+WHOLES = {
+    "an attribute of a plain object": """
+        class Trainer:
+            def __init__(self):
+                self.net = nn.DataParallel(nn.Linear(4, 2))
+        net = Trainer().net
+        """,
+    "an element of a list": """
+        nets = [nn.Linear(4, 2), nn.Linear(4, 2)]
+        nets[0] = nn.DataParallel(nets[0])
+        net = nets[0]
+        """,
+    "all of a list": """
+        nets = [nn.DataParallel(nn.Linear(4, 2)) for _ in range(3)]
+        net = nets[0]
+        """,
+    "given to a function": """
+        def identity(model):
+            return model
+        net = identity(nn.DataParallel(nn.Linear(4, 2)))
+        """,
+    "made around another under its name": """
+        class Around(nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.model = model
+            def forward(self, x):
+                return self.model(x)
+        net = nn.Linear(4, 2)
+        net = Around(net)
+        net = nn.DataParallel(net)
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", WHOLES)
+def test_whole_models_may_be_sharded(shape: str) -> None:
+    conversion = converted(WHOLES[shape])
+    assert [each.strategy for each in conversion.strategies] == ["sharded"]
+    assert "ddp.wrap_model(" in conversion.new_text
+    assert "root=" not in conversion.new_text
+
+
+ON_EVERY_PATH = {
+    "one wrap in each branch": """
+        if args.small:
+            net = nn.DataParallel(nn.Linear(4, 2))
+        else:
+            net = nn.DataParallel(nn.Linear(4, 2)).cuda()
+        """,
+    "a chain without an else, which binds the model": """
+        if args.arch == "a":
+            net = nn.DataParallel(nn.Linear(4, 2))
+        elif args.arch == "b":
+            net = nn.DataParallel(nn.Linear(4, 2))
+        """,
+    "a chain that ends in an error": """
+        net = None
+        if args.arch == "a":
+            net = nn.DataParallel(nn.Linear(4, 2))
+        else:
+            raise ValueError(args.arch)
+        """,
+    "a factory": """
+        def build():
+            net = nn.Linear(4, 2)
+            return nn.DataParallel(net).cuda()
+        net = build()
+        """,
+    "a choice between two": "net = nn.DataParallel(nn.Linear(4, 2)) if args.a else nn.DataParallel(nn.Linear(4, 2))\n",
+    "a guard on devices": """
+        net = nn.Linear(4, 2)
+        if torch.cuda.device_count() > 1:
+            net = nn.DataParallel(net)
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", ON_EVERY_PATH)
+def test_a_wrap_on_every_path_needs_no_note(shape: str) -> None:
+    conversion = converted(ON_EVERY_PATH[shape])
+    assert {each.strategy for each in conversion.strategies} == {"sharded"}
+    assert not conversion.notes
+
+
+DETOURS = {
+    "a flag": (
+        "net = nn.Linear(4, 2)\nif args.wide:\n    net = nn.DataParallel(net)\n",
+        "where `args.wide` is false",
+    ),
+    "an else that makes another model": (
+        "if args.gpu:\n    net = nn.DataParallel(nn.Linear(4, 2))\nelse:\n    net = nn.Linear(4, 3)\n",
+        "where `args.gpu` is false",
+    ),
+    "a guard that needs the wrapped model": (
+        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    old = net.module\n",
+        "where `args.gpu` is false",
+    ),
+    "an early return": (
+        "def build(n):\n    net = nn.Linear(4, 2)\n    if n == 1:\n        return net.cuda()\n"
+        "    return nn.DataParallel(net)\nnet = build(2)\n",
+        "where `n == 1` is true",
+    ),
+    "around the call of a factory": (
+        "def wrap(net):\n    return nn.DataParallel(net)\nnet = nn.Linear(4, 2)\n"
+        "if not args.plain:\n    net = wrap(net)\n",
+        "where `not args.plain` is false",
+    ),
+    "a choice": (
+        "net = nn.DataParallel(nn.Linear(4, 2)) if args.gpu else nn.Linear(4, 3)\n",
+        "where `args.gpu` is false",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", DETOURS)
+def test_a_way_around_the_wrap_is_right_but_slow(shape: str) -> None:
+    body, where = DETOURS[shape]
+    conversion = converted(body)
+    assert [each.strategy for each in conversion.strategies] == ["gathered"]
+    assert [note.what.split(",")[0] for note in conversion.notes] == [where]
+    assert "every rank computes all of it" in conversion.notes[0].what
+
+
+def test_sharded_by_request_says_that_ranks_train_apart() -> None:
+    body = _HEAD + "net = nn.Linear(4, 2)\nif args.wide:\n    net = nn.DataParallel(net)\n" + _LOOP
+    conversion = convert_source(body, "train.py", Options(strategy="sharded"))
+    assert [each.strategy for each in conversion.strategies] == ["sharded"]
+    assert ["the ranks train apart" in note.what for note in conversion.notes] == [True]
+
+
+def test_all_models_under_one_guard_move_behind_it() -> None:
+    body = """
+        g, d = nn.Linear(4, 2), nn.Linear(4, 2)
+        if ngpu > 1:
+            g = nn.DataParallel(g)
+            d = nn.DataParallel(d)
+        """
+    lines = converted(body, loop="").new_text.splitlines()
+    assert lines[-2:] == ["g = ddp.wrap_model(g, gather=True)", "d = ddp.wrap_model(d, gather=True)"]
+    assert "if ngpu > 1:" not in lines
+
+
+def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
+    body = """
+        net = build()
+        if torch.cuda.is_available():
+            if args.arch.startswith("vgg"):
+                net.features = nn.DataParallel(net.features)
+                net.cuda()
+            else:
+                net = nn.DataParallel(net).cuda()
+        """
+    conversion = converted(body)
+    assert "        net.features = ddp.wrap_model(net.features, gather=True, root=net)\n" in conversion.new_text
+    assert "        net = ddp.wrap_model(net, gather=True)\n" in conversion.new_text
+    assert ["where `torch.cuda.is_available()` is false" in note.what for note in conversion.notes] == [True]
