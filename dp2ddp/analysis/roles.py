@@ -136,7 +136,7 @@ _DEEPEST = 3  # groups and tables in each other
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
 # Calls that draw from the loaders that they are given.
-_DRAWING = frozenset(
+DRAWING = frozenset(
     "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
     "itertools.islice itertools.cycle itertools.chain".split()
 )
@@ -492,7 +492,7 @@ class Resolver:
             return frozenset({Loader(node)})
         if path in PROGRESS_BARS:
             return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
-        if path in _DRAWING:
+        if path in DRAWING:
             given = [r for argument in node.args for r in self.roles(argument)]
             drawn = {LoaderIterator(r.site) for r in given if isinstance(r, (Loader, LoaderIterator))}
             if drawn:
