@@ -208,8 +208,9 @@ class Loops:
     def uses_model(self, loop: DataLoop) -> bool:
         """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
         return any(
-            isinstance(n, ast.Call) and self.resolver.holds(n.func, Wrapped, Module) and not self._is_training_switch(n)
+            self.resolver.holds(_called(n), Wrapped, Module) and not self._is_training_switch(n)
             for n in self.reached(*loop.node.body)
+            if isinstance(n, ast.Call)
         )
 
     def foreign(self) -> list[ast.expr]:
@@ -337,6 +338,11 @@ def _sites(roles: frozenset[Role]) -> Iterator[ast.Call]:
             yield from (site for element in role.elements for site in _sites(element))
         elif isinstance(role, Table):
             yield from _sites(role.values)
+
+
+def _called(call: ast.Call) -> ast.expr:
+    """What a call runs: `net` in `net(x)` and in `net.forward(x)`."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
 
 
 def _unstarred(node: ast.expr) -> ast.expr:
