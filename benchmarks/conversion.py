@@ -2,9 +2,11 @@
 
 Both are timed side by side in one process, in turn, so that the machine's load falls on both; the ratio is of medians.
 
-    python benchmarks/conversion.py [--repeats 7] [--max 4] [FILE ...]
+    python benchmarks/conversion.py [--repeats 7] [--max 4] [--project] [--max-project 1.5] [FILE ...]
 
 Without files: the fixtures, and a script of 300 lines made from them. With `--max` it exits with 1 above that ratio.
+With `--project` or `--max-project`: a repository of 100 files, three of which use DataParallel, as a ratio to these
+three converted alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import gc
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +23,9 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from dp2ddp import project
+from dp2ddp import entries, programs, tree
+from dp2ddp import project as reading
+from dp2ddp.modules import Layout
 from dp2ddp.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -93,11 +98,62 @@ def long_script(text: str) -> str:
 def scripts(files: Sequence[Path]) -> list[tuple[str, str]]:
     """Names and texts of what is measured."""
     if files:
-        return [(path.name, project.read(str(path)).text) for path in files]
+        return [(path.name, reading.read(str(path)).text) for path in files]
     fixtures = sorted(FIXTURES.glob("*/train.py"))
-    found = [(path.parent.name, project.read(str(path)).text) for path in fixtures]
+    found = [(path.parent.name, reading.read(str(path)).text) for path in fixtures]
     longest = max((text for _, text in found), key=lambda text: len(text.splitlines()))
     return [*found, (f"{LONG} lines", long_script(longest))]
+
+
+def project(folder: Path) -> list[str]:
+    """Writes a repository of 100 files, three of which use `DataParallel`; returns these.
+
+    Each of the three imports about ten of the others, all have 300 lines.
+    """
+    texts = [long_script(path.read_text()) for path in sorted(FIXTURES.glob("*/train.py"))]
+    wrapping = [f"train_{number}.py" for number in range(3)]
+    for number, (name, text) in enumerate(zip(wrapping, texts)):
+        (folder / name).write_text(f"{text}\n\nimport package.module_{20 + number}\n")
+    for number in range(97):
+        imports = "".join(f"from package.module_{number // 2 + step} import helper_{step}\n" for step in range(3))
+        (folder / "package").mkdir(exist_ok=True)
+        (folder / "package" / f"module_{number}.py").write_text(imports + long_script(""))
+    return wrapping
+
+
+def measure_project(repeats: int) -> Result:
+    """Times the conversion of the whole repository, from disk to text, against that of its three files alone."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wrapping = project(folder)
+        alone = [(folder / name).read_text() for name in wrapping]
+
+        def convert_alone(_: str) -> None:
+            for text in alone:
+                conversion(text)
+
+        def convert_all(_: str) -> None:
+            sources = tree.scan(folder).sources()
+            layout = Layout(sources)
+            found = entries.guess(sources, layout)
+            followed = [programs.follow(sources, layout, path) for path in found.entries]
+            outcome = programs.convert(followed, Options(), lenient=True, processes=1)
+            assert outcome.changed() == wrapping
+
+        for _ in range(repeats + 1):
+            for work, times in zip((convert_alone, convert_all), seconds):
+                times.append(_seconds(work, ""))
+    first, second = (statistics.median(times[1:]) for times in seconds)
+    return Result("3 of 100 files", sum(len(text.splitlines()) for text in alone), first, second)
+
+
+def _report_project(result: Result, limit: float | None) -> int:
+    print(f"{result.name}: {result.conversion:.2f} s, {result.ratio:.2f} times the {result.floor:.2f} s of the three")
+    if limit is not None and result.ratio > limit:
+        print(f"the ratio {result.ratio:.2f} is above {limit}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--max", type=float, dest="limit", help="exit with 1 above this ratio")
+    parser.add_argument("--project", action="store_true", help="measure a repository instead")
+    parser.add_argument("--max-project", type=float, metavar="RATIO", help="the same, with a limit")
     options = parser.parse_args(arguments)
+    if options.project or options.max_project is not None:
+        return _report_project(measure_project(options.repeats), options.max_project)
     print(f"{'script':24} {'lines':>5} {'floor ms':>9} {'conversion ms':>14} {'ratio':>6}")
     results = []
     for name, text in scripts(options.files):

@@ -1,9 +1,11 @@
 """Time of a training step of converted scripts, as a ratio to hand-written DDP: same ranks, one run.
 
-All variants live in the same rank processes and take turns, an epoch each, so that the machine's load falls on all of
-them. The ratio is the median over rounds of (variant's epoch / hand-written epoch of the same round).
+All variants live in the same rank processes and take turns, an epoch each, in another order in each round, so that the
+machine's load falls on all of them. The ratio is the median over rounds of (variant's epoch / hand-written epoch of the
+same round). On a busy machine ranks wait for each other's turn on a processor, the more often they meet the longer:
+ratios mean something only where there is a processor for each rank.
 
-    python benchmarks/training.py [--ranks 2] [--rounds 9] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
+    python benchmarks/training.py [--ranks 2] [--rounds 15] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
 
 Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's
 ratio is above its bound.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -39,7 +42,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max", nargs="*", default=[], metavar="VARIANT=RATIO")
@@ -58,11 +61,13 @@ def _measure(arguments: argparse.Namespace) -> None:
         **_frameworks(),
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
     for number in range(arguments.rounds + 1):
-        for name, epoch in variants.items():
+        random.Random(number).shuffle(order)  # the same on all ranks
+        for name in order:
             dist.barrier()
             start = time.perf_counter()
-            epoch()
+            variants[name]()
             dist.barrier()
             if number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from dp2ddp import __version__, project, vendor
+from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
-from dp2ddp.project import STANDARD, SourceFile
+from dp2ddp.project import STANDARD
 from dp2ddp.rules import STRATEGIES, Options, all_rules, rule
+from dp2ddp.verify.samples import COUNT
 
 if TYPE_CHECKING:
-    from dp2ddp.pipeline import Conversion
     from dp2ddp.verify.command import Verdict
 
 NOTES_OPEN = 1
@@ -37,7 +36,12 @@ Examples:
   dp2ddp rules DDP003                          what a rule does, before and after
 """
 
-_CONVERT_HELP = """Convert the script INPUT (- for standard input).
+_CONVERT_HELP = """Convert scripts or a project: INPUT is a script (- for standard input), several, or a directory.
+
+What scripts import from their project is followed. Of one script, OUTPUT is a file, or a folder (that exists, or is
+written with a / at its end) for it and the other files that have to change. Of a directory, OUTPUT is a folder for a
+copy of all that is in it. All files are written or none. Left out of a directory: .git, what .gitignore names, virtual
+environments, caches.
 
 Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
 Exit codes: 0 done, 1 notes open (with --strict), 2 bad input.
@@ -45,6 +49,8 @@ Exit codes: 0 done, 1 notes open (with --strict), 2 bad input.
 \b
 Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
+  dp2ddp convert tools/train.py -o converted/
+  dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
   dp2ddp convert train.py --strategy gathered | patch train.py
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
@@ -60,6 +66,7 @@ the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
 Examples:
   dp2ddp verify train.py --nproc 2 -- --epochs 1
   dp2ddp verify train.py --converted train_ddp.py --steps 50 --plot losses.png
+  dp2ddp verify cifar.py --synthetic-data --steps 10 -- --batch-size 32
 """
 
 
@@ -77,6 +84,17 @@ class _Main(click.Group):
             ctx.exit(INTERNAL)
 
 
+class _Verify(click.Command):
+    """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        for at, argument in enumerate(args[:own]):
+            if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
+                args = [*args[:at], f"--synthetic-data={COUNT}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
 @click.group(cls=_Main, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dp2ddp")
 def main() -> None:
@@ -84,10 +102,17 @@ def main() -> None:
 
 
 @main.command(help=_CONVERT_HELP)
-@click.argument("input_", metavar="INPUT")
-@click.option("-o", "--output", metavar="OUTPUT", help="Write the converted script here; - for standard output.")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="OUTPUT", help="Write to this file or folder; - for standard output.")
+@click.option(
+    "--entry",
+    "entries",
+    metavar="FILE",
+    multiple=True,
+    help="A script of the directory that is started; may be repeated. Found by themselves otherwise.",
+)
 @click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
-@click.option("--in-place", is_flag=True, help="Write the converted script over INPUT.")
+@click.option("--in-place", is_flag=True, help="Write over INPUT.")
 @click.option(
     "--strategy",
     type=click.Choice(STRATEGIES),
@@ -96,7 +121,9 @@ def main() -> None:
     help="sharded: each rank computes on its shard. gathered: every rank sees the whole batch. auto: sharded where it "
     "is proved to be the same.",
 )
-@click.option("--vendor", "vendored", is_flag=True, help="Copy the runtime beside the output, so it needs only torch.")
+@click.option(
+    "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
+)
 @click.option("--sync-bn", is_flag=True, help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel).")
 @click.option("--clean-keys", is_flag=True, help="Save checkpoints without `module.` in their keys.")
 @click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
@@ -113,8 +140,9 @@ def main() -> None:
 @click.pass_context
 def convert(
     ctx: click.Context,
-    input_: str,
+    inputs: Sequence[str],
     output: str | None,
+    entries: Sequence[str],
     force: bool,
     in_place: bool,
     strategy: str,
@@ -127,26 +155,23 @@ def convert(
     strict: bool,
     report: str,
 ) -> None:
-    """Converts one script."""
+    """Converts scripts or a project."""
     # Not needed for --help and --version, and slow to import (libcst).
+    from dp2ddp import convert as conversion
     from dp2ddp import pipeline
 
-    _check_usage(input_, output, in_place, vendored)
+    _check_usage(inputs, output, in_place, vendored)
     options = pipeline.with_rules(
         Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate), select, ignore
     )
-    source = project.read(input_)
-    folder = _check_output(source, output, in_place, vendored, force)
-    conversion = pipeline.convert_source(source.text, source.name, options)
-    if folder is not None and (conversion.changed or conversion.converted_before):
-        vendor.copy(folder)
-    written = input_ if in_place else output
-    _write(source, conversion, written)
-    _report(conversion, source.name, None if written == STANDARD else written, vendored, report)
-    ctx.exit(NOTES_OPEN if strict and conversion.notes else 0)
+    as_json = report == "json"
+    request = conversion.Request(
+        inputs, options, output, in_place, entries, force, vendored, strict=strict, as_json=as_json
+    )
+    ctx.exit(conversion.run(request))
 
 
-@main.command(help=_VERIFY_HELP)
+@main.command(help=_VERIFY_HELP, cls=_Verify)
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
@@ -163,6 +188,12 @@ def convert(
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", show_default=True, help="As in convert.")
 @click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
+@click.option(
+    "--synthetic-data",
+    metavar="[N]",
+    type=click.IntRange(1),
+    help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
+)
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
 @click.option(
@@ -181,6 +212,7 @@ def verify(
     device: str,
     strategy: str,
     repeats: int | None,
+    synthetic_data: int | None,
     timeout: float,
     as_json: bool,
     plot: Path | None,
@@ -193,7 +225,7 @@ def verify(
 
     if plot is not None:
         drawing.check(plot)
-    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout)
+    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
     request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats)
     with command.verifying(request) as verdict:
         _show_verdict(verdict, script.name, as_json)
@@ -218,55 +250,15 @@ def rules(rule_id: str | None) -> None:
     report.show_rule(console, found)
 
 
-def _check_usage(input_: str, output: str | None, in_place: bool, vendored: bool) -> None:
+def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool) -> None:
     if in_place and output is not None:
         raise click.UsageError("--in-place and --output exclude each other")
-    if in_place and input_ == STANDARD:
+    if in_place and STANDARD in inputs:
         raise click.UsageError("--in-place needs a file, not standard input")
     if vendored and not in_place and output in (None, STANDARD):
         raise click.UsageError("--vendor needs a file to put the runtime beside: --output or --in-place")
-
-
-def _check_output(source: SourceFile, output: str | None, in_place: bool, vendored: bool, force: bool) -> Path | None:
-    """Checks all that is to be written, before any of it is; returns the folder for the runtime, if it is wanted."""
-    if output is not None:
-        project.check_output(output, source, force=force)
-    if in_place and source.path is not None:
-        project.check_writable(source.path)
-    target = source.path if in_place else Path(output or "")
-    if not vendored or target is None:
-        return None
-    vendor.check(target.parent, force=force)
-    return target.parent
-
-
-def _write(source: SourceFile, conversion: Conversion, written: str | None) -> None:
-    if written is None:
-        _show_diff(source, conversion)
-    elif written == STANDARD:
-        sys.stdout.buffer.write(source.encode(conversion.new_text))
-    elif conversion.changed or written != source.name:
-        project.write(Path(written), source.encode(conversion.new_text), mode_of=source.path)
-
-
-def _show_diff(source: SourceFile, conversion: Conversion) -> None:
-    from dp2ddp import report
-
-    text = report.diff(source.name, source.text, conversion.new_text)
-    if sys.stdout.isatty():
-        Console(highlight=False).print(report.colored(text), soft_wrap=True, end="")
-    else:
-        # In the file's own bytes, so that the diff can be applied to it.
-        sys.stdout.buffer.write(text.encode(source.encoding))
-
-
-def _report(conversion: Conversion, name: str, output: str | None, vendored: bool, form: str) -> None:
-    from dp2ddp import report
-
-    if form == "json":
-        click.echo(json.dumps(report.as_data(conversion, name, output), indent=2), err=True)
-    else:
-        report.show_summary(Console(stderr=True), conversion, name, output, vendored)
+    if output == STANDARD and len(inputs) > 1:
+        raise click.UsageError("several files can't go to standard output")
 
 
 def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:

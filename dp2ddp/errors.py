@@ -24,11 +24,23 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         self.what = what
         self.todo = todo
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled field by field: from another process it comes back whole."""
+        return _bad_input, (self.file, self.what, self.todo, self.line, self.column)
+
+    def renamed(self, file: str) -> BadInput:
+        """The same, about the file by another name."""
+        return _bad_input(file, self.what, self.todo, self.line, self.column)
+
     def __str__(self) -> str:
         """``file:line:col: what; todo``, leaving out what is not known."""
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         text = f"{place}: {self.what}"
         return f"{text}; {self.todo}" if self.todo else text
+
+
+def _bad_input(file: str, what: str, todo: str, line: int | None, column: int | None) -> BadInput:
+    return BadInput(file, what=what, todo=todo, line=line, column=column)
 
 
 class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is out of libcst's reach

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from dp2ddp.searchpath import Addition, additions
+from dp2ddp.syntax import without_async_arguments
 
 STAR = "*"
+_DYNAMIC = ("import_module", "__import__")
 
 
 class Import(NamedTuple):
@@ -32,6 +35,7 @@ class FileImports:
         names: what its own statements bind at module level; not what star imports bring.
         stars: its star imports at module level.
         public: its ``__all__`` where that is a constant, else None.
+        is_python: Python reads it.
     """
 
     imports: Sequence[Import] = ()
@@ -40,27 +44,45 @@ class FileImports:
     names: frozenset[str] = frozenset()
     stars: Sequence[Import] = ()
     public: frozenset[str] | None = None
+    is_python: bool = True
 
 
+@lru_cache(maxsize=4096)
 def read(text: str, path: str) -> FileImports:
-    """Reads the file at `path` (posix, relative to the project's root); empty where it is no Python."""
+    """Reads the file at `path` (posix, relative to the project's root); empty where it is no Python.
+
+    Remembered, since the same texts are asked about for finding scripts and for converting them.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            tree = ast.parse(without_async_arguments(text)[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return FileImports()
-    nodes = list(ast.walk(tree))
+        return FileImports(is_python=False)
+    statements = list(_statements(tree.body))
+    # Whole trees take long to walk, and few files need it.
+    nodes = list(ast.walk(tree)) if any(mark in text for mark in _DYNAMIC) else []
     bound = _Bound()
     bound.visit(tree.body)
     return FileImports(
-        imports=list(dict.fromkeys(each for node in nodes for each in _imports(node))),
+        imports=list(dict.fromkeys(each for node in [*statements, *nodes] for each in _imports(node))),
         folders=list(dict.fromkeys(each for node in nodes for each in _folders(node))),
-        additions=additions(tree, path) if "sys" in text else (),
+        additions=additions(tree, path) if "sys.path" in text else (),
         names=frozenset(bound.names),
         stars=[each for node in bound.stars for each in _imports(node)],
         public=_public(tree),
     )
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All statements in `body`, and in the statements there."""
+    for node in body:
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            # The body of a lambda or a conditional expression is no list, and never gets here as a statement.
+            if isinstance(inner, list):
+                yield from _statements(inner)
 
 
 def _imports(node: ast.AST) -> Iterator[Import]:
@@ -90,7 +112,7 @@ def _folders(node: ast.AST) -> Iterator[str]:
 
 def _picks_module(node: ast.Call) -> bool:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in ("import_module", "__import__") and bool(node.args)
+    return name in _DYNAMIC and bool(node.args)
 
 
 def _public(tree: ast.Module) -> frozenset[str] | None:

@@ -60,7 +60,7 @@ class Layout:
             try:
                 self._read[path] = read(self._files[path], path)
             except BadInput:
-                self._read[path] = FileImports()
+                self._read[path] = FileImports(is_python=False)
         return self._read[path]
 
     def _follow(self, entry: str) -> None:
@@ -118,7 +118,7 @@ class Layout:
         else:
             bases = list(self._bases(_parts(what.module), entry, what.name))
         for base in bases:
-            found = self._file(base, what.name, entry)
+            found = self._file(base, what.name, entry, importer)
             if found is not None:
                 return found
         return None
@@ -144,12 +144,13 @@ class Layout:
         found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
         return found if len(found) == 1 else []
 
-    def _file(self, base: str, name: str | None, entry: str) -> str | None:
+    def _file(self, base: str, name: str | None, entry: str, importer: str) -> str | None:
         own = self._module(base)
         if name is None or name == STAR or (own is not None and not own.endswith(_INIT)):
             return own
         part = self._module(_join(base, name))
-        if part is not None and (own is None or not self._binds(own, name, entry, set())):
+        # A package that imports a name from itself can only mean a module in it.
+        if part is not None and (own in (None, importer) or not self._binds(own, name, entry, set())):
             return part
         return own
 

@@ -7,7 +7,7 @@ device: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -31,6 +31,8 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     """
 
     replicas: ClassVar[int] = 2
+    #: The replicas' random streams; None: each instance has its own. A rank of a converted script has one for all models.
+    streams: ClassVar[Sequence[Stream] | None] = None
 
     def __init__(
         self,
@@ -48,7 +50,10 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self.module = module
         self.device_ids: list[Any] = list(range(self.n) if device_ids is None else device_ids)
         self.output_device: Any = output_device
-        self._streams = [Stream(rank=r) for r in range(self.n)]
+        self._streams = self._make_streams()
+
+    def _make_streams(self) -> Sequence[Stream]:
+        return [Stream(rank=r) for r in range(self.n)] if self.streams is None else self.streams
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Scatter the inputs, run a replica on each chunk, gather their outputs along `dim`.
@@ -70,7 +75,27 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._streams = [Stream(rank=r) for r in range(self.n)]
+        self._streams = self._make_streams()
+
+
+def emulated_data_parallel(
+    module: nn.Module,
+    inputs: Any,
+    device_ids: Sequence[int | torch.device] | None = None,
+    output_device: int | torch.device | None = None,
+    dim: int = 0,
+    module_kwargs: Mapping[str, Any] | None = None,
+    *,
+    kind: type[EmulatedDataParallel],
+) -> Any:
+    """Stands in for `torch.nn.parallel.data_parallel`: one call of `module` as a `kind` calls it.
+
+    Args:
+        module, inputs, device_ids, output_device, dim, module_kwargs: as torch's function takes them.
+        kind: the class that says how many replicas there are; with `streams`, or each call draws the same numbers.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    return kind(module, device_ids, output_device, dim)(*arguments, **(module_kwargs or {}))
 
 
 def _is_namedtuple(value: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,11 +71,14 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
     """
     check_rules(options)
     layout = Layout(files)
-    reached = dict.fromkeys(name for entry in entries for name in layout.reachable(entry))
+    programs = {entry: layout.reachable(entry) for entry in entries}
+    reached = dict.fromkeys(name for program in programs.values() for name in program)
+    # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
+    started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
+    started_by.update((entry, entry) for entry in entries)
 
     def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-        found = (layout.resolve(importer, entry, module, level, name) for entry in entries)
-        return next((one for one in found if one is not None), None)
+        return layout.resolve(importer, started_by[importer], module, level, name)
 
     texts = {name: files[name] for name in reached}
     return _convert(link(texts, entries, resolve, modernize=options.runs(OldNamesRule.id)), texts, options)
@@ -86,6 +91,8 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     for file in source.files:
         refusals.refuse(file.tree, file.name)
     planned = plan(source, options)
+    if sys.version_info < (3, 10):
+        _refuse_misplaced(source, planned.edits)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
 
 
@@ -136,6 +143,25 @@ def _comment(note: Note, file: File, source: Source) -> InsertBefore:
 
 def _is_elif(node: ast.stmt, source: Source) -> bool:
     return isinstance(node, ast.If) and source.segment(node).startswith("elif")
+
+
+def _refuse_misplaced(source: Source, edits: Sequence[Edit]) -> None:
+    """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
+
+    Raises:
+        BadInput: one of the edits may be there.
+    """
+    strings = [node for node in source.nodes if isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno]
+    for span in (source.span(node) for node in strings if re.search("\"{3}|'{3}", source.segment(node))):
+        for edit in edits:
+            if span.start < edit.span.start and edit.span.start.line <= span.end.line:
+                file = source.file_of_line(edit.span.start.line)
+                raise BadInput(
+                    file.name,
+                    line=edit.span.start.line - file.before,
+                    what="Python 3.9 does not tell where in an f-string of several lines an expression stands",
+                    todo="run dp2ddp with Python 3.10 or later; the conversion runs with 3.9, too",
+                )
 
 
 def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:

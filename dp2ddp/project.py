@@ -109,14 +109,22 @@ def check_output(output: str, source: SourceFile, *, force: bool) -> None:
     """
     if output == STANDARD:
         return
-    path = Path(output)
+    check_new(Path(output), source.path, force=force)
+    check_writable(Path(output))
+
+
+def check_new(path: Path, source: Path | None, *, force: bool) -> None:
+    """Checks that the conversion of the file `source` may take the place of what is at `path`.
+
+    Raises:
+        BadInput: a directory, the input itself, or there already (without `force`).
+    """
     if path.is_dir():
-        raise BadInput(output, what="a directory", todo="name the file to write")
-    if source.path is not None and _same_file(path, source.path):
-        raise BadInput(output, what="the output is the input", todo="use --in-place to convert a file in its place")
+        raise BadInput(str(path), what="a directory", todo="name the file to write")
+    if source is not None and _same_file(path, source):
+        raise BadInput(str(path), what="the output is the input", todo="use --in-place to convert a file in its place")
     if path.exists() and not _is_special(path) and not force:
-        raise BadInput(output, what="exists already", todo="use --force to overwrite it")
-    check_writable(path)
+        raise BadInput(str(path), what="exists already", todo="use --force to overwrite it")
 
 
 def check_writable(path: Path) -> None:

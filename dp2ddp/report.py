@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -46,8 +46,14 @@ def show_summary(console: Console, conversion: Conversion, name: str, output: st
         output: the file written, None if none was (a diff, or standard output).
         vendored: whether the runtime was copied beside it.
     """
-    for line in _summary(conversion, name, output, vendored):
-        # Lines are never wrapped: they are read by programs, too.
+    show_lines(console, summary_lines(conversion, name, output))
+    if conversion.changed:
+        show_lines(console, how_to_run(name, output, vendored))
+
+
+def show_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Prints lines, never wrapped: they are read by programs, too."""
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -94,7 +100,8 @@ def show_rule(console: Console, rule: Rule) -> None:
                 console.print(Text(f"    {line}".rstrip()), soft_wrap=True)
 
 
-def _summary(conversion: Conversion, name: str, output: str | None, vendored: bool) -> Iterator[Text]:
+def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[Text]:
+    """What became of one file: as `show_summary`, but for how to run it."""
     if conversion.converted_before:
         yield Text(f"{name}: converted already, nothing to do", "bold")
         return
@@ -104,11 +111,10 @@ def _summary(conversion: Conversion, name: str, output: str | None, vendored: bo
         return
     rules = {edit.rule for edit in conversion.edits}
     arrow = f" -> {output}" if output and output != name else ""
-    yield Text(f"{name}{arrow}: {_count(conversion.edits, 'change')} by {_count(rules, 'rule')}", "bold")
+    yield Text(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", "bold")
     yield from _changes(conversion.edits)
     yield from _strategies(conversion.strategies, name)
     yield from _notes(conversion.notes, name)
-    yield from _how_to_run(name, output, vendored)
 
 
 def _changes(edits: Sequence[Edit]) -> Iterator[Text]:
@@ -129,13 +135,14 @@ def _strategies(strategies: Sequence[StrategyDecision], name: str) -> Iterator[T
 def _notes(notes: Sequence[Note], name: str) -> Iterator[Text]:
     if not notes:
         return
-    yield Text(f"{_count(notes, 'note')}, to be looked at by a person:", "bold yellow")
+    yield Text(f"{count(notes, 'note')}, to be looked at by a person:", "bold yellow")
     for note in notes:
         place = f"{name}:{note.span.start[0]}"
         yield Text.assemble("  ", (place, "bold"), "  ", (note.rule, "cyan"), f"  {note.what}; {note.todo}")
 
 
-def _how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[Text]:
+def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[Text]:
+    """How to run a script that was converted; as `show_summary`."""
     yield Text("How to run it:", "bold")
     if output is None and not name.startswith("<"):
         yield Text(f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then")
@@ -146,6 +153,16 @@ def _how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[Text]
         yield Text("  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor.")
 
 
+def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[Text]:
+    """How to run several scripts that were converted."""
+    yield Text("How to run them:", "bold")
+    for script in scripts:
+        yield Text(f"  python {shlex.quote(script)} ...")
+    yield Text("  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N")
+    if not vendored:
+        yield Text("  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor.")
+
+
 def _place(finding: Edit | Note) -> dict[str, int]:
     return {"line": finding.span.start[0], "column": finding.span.start[1]}
 
@@ -154,5 +171,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _count(things: Sequence[object] | set[str], name: str) -> str:
+def count(things: Sequence[object] | set[str], name: str) -> str:
+    """`3 changes`, `1 note`."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

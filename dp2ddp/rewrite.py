@@ -14,7 +14,7 @@ from typing import Union
 
 import libcst as cst
 
-from dp2ddp import templates
+from dp2ddp import fstrings, templates
 from dp2ddp.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.imports import place_imports, runtime_name
@@ -110,6 +110,8 @@ class _Rewriter(cst.CSTTransformer):
             assert isinstance(original_node, cst.BaseExpression)
             assert isinstance(updated_node, cst.BaseExpression)
             return self._expression(original_node, updated_node)
+        if isinstance(original_node, cst.FormattedString) and isinstance(updated_node, cst.FormattedString):
+            return fstrings.keep_labels(original_node, updated_node)
         if isinstance(original_node, (cst.Module, cst.IndentedBlock)):
             return self._block(original_node, updated_node)  # type: ignore[arg-type]
         if isinstance(original_node, cst.SimpleStatementSuite):
@@ -124,7 +126,8 @@ class _Rewriter(cst.CSTTransformer):
         around, node = templates.split_parentheses(updated, id(original) in self.located.with_parentheses)
         for edit in edits:
             self.pieces[id(original)] = node
-            node = templates.expression(edit.template, self._holes(edit), self.runtime)
+            template = fstrings.requoted(edit.template, self.above, edit.span.start.line)
+            node = templates.expression(template, self._holes(edit), self.runtime)
         node = templates.put(node, self.above[-1], original, around) if edits else updated
         self.pieces[id(original)] = node
         return node

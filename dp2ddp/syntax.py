@@ -51,6 +51,11 @@ def without_async_arguments(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join(lines), places
 
 
+def parse_old(text: str, filename: str) -> ast.Module:
+    """As `parse`, of a text that may say `async=` in calls."""
+    return parse(without_async_arguments(text)[0], filename)
+
+
 def parse(text: str, filename: str) -> ast.Module:
     """The syntax tree of `text`, which has no byte order mark.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,6 +64,26 @@ def copy(folder: Path) -> Path:
     except OSError as error:
         raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
     return target
+
+
+def copy_all(folders: Iterable[Path]) -> None:
+    """Copies the runtime into each folder. Raises as `copy`."""
+    for folder in folders:
+        copy(folder)
+
+
+@contextlib.contextmanager
+def copied(folders: Sequence[Path]) -> Iterator[None]:
+    """Copies the runtime into each folder, and takes copies that are new away again if the block fails."""
+    new = [folder / RUNTIME_PACKAGE for folder in folders if not os.path.lexists(folder / RUNTIME_PACKAGE)]
+    try:
+        copy_all(folders)
+        yield
+    except BaseException:
+        for target in new:
+            if target.is_dir():
+                shutil.rmtree(target)
+        raise
 
 
 def _is_current(target: Path) -> bool:

@@ -129,13 +129,13 @@ if __name__ == "__main__":
 
     def _written(self, facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
         """`device_ids` as it can be written where the processes start, None where it can't."""
-        seen: set[str] = set()
+        seen: set[tuple[ast.AST | None, str]] = set()
         while node is not None:
             if self._visible(facts, launch, node):
                 return " ".join(facts.source.segment(node).split())
-            if not isinstance(node, ast.Name) or node.id in seen:
+            if not isinstance(node, ast.Name) or (facts.source.function(node), node.id) in seen:
                 return None
-            seen.add(node.id)
+            seen.add((facts.source.function(node), node.id))
             node = self._only_value(facts, node)
         return None
 
@@ -171,8 +171,12 @@ if __name__ == "__main__":
         )
 
     def _only_value(self, facts: Facts, name: ast.Name) -> ast.expr | None:
-        """What the name is bound to, once, in the function that uses it, or else in the module."""
+        """What the name is bound to, once: by its only caller, in the function that uses it, or else in the module."""
         function = facts.source.function(name)
+        if function is not None and name.id in {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}:
+            passed = (one for call in facts.source.calls for one in facts.resolver.arguments(call))
+            values = [value for callee, parameter, value in passed if (callee, parameter) == (function, name.id)]
+            return values[0] if len(values) == 1 and not isinstance(values[0], ast.Starred) else None
         local = function is not None and name.id in local_names(function)
         scope = function if local else facts.source.module(name)
         values = [

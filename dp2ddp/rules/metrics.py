@@ -111,13 +111,4 @@ for epoch in range(2):
             line = f"{names} = ddp.all_reduce({names}, over={reduction.over})"
             return InsertAfter(self.id, span, "sums up what the ranks counted on their shards", [line])
         template, reason = _TEMPLATES[reduction.how]
-        template = template.format(over=reduction.over)
-        if _in_double_quotes(facts, reduction.node):
-            template = template.replace('"', "'")
-        return ReplaceExpr(self.id, span, reason, template, {"it": span})
-
-
-def _in_double_quotes(facts: Facts, node: ast.AST) -> bool:
-    """Whether an expression stands in an f-string whose own quotes are double: before Python 3.12 they can't nest."""
-    strings = [above for above in facts.source.ancestors(node) if isinstance(above, ast.JoinedStr)]
-    return bool(strings) and facts.source.segment(strings[-1]).lstrip("rRbBfFuU").startswith('"')
+        return ReplaceExpr(self.id, span, reason, template.format(over=reduction.over), {"it": span})

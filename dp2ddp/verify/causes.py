@@ -12,7 +12,7 @@ import torch
 from . import recording
 from .compare import Comparison, StepDifference
 from .recording import Recording
-from .saved import FileDifference, relative_difference
+from .saved import FileDifference, negligible, relative_difference
 
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
 _GROWTH = 1000.0  # by how much rounding may grow in a step
@@ -92,8 +92,9 @@ def _start(ours: Recording, theirs: Sequence[Recording]) -> Iterator[Finding]:
     for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
         for index, start in one.starts.items():
             values = zip(one.values(start), other.values(other.starts[index]) if index in other.starts else ())
+            least = negligible(value for _, value in one.values(start))
             for (name, a), (_, b) in values:
-                size = relative_difference(a, b)
+                size = relative_difference(a, b, least)
                 if size > 1e-6:
                     what = f"{who} start from other weights: {name} differs by {size:.1e}"
                     step = next((s for s, at in enumerate(one.steps) if at.optimizer == index), 0)

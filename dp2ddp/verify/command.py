@@ -14,15 +14,14 @@ from pathlib import Path
 
 import torch
 
-from dp2ddp import pipeline, project
 from dp2ddp.errors import BadInput
-from dp2ddp.rules import Options as ConvertOptions
 
-from . import repeats, runs, scratch
+from . import repeats, runs, scratch, sides
 from .causes import Finding, explain
 from .compare import TOLERANCE, Comparison, compare
 from .repeats import Repeats
 from .runs import Options, Run
+from .synthetic import MadeUp
 
 AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
@@ -93,6 +92,11 @@ class Verdict:
             return FAILED
         return DIFFER if self.findings else AGREE
 
+    @property
+    def synthetic(self) -> Sequence[MadeUp]:
+        """The data sets whose samples were made up."""
+        return self.comparison.recordings[0].synthetic if self.comparison else ()
+
 
 class _CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
     def __init__(self, failure: Failure) -> None:
@@ -118,31 +122,9 @@ class _Verification:
     def __init__(self, request: Request, folder: Path) -> None:
         self.request = request
         self.folder = folder.resolve()
-        self.notes: list[str] = []
         self._runs = 0
-        self._sources = {
-            "original": project.read(str(request.script)),
-            "converted": project.read(str(request.converted or request.script)),
-        }
-        text = self._converted_text()
-        self._scripts = {
-            "original": self._sources["original"].encode(self._sources["original"].text),
-            "converted": self._sources["converted"].encode(text),
-        }
-
-    def _converted_text(self) -> str:
-        source = self._sources["converted"]
-        if self.request.converted is not None:
-            return source.text
-        conversion = pipeline.convert_source(source.text, source.name, ConvertOptions(strategy=self.request.strategy))
-        if conversion.converted_before:
-            todo = "give the original, and this file as --converted"
-            raise BadInput(source.name, what="a converted script, not an original", todo=todo)
-        if not conversion.changed:
-            raise BadInput(source.name, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
-        if conversion.notes:
-            self.notes.append(f"the conversion has {len(conversion.notes)} note(s) open: `dp2ddp convert` shows them")
-        return conversion.new_text
+        self._sides = sides.prepare(request.script, request.converted, request.strategy)
+        self.notes = self._sides.notes
 
     def verdict(self) -> Verdict:
         try:
@@ -153,10 +135,12 @@ class _Verification:
     def _verdict(self) -> Verdict:
         options, comparison, findings = self._compared()
         verdict = Verdict(options, comparison, findings, self.notes)
+        if options.synthetic is not None:
+            self.notes.append(_synthetic(verdict.synthetic))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         draws = any(recording.draws is not None for recording in comparison.recordings)
-        if not findings or not draws or self.request.options.replicas == 1:
+        if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
             return verdict
         hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
         self.notes.append(
@@ -181,11 +165,14 @@ class _Verification:
             why = "sums over three and more ranks round differently in float32"
             return self._in_float64(why) or self._in_float32_only(None)
         first = self._once(self._options(), self.request.tolerance)
-        small = bool(first[2]) and all(finding.size <= ROUNDING for finding in first[2])
-        if not small:
-            self.notes.append("compared in float32")
+        mixed = first[1].recordings[0].mixed
+        own = f"float32 and {mixed}" if mixed else "float32"
+        largest = max((finding.size for finding in first[2]), default=0.0)
+        # Half precision has 8 bits, and Adam makes a whole step of the sign of a gradient near 0: any size may be rounding.
+        if not largest or (largest > ROUNDING and not mixed):
+            self.notes.append(f"compared in {own}")
             return first
-        why = f"in float32 they differ by at most {max(finding.size for finding in first[2]):.0e}, as rounding does"
+        why = f"in {own} they differ by at most {largest:.0e}, as rounding does"
         return self._in_float64(why) or self._in_float32_only(first)
 
     def _in_float64(self, why: str) -> tuple[Options, Comparison, list[Finding]] | None:
@@ -200,6 +187,9 @@ class _Verification:
             self.notes.append("the script makes its parameters less precise than float64 itself")
             return None
         self.notes.append(f"compared in float64: {why}")
+        if found[1].recordings[0].mixed:
+            more = " (two ranks are compared in half precision first)" if self.request.options.replicas > 2 else ""
+            self.notes.append(f"autocast casts nothing in float64{more}")
         return found
 
     def _in_float32_only(
@@ -218,6 +208,9 @@ class _Verification:
             comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE)
         except FileNotFoundError as missing:
             raise _CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
+        if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
+            reason = f"exit code {original.exit_code} before the first optimizer step"
+            raise _CouldNotRun(Failure("original", reason, original.stderr))
         return options, comparison, _beyond(explain(comparison), tolerance)
 
     def _repeat(self, options: Options, first: Comparison) -> Repeats:
@@ -252,18 +245,17 @@ class _Verification:
     def _lay_out(self, folder: Path, side: str) -> Path:
         """Fill the side's working directory from the current one, the script being in it or beside it."""
         here, script = Path.cwd().resolve(), self.request.script.resolve()
+        files = self._sides.original if side == "original" else self._sides.converted
         scratch.fill(folder / "work", here, script)
-        if here in script.parents:
-            place = folder / "work" / script.relative_to(here)
-            place.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            scratch.fill(folder / "script", script.parent)
-            place = folder / "script" / script.name
-        source = folder / f"{side}.py"
-        source.write_bytes(self._scripts[side])
-        place.unlink(missing_ok=True)  # the link to the user's script; its folder is never a link
-        place.symlink_to(source)
-        return place
+        root, top = here, folder / "work"
+        if here not in self._sides.root.parents and here != self._sides.root:
+            root, top = self._sides.root, folder / "script"
+            scratch.fill(top, root, script)
+        for number, (path, data) in enumerate(files.items()):
+            source = folder / f"{side}{number or ''}.py"
+            source.write_bytes(data)
+            scratch.put(top, path.relative_to(root), source)
+        return top / script.relative_to(root)
 
 
 def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
@@ -271,6 +263,13 @@ def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
     if tolerance < ROUNDING:
         return list(findings)
     return [finding for finding in findings if finding.size > tolerance]
+
+
+def _synthetic(datasets: Sequence[MadeUp]) -> str:
+    """What to say about data that was made up."""
+    if not datasets:
+        return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
+    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
 
 
 def _is_first_shuffle(comparison: Comparison) -> bool:

@@ -9,6 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import printed, recording, runs, saved
 from .printed import LineDifference
 from .recording import Recording
@@ -89,6 +91,12 @@ class Comparison:
         """The first step whose parameters differ by more than the tolerance."""
         return next((step for step in self.steps if step.relative > self.tolerance), None)
 
+    @property
+    def trained_alike(self) -> bool:
+        """Whether both trained, on the same batches, with the same losses and to the same parameters."""
+        same = self.first is None and not self.counts and self.batch is None and self.apart is None
+        return bool(self.steps) and same and all(loss <= self.tolerance for loss in self.losses)
+
     def failures(self) -> list[str]:
         """Everything in which the runs don't agree, a line each; empty if they agree."""
         found = list(self.counts)
@@ -154,13 +162,16 @@ def _steps(ours: Recording, theirs: Recording) -> list[StepDifference]:
 
 def _step(ours: Recording, theirs: Recording, step: int) -> StepDifference:
     """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
+    pairs = list(zip_longest(ours.parameters(step), theirs.parameters(step)))
+    if any(a is None or b is None for a, b in pairs):
+        return StepDifference(step + 1, "the number of parameters", math.inf)
     largest = StepDifference(step + 1, "", 0.0)
-    for a, b in zip_longest(ours.parameters(step), theirs.parameters(step)):
-        if a is None or b is None:
-            return StepDifference(step + 1, "the number of parameters", math.inf)
-        relative = relative_difference(a[1], b[1])
+    differing = [(name, a, b) for (name, a), (_, b) in pairs if not torch.equal(a, b)]
+    least = saved.negligible(a for (_, a), _ in pairs) if differing else 0.0
+    for name, a, b in differing:
+        relative = relative_difference(a, b, least)
         if relative > largest.relative:
-            largest = StepDifference(step + 1, a[0], relative)
+            largest = StepDifference(step + 1, name, relative)
     return largest
 
 
@@ -195,7 +206,7 @@ def _few(indices: Any) -> str:
 
 
 def _lines(one: Run, other: Run) -> list[LineDifference]:
-    found = list(printed.differences(one.stdout, other.stdout))
+    found = list(printed.differences(one.hide(one.stdout), other.hide(other.stdout)))
     for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
         found += printed.differences("", other.output(rank, "stdout"))
     return found
@@ -206,7 +217,7 @@ def _files(one: Run, other: Run, places: float) -> list[FileDifference]:
     found: list[FileDifference] = []
     for name in sorted(ours.keys() | theirs.keys()):
         if name in ours and name in theirs:
-            found += saved.differences(name, ours[name], theirs[name], places)
+            found += saved.differences(name, ours[name], theirs[name], places, (one.hide, other.hide))
         else:
             found.append(FileDifference(name, f"only the {'original' if name in ours else 'converted'}'s", math.inf))
     return found
@@ -225,4 +236,7 @@ def _counts(ours: Recording, theirs: Recording) -> list[str]:
         "optimizer steps": (len(ours.steps), len(theirs.steps)),
         "calls of backward": (len(ours.losses), len(theirs.losses)),
     }
-    return [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    if ours.mixed != theirs.mixed:
+        found.append(f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}")
+    return found

@@ -2,6 +2,10 @@
 
 A script that says `.cuda()`, `"cuda:0"` or `torch.device("cuda")` goes on as on a GPU machine: a `torch.device` keeps
 the type that the script gave it, and whatever is to be put there is put on the CPU.
+
+What `tensor.is_cuda` answers isn't followed tensor by tensor: from the first time on that the script puts anything on a
+CUDA device, all tensors say yes. A converted script and its original then agree on every guard of that kind, and a
+script that is told to stay on the CPU (`--no-cuda`) still finds it there.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
 _KEPT_WHERE_IT_IS = {Tensor.cuda, Tensor.pin_memory}
+_ASKS_WHERE = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _TAKE_FLOATS = {torch.tensor, torch.as_tensor}  # of the dtype that the data has
+_KEEP_FLOAT32 = {"torch.amp.grad_scaler"}  # its scale is float32, whatever the gradients are
 _TYPED = (  # torch.cuda.FloatTensor and the like
     "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor LongTensor "
     "BoolTensor"
@@ -41,6 +47,15 @@ def is_cuda(place: Any) -> bool:
     return isinstance(place, str) and (place == "cuda" or place.startswith("cuda:"))
 
 
+_in_use = False  # whether the script has put anything on a CUDA device
+
+
+def put_to_use() -> None:
+    """Note that the script has put something on a CUDA device."""
+    global _in_use
+    _in_use = True
+
+
 class OnCPU(TorchFunctionMode):
     """While active (one a process), torch's functions take CUDA devices for the CPU and, if asked, float32 for float64.
 
@@ -59,10 +74,14 @@ class OnCPU(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.cuda:
+            if func == _ASKS_WHERE:
+                return _in_use and _asked_by_script(sys._getframe(1))
             if func in _KEPT_WHERE_IT_IS:
+                if func is Tensor.cuda:
+                    put_to_use()
                 return args[0]
             args, kwargs = _moved(func, args, kwargs)
-        if not self.float64:
+        if not self.float64 or sys._getframe(1).f_globals.get("__name__") in _KEEP_FLOAT32:
             return func(*args, **kwargs)
         if func is Tensor.float:
             func = Tensor.double
@@ -75,15 +94,30 @@ class OnCPU(TorchFunctionMode):
 
 def _moved(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments, with the CPU for every CUDA device."""
+    if func is torch.device:
+        return args, kwargs
     if is_cuda(kwargs.get("device")) or (func is not Tensor.to and _is_index(kwargs.get("device"))):
-        kwargs = {**kwargs, "device": CPU}
+        kwargs = {**kwargs, "device": _here()}
     if func is Tensor.to:
-        args = tuple(CPU if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
+        args = tuple(_here() if i and (is_cuda(arg) or _is_index(arg)) else arg for i, arg in enumerate(args))
     elif func is Tensor.type:
-        args = tuple(arg.replace("torch.cuda.", "torch.") if isinstance(arg, str) else arg for arg in args)
+        args = tuple(_untyped(arg) if isinstance(arg, str) else arg for arg in args)
     elif any(type(arg) is torch.device for arg in args):
-        args = tuple(CPU if is_cuda(arg) else arg for arg in args)
+        args = tuple(_here() if is_cuda(arg) else arg for arg in args)
     return args, kwargs
+
+
+def _here() -> torch.device:
+    """The CPU, where a script said CUDA."""
+    put_to_use()
+    return CPU
+
+
+def _untyped(kind: str) -> str:
+    """`torch.FloatTensor` for `torch.cuda.FloatTensor`."""
+    if kind.startswith("torch.cuda."):
+        put_to_use()
+    return kind.replace("torch.cuda.", "torch.")
 
 
 def _is_index(place: Any) -> bool:
@@ -171,10 +205,13 @@ def _answers(devices: int) -> dict[str, Any]:
 
 
 def _is_available() -> bool:
-    """Yes to the script and its libraries; no to torch itself, which would look for the driver. So mixed precision of
-    CUDA (`autocast`, `GradScaler`) is switched off, as torch does without a GPU."""
-    caller = sys._getframe(1).f_globals.get("__name__", "")
-    return not caller.startswith(("torch.", "dp2ddp"))
+    """Yes to the script and its libraries; no to torch itself, which would look for the driver."""
+    return _asked_by_script(sys._getframe(1))
+
+
+def _asked_by_script(caller: types.FrameType) -> bool:
+    """Whether the script, or a library of its, is what asks; not torch, nor this package or the runtime."""
+    return not caller.f_globals.get("__name__", "").startswith(("torch.", "dp2ddp"))
 
 
 def _effects() -> dict[str, Any]:
@@ -191,6 +228,12 @@ def _effects() -> dict[str, Any]:
         "current_stream": lambda device=None: _Stream(),
         "default_stream": lambda device=None: _Stream(),
     }
+
+
+def _stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
+    """`storage.cuda()`."""
+    put_to_use()
+    return storage
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -237,7 +280,7 @@ def _replace_functions() -> None:
     original = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
-        original(kind.replace("torch.cuda.", "torch.") if isinstance(kind, str) else kind)
+        original(_untyped(kind) if isinstance(kind, str) else kind)
 
     torch.set_default_tensor_type = set_default_tensor_type
 
@@ -250,7 +293,7 @@ def _replace_functions() -> None:
 
     storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
     for storage in storages:
-        storage.cuda = lambda self, *args, **kwargs: self
+        storage.cuda = _stay
     generator = torch.Generator
     torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
 
@@ -274,4 +317,4 @@ def _place(place: Any) -> Any:
     """A device or a `map_location` (which may be a dict, too) without CUDA."""
     if isinstance(place, dict):
         return {key: _place(value) for key, value in place.items()}
-    return "cpu" if is_cuda(place) else place
+    return str(_here()) if is_cuda(place) else place

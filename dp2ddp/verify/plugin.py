@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
+from .samples import COUNT
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -124,7 +126,8 @@ def dp2ddp_compare() -> Any:
 
     Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
     ranks; `steps`, after how many optimizer steps both end; `seed`, for scripts that set none; `tolerance`, `repeats`
-    and `strategy` as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds. Returns a `Compared`, whose
+    and `strategy` as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds; `synthetic_data`, True or a
+    number of samples, to fill torchvision's data sets with made-up ones. Returns a `Compared`, whose
     files are there until the test ends. Fails the test where a side can't run, with its traceback.
     """
     with ExitStack() as runs:
@@ -144,16 +147,18 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
         strategy: str = "auto",
         device: str = "cpu",
         timeout: float = 600.0,
+        synthetic_data: bool | int = False,
     ) -> Compared:
         __tracebackhide__ = True
         from dp2ddp.verify import command, runs
 
+        samples = COUNT if synthetic_data is True else synthetic_data or None
         request = command.Request(
             Path(script),
             [str(argument) for argument in args],
             None if converted is None else Path(converted),
             strategy,
-            runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout),
+            runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout, synthetic=samples),
             tolerance,
             repeats,
         )

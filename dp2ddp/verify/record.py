@@ -7,17 +7,20 @@ as Python runs it: same `sys.argv`, `sys.path[0]`, working directory, output and
 from __future__ import annotations
 
 import argparse
+import builtins
+import io
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import dp2ddp_runtime
 import torch
 
-from . import cuda, scratch
+from . import cuda, mixed, scratch, synthetic
 from .recorder import Recorder, StepsDone
 from .stand_in import emulate, seed, shift_seeds
 
@@ -26,15 +29,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Raises whatever the script raises."""
     options = _parser().parse_args(argv)
     _prepare(options)
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+    script = os.path.abspath(options.script)
+    sys.path[0] = os.path.dirname(script)
+    # Relative, as a user types it: what a script prints of it must not tell where this side runs.
+    name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
+    sys.argv = [os.path.normpath(name), *options.arguments]
     try:
-        with Recorder(options.out / f"rank{_rank()}", options.steps), ExitStack() as modes:
+        with Recorder(options.out / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
+            if options.synthetic is not None:
+                synthetic.install(synthetic.Maker(options.synthetic, options.synthetic_folder, recorder.made_up))
             if options.cpu is not None or options.float64:
                 modes.enter_context(cuda.OnCPU(options.cpu is not None, options.float64))
-            runpy.run_path(str(options.script), run_name="__main__")
+            _run(script)
     except StepsDone:
         sys.exit(0)
+
+
+def _run(script: str) -> None:
+    """Run the file at the absolute path `script` as `__main__`."""
+    main = ModuleType("__main__")
+    vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    with io.open_code(script) as file:
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    exec(code, vars(main))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cpu", type=int, metavar="N", help="the CPU stands in for N CUDA devices")
     parser.add_argument("--seed", type=int, metavar="S", help="seed the generators before the script starts")
     parser.add_argument("--shift", type=int, default=0, metavar="S", help="add S to every seed that the script sets")
+    parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
+    parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser
@@ -55,6 +75,7 @@ def _prepare(options: argparse.Namespace) -> None:
     scratch.protect(Path.cwd())
     if options.cpu is not None:
         cuda.without_cuda(options.cpu)
+        mixed.without_cuda()
         _show_cuda()
     if options.emulate is not None:
         emulate(options.emulate)
@@ -71,9 +92,17 @@ def _rank() -> int:
 
 
 def _show_cuda() -> None:
-    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original."""
+    """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
+    the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     dp2ddp_runtime.device = lambda: torch.device("cuda", local_rank)
+    wrap = dp2ddp_runtime.wrap_model
+
+    def wrap_model(*args: Any, **kwargs: Any) -> Any:
+        cuda.put_to_use()
+        return wrap(*args, **kwargs)
+
+    dp2ddp_runtime.wrap_model = wrap_model
 
 
 if __name__ == "__main__":

@@ -15,14 +15,18 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
+
+if TYPE_CHECKING:
+    from .synthetic import MadeUp
 
 ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 
@@ -48,6 +52,7 @@ class Recorder:
         self._iterators = 0
         self._draws = False
         self._unsharded = False
+        self._mixed = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
@@ -63,6 +68,7 @@ class Recorder:
         if runtime is not None:
             self._replace(runtime.WrappedModel, "forward", self._recording_forward)
         self._replace(torch.autograd, "backward", self._recording_backward)
+        self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
         return self
 
@@ -73,6 +79,10 @@ class Recorder:
         self._write("end", seconds=time.perf_counter() - self._started)
         self._events.close()
         self._values.close()
+
+    def made_up(self, data: MadeUp) -> None:
+        """Note that a data set holds made-up samples."""
+        self._write("synthetic", data=asdict(data))
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -141,6 +151,17 @@ class Recorder:
                 self._unsharded = True
                 self._write("unsharded")
             return forward(model, *args, **kwargs)
+
+        return recording
+
+    def _recording_autocast(self, enter: Any) -> Any:
+        """Notes, once, that the script computes in mixed precision, and in which dtype."""
+
+        def recording(autocast: Any) -> Any:
+            if autocast._enabled and not self._mixed:
+                self._mixed = True
+                self._write("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
+            return enter(autocast)
 
         return recording
 

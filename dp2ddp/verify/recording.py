@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .recorder import ALIGNMENT
+from .synthetic import MadeUp
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Recording:
     Attributes:
         starts: by optimizer, the parameters before its first step.
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
+        synthetic: the data sets that hold made-up samples, each once.
         unsharded: the step at which a model that takes shards was first given a batch that nobody split.
+        mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         ended: False where the process was killed.
     """
 
@@ -75,8 +78,10 @@ class Recording:
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
+    synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
     unsharded: int | None = None
+    mixed: str | None = None
     seconds: float = math.nan
     ended: bool = False
 
@@ -127,10 +132,14 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.losses.append(Loss(step, event["value"], shard))
     elif kind == "batch":
         recording.batches.append(Batch(event["iterator"], event["indices"], step))
+    elif kind == "synthetic":
+        recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "random" and recording.draws is None:
         recording.draws = step
     elif kind == "unsharded":
         recording.unsharded = step
+    elif kind == "mixed":
+        recording.mixed = event["dtype"]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
 

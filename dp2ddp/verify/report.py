@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -45,6 +46,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "replicas": verdict.options.replicas,
         "precision": "float64" if verdict.options.float64 else "the script's",
         "device": "cuda" if verdict.options.cuda else "cpu",
+        "synthetic_data": _synthetic(verdict),
         "tolerance": comparison.tolerance if comparison else None,
         "findings": [
             {
@@ -141,6 +143,12 @@ def _numbers(repeats: Repeats) -> Iterator[Text]:
 def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
     sides = {"original": comparison.original, "converted": comparison.converted}
     return {side: [_finite(value) for value in run.losses()] for side, run in sides.items()}
+
+
+def _synthetic(verdict: Verdict) -> dict[str, Any] | None:
+    if verdict.options.synthetic is None:
+        return None
+    return {"samples": verdict.options.synthetic, "datasets": [asdict(each) for each in verdict.synthetic]}
 
 
 def _repeats(repeats: Repeats) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Options:
         seed: seeds the generators before the scripts start, for those that don't.
         shift: is added to every seed that the scripts set.
         threads: CPU threads a process.
+        synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         timeout: seconds after which a run is ended.
     """
 
@@ -47,6 +48,7 @@ class Options:
     seed: int = 0
     shift: int = 0
     threads: int = 1
+    synthetic: int | None = None
     timeout: float = 600.0
 
 
@@ -81,6 +83,10 @@ class Run:
     def output(self, rank: int, stream: str) -> str:
         """What rank `rank` wrote to `stream` ("stdout" or "stderr")."""
         return (self.folder / f"rank{rank}" / f"{stream}.txt").read_text(errors="replace")
+
+    def hide(self, text: str) -> str:
+        """`text` without the path of this run's folder, which the script doesn't have from the user."""
+        return text.replace(str(self.folder.resolve()), "")
 
     def recordings(self) -> list[Recording]:
         """Every process's recording, by rank. Raises `FileNotFoundError` where a process didn't get that far."""
@@ -192,6 +198,10 @@ def _recorder(folder: Path, options: Options) -> list[str]:
         command += ["--steps", str(options.steps)]
     if options.float64:
         command.append("--float64")
+    if options.synthetic is not None:
+        # One folder for both sides, so that the paths of image files are the same.
+        place = folder.resolve().parent / f"synthetic{options.synthetic}"
+        command += ["--synthetic", str(options.synthetic), "--synthetic-folder", str(place)]
     if not options.cuda:
         command += ["--cpu", str(max(options.replicas, 2))]
     return command

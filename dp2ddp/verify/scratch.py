@@ -37,6 +37,25 @@ def fill(work: Path, source: Path, script: Path | None = None) -> None:
             target.symlink_to(entry.resolve())
 
 
+def put(work: Path, name: Path, source: Path) -> Path:
+    """Let `name` in the scratch directory `work` be the file `source`, and return it.
+
+    Folders on the way that are links become real ones.
+    """
+    place = work / name
+    for folder in reversed(place.parents):
+        if work in folder.parents and folder.is_symlink():
+            target = folder.resolve()
+            folder.unlink()
+            folder.mkdir()
+            for entry in target.iterdir():
+                (folder / entry.name).symlink_to(entry)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(source)
+    return place
+
+
 def is_output(path: Path) -> bool:
     """Whether the script wrote this file, rather than finding it there."""
     return not path.is_symlink() and "__pycache__" not in path.parts

@@ -6,12 +6,14 @@ import importlib
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from dp2ddp_runtime.streams import Stream
 from torch import nn
 
-from ..oracle import EmulatedDataParallel
+from ..oracle import EmulatedDataParallel, emulated_data_parallel
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
 # the same name hides, hence no attribute access.
@@ -19,15 +21,20 @@ _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
 def emulate(replicas: int) -> type[nn.Module]:
-    """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is; returns the class.
+    """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is, and the functional form of it where
+    `data_parallel` is; returns the class.
 
-    Call it before the script is imported. A model that the script saves whole is pickled as torch's own class.
+    Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
+    models draw from one stream per replica, as those of a converted script draw from one per rank.
     """
     home = _HOMES[-1]
-    body = {"replicas": replicas, "__module__": home, "__qualname__": "DataParallel"}
+    streams = [Stream(rank=rank) for rank in range(replicas)]
+    body = {"replicas": replicas, "streams": streams, "__module__": home, "__qualname__": "DataParallel"}
     stand_in = type("DataParallel", (EmulatedDataParallel,), body)
     for name in _HOMES:
         vars(importlib.import_module(name))["DataParallel"] = stand_in
+    for name in _HOMES[1:]:
+        vars(importlib.import_module(name))["data_parallel"] = partial(emulated_data_parallel, kind=stand_in)
     return stand_in
 
 

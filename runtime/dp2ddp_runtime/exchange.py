@@ -7,10 +7,16 @@ the parameters' gradients over the N ranks makes the sum.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import math
 import pickle
+import struct
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +24,9 @@ import torch.distributed as dist
 from . import nesting, world
 
 _ALIGN = 16  # bytes: tensors start where any dtype may
-_HEAD = 16  # bytes: the payload's size, the size of its pickled part
+_SIZES = struct.Struct("qq")  # in bytes: the payload's, the head's
 _FIRST_SLOT = 16384
+_PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class Part(NamedTuple):
@@ -37,55 +44,93 @@ def carrier(device: torch.device) -> torch.device:
     return device if "cpu:" in config else world.device()
 
 
+@functools.lru_cache(maxsize=1)
+def group_beside() -> Any:
+    """A gloo group for what travels while other collectives run. The first call is a collective."""
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=world.current().timeout))
+
+
+class Pending:
+    """An exchange that is under way. It may be dropped: all ranks have sent theirs, so none waits for another."""
+
+    def __init__(self, finish: Callable[[], list[Part]]) -> None:
+        self._finish = finish
+
+    def wait(self) -> list[Part]:
+        """Each rank's part, in rank order, as views of one buffer. To be called once, in the same order on all ranks:
+        a payload larger than foreseen takes a second collective."""
+        with _normal_mode():
+            return self._finish()
+
+
 class Exchange:
     """An all-gather of `Part`s whose sizes differ between ranks and calls.
 
-    CPU tensors travel as bytes behind a header that tells their shapes, in slots of the size that the last such call
+    CPU tensors travel as bytes behind a head that tells their shapes, in slots of the size that the last such call
     needed; only when that was too small a second collective follows. CUDA tensors travel by themselves, so
     that the shapes can be read without waiting for the device.
+
+    A head is mostly the same as in the last call, so each is parsed once. What must not be shared between calls
+    (notes that aren't plain values, sparse tensors) is pickled among the data.
+
+    Args:
+        group: a gloo group for all of it, CUDA tensors too; by default the default group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
         self._slots: dict[Hashable, int] = {}
 
-    @torch.inference_mode(False)  # gloo writes from a thread of its own, which inference tensors don't allow
-    @torch.no_grad()
     def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
-        """Each rank's part, in rank order, as views of one buffer on `carrier(device)`.
+        """`start` and `Pending.wait` in one."""
+        return self.start(part, device, key).wait()
+
+    def start(self, part: Part, device: torch.device, key: Hashable = None) -> Pending:
+        """Send this rank's part; the result's `wait` gives every rank's, on `carrier(device)`.
 
         Args:
-            part: this rank's part.
+            part: this rank's part. Its tensors must stay as they are until then.
             device: where the tensors live. Must be of the same kind on all ranks.
             key: calls with the same key need about the same space. Must be equal on all ranks.
         """
-        route = carrier(device)
-        sent = [_plain(tensor).to(route) if _travels(tensor) else tensor for tensor in part.tensors]
-        specs = [(t.dtype, tuple(t.shape)) if _travels(t) else t for t in sent]
-        note = pickle.dumps((specs, part.note), protocol=4)
-        data = [tensor for tensor in sent if _travels(tensor)]
-        if route.type == "cpu":
-            return [_unpack(payload) for payload in self._gather_cpu(note, data, key)]
-        notes = [_unpack_note(payload) for payload in self._gather_control(note, key)]
-        return _gather_device(notes, data, route)
+        with _normal_mode():
+            route = carrier(device) if self._group is None else torch.device("cpu")
+            head, data, rest = _packed(part)
+            sent = [tensor.to(route) for tensor in data]
+            if route.type == "cpu":
+                gathered = self._start_cpu(head, [*sent, *rest], key)
+                return Pending(lambda: [_unpack(payload) for payload in gathered()])
+            control = self._start_cpu(head, rest, key)
+            return Pending(lambda: _gather_device([_read_control(payload) for payload in control()], sent, route))
 
-    def _gather_control(self, note: bytes, key: Hashable) -> list[torch.Tensor]:
-        return self._gather_cpu(note, [], key)
-
-    def _gather_cpu(self, note: bytes, data: Sequence[torch.Tensor], key: Hashable) -> list[torch.Tensor]:
-        size = _HEAD + _aligned(len(note)) + sum(_aligned(_nbytes(tensor)) for tensor in data)
+    def _start_cpu(self, head: bytes, data: Sequence[torch.Tensor], key: Hashable) -> Callable[[], list[torch.Tensor]]:
+        start = _aligned(_SIZES.size + len(head))
+        size = start + sum(_aligned(_nbytes(tensor)) for tensor in data)
         slot = self._slots.get(key, _FIRST_SLOT)
         payload = torch.empty(max(size, slot), dtype=torch.uint8)
-        _fill(payload, size, note, data)
-        received = all_gather_rows(payload[:slot])
-        largest = max(int(row[:8].view(torch.int64)) for row in received)
-        if largest > slot:
+        _fill(payload, _SIZES.pack(size, len(head)) + head, start, data)
+        received, work = _start_rows(payload[:slot], self._group)
+        return functools.partial(self._finish_cpu, payload, received, work, key)
+
+    def _finish_cpu(
+        self, payload: torch.Tensor, received: list[torch.Tensor], work: Any, key: Hashable
+    ) -> list[torch.Tensor]:
+        work.wait()
+        largest = max(_sizes(row)[0] for row in received)
+        if largest > len(received[0]):
             payload = payload if len(payload) >= largest else torch.cat([payload, payload.new_empty(largest)])
-            received = all_gather_rows(payload[:largest])
+            received, work = _start_rows(payload[:largest], self._group)
+            work.wait()
         if len(self._slots) > 256:
             self._slots.clear()
-        # The notes' sizes vary by some bytes (numbers of different lengths).
+        # The heads' sizes vary by some bytes (numbers of different lengths).
         self._slots[key] = _aligned(largest) + 64
         return received
+
+
+def _normal_mode() -> AbstractContextManager[Any]:
+    """Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 @torch.inference_mode(False)
@@ -94,12 +139,18 @@ def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
     """All-gather equally sized 1-D tensors: each rank's, in rank order."""
     route = carrier(row.device)
     sent = row.to(route)
-    out = torch.empty((world.world_size(), len(row)), dtype=row.dtype, device=route)
     if route.type == "cpu":
-        dist.all_gather(list(out.unbind(0)), sent)
-    else:
-        dist.all_gather_into_tensor(out, sent)
+        rows, work = _start_rows(sent, None)
+        work.wait()
+        return [gathered.to(row.device) for gathered in rows]
+    out = torch.empty((world.world_size(), len(row)), dtype=row.dtype, device=route)
+    dist.all_gather_into_tensor(out, sent)
     return list(out.to(row.device).unbind(0))
+
+
+def _start_rows(row: torch.Tensor, group: Any) -> tuple[list[torch.Tensor], Any]:
+    rows = list(torch.empty((world.world_size(), len(row)), dtype=row.dtype).unbind(0))
+    return rows, dist.all_gather(rows, row, group=group, async_op=True)
 
 
 def _aligned(size: int) -> int:
@@ -110,74 +161,139 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+class _Head(NamedTuple):
+    """What is read before the data. Shared between calls, so everything in it is immutable."""
+
+    specs: tuple[tuple[torch.dtype, tuple[int, ...]] | None, ...]  # None: not among the data, but in the rest
+    note: Any
+    rest: int
+    """How many bytes of pickled things follow the data: the note, if it isn't plain, and the tensors without a spec."""
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(head: bytes) -> _Head:
+    return _Head(*pickle.loads(head))
+
+
+def _packed(part: Part) -> tuple[bytes, list[torch.Tensor], list[torch.Tensor]]:
+    """The head; what travels as bytes; and the rest, pickled, in at most one tensor of bytes."""
+    data = [plain(tensor) for tensor in part.tensors if _travels(tensor)]
+    specs = tuple([(t.dtype, tuple(t.shape)) if _travels(t) else None for t in part.tensors])
+    note = part.note if _is_plain(part.note) else None
+    if note is part.note and None not in specs:
+        return pickle.dumps((specs, note, 0), protocol=4), data, []
+    told = (part.note, [tensor for tensor in part.tensors if not _travels(tensor)])
+    rest = bytearray(pickle.dumps(told, protocol=4))
+    head = pickle.dumps((specs, note, len(rest)), protocol=4)
+    return head, data, [torch.frombuffer(rest, dtype=torch.uint8)]
+
+
+def _is_plain(note: Any) -> bool:
+    return all(map(_is_plain, note)) if isinstance(note, tuple) else type(note) in _PLAIN
+
+
 def _travels(tensor: torch.Tensor) -> bool:
     """Whether a tensor is sent as bytes; a sparse one is pickled instead."""
     return tensor.layout == torch.strided
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without gradient, lazy conjugation and gaps between its elements."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A `plain` tensor's memory."""
     # One row of a column may be contiguous with any stride, which `view` doesn't take.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def _fill(payload: torch.Tensor, size: int, note: bytes, data: Sequence[torch.Tensor]) -> None:
-    payload[:_HEAD].view(torch.int64).copy_(torch.tensor([size, len(note)]))
-    payload[_HEAD : _HEAD + len(note)] = torch.frombuffer(bytearray(note), dtype=torch.uint8)
-    _lay_out(payload, _HEAD + _aligned(len(note)), data)
+def _fill(payload: torch.Tensor, head: bytes, offset: int, data: Sequence[torch.Tensor]) -> None:
+    """Copy the head to the beginning, and the data to `offset`."""
+    # By address, as in `_sizes` and `_head_of`: tensor operations take several times as long for what is small.
+    address = payload.data_ptr()
+    ctypes.memmove(address, head, len(head))
+    for tensor in data:
+        size = _nbytes(tensor)
+        ctypes.memmove(address + offset, tensor.data_ptr(), size)
+        offset += _aligned(size)
+
+
+def _sizes(payload: torch.Tensor) -> tuple[int, int]:
+    size, head = _SIZES.unpack(ctypes.string_at(payload.data_ptr(), _SIZES.size))
+    return size, head
 
 
 def _lay_out(payload: torch.Tensor, offset: int, data: Sequence[torch.Tensor]) -> None:
     for tensor in data:
         size = _nbytes(tensor)
         if size:
-            payload[offset : offset + size] = _bytes_of(tensor)
+            payload[offset : offset + size] = bytes_of(tensor)
         offset += _aligned(size)
 
 
-def _unpack_note(payload: torch.Tensor) -> tuple[list[Any], Any]:
-    length = int(payload[8:_HEAD].view(torch.int64))
-    specs, note = pickle.loads(bytes(payload[_HEAD : _HEAD + length].tolist()))
-    return specs, note
+def _head_of(payload: torch.Tensor) -> tuple[_Head, int]:
+    """The head, and where the data begins."""
+    _, length = _sizes(payload)
+    return _parsed(ctypes.string_at(payload.data_ptr() + _SIZES.size, length)), _aligned(_SIZES.size + length)
 
 
 def _unpack(payload: torch.Tensor) -> Part:
-    specs, note = _unpack_note(payload)
-    length = int(payload[8:_HEAD].view(torch.int64))
-    return Part(_read(payload, _HEAD + _aligned(length), specs), note)
+    head, offset = _head_of(payload)
+    tensors, offset = _read(payload, offset, head.specs)
+    return _completed(tensors, head, payload, offset)
 
 
-def _read(payload: torch.Tensor, offset: int, specs: Sequence[Any]) -> list[torch.Tensor]:
-    found = []
+def _completed(tensors: list[Any], head: _Head, payload: torch.Tensor, offset: int) -> Part:
+    """The part whose rest is in the payload at `offset`."""
+    if not head.rest:
+        return Part(tensors, head.note)
+    note, others = pickle.loads(ctypes.string_at(payload.data_ptr() + offset, head.rest))
+    missing = iter(others)
+    return Part([next(missing) if tensor is None else tensor for tensor in tensors], note)
+
+
+def _read(payload: torch.Tensor, offset: int, specs: Sequence[Any]) -> tuple[list[Any], int]:
+    """The tensors (None where there is no spec), and where the data ends."""
+    found: list[torch.Tensor | None] = []
     for spec in specs:
-        if isinstance(spec, torch.Tensor):
-            found.append(spec)
-            continue
-        dtype, shape = spec
         size = _spec_bytes(spec)
         if size:
-            found.append(payload[offset : offset + size].view(dtype).view(shape))
+            found.append(payload[offset : offset + size].view(spec[0]).view(spec[1]))
         else:
-            found.append(torch.empty(shape, dtype=dtype, device=payload.device))
+            found.append(spec and torch.empty(spec[1], dtype=spec[0], device=payload.device))
         offset += _aligned(size)
-    return found
+    return found, offset
 
 
-def _gather_device(notes: list[tuple[list[Any], Any]], data: list[torch.Tensor], device: torch.device) -> list[Part]:
-    sizes = [sum(_aligned(_spec_bytes(spec)) for spec in specs) for specs, _ in notes]
-    if not max(sizes):
-        return [Part(_read(torch.empty(0, dtype=torch.uint8, device=device), 0, specs), note) for specs, note in notes]
+class _Control(NamedTuple):
+    """What travels beside a rank's CUDA tensors."""
+
+    head: _Head
+    payload: torch.Tensor
+    offset: int
+
+
+def _read_control(payload: torch.Tensor) -> _Control:
+    head, offset = _head_of(payload)
+    return _Control(head, payload, offset)
+
+
+def _gather_device(controls: list[_Control], data: list[torch.Tensor], device: torch.device) -> list[Part]:
+    sizes = [sum(_aligned(_spec_bytes(spec)) for spec in control.head.specs) for control in controls]
     payload = torch.empty(max(sizes), dtype=torch.uint8, device=device)
-    _lay_out(payload, 0, data)
-    rows = all_gather_rows(payload)
-    return [Part(_read(row, 0, specs), note) for row, (specs, note) in zip(rows, notes)]
+    rows = [payload] * len(controls)
+    if max(sizes):
+        _lay_out(payload, 0, data)
+        rows = all_gather_rows(payload)
+    return [
+        _completed(_read(row, 0, head.specs)[0], head, told, offset)
+        for row, (head, told, offset) in zip(rows, controls)
+    ]
 
 
 def _spec_bytes(spec: Any) -> int:
-    if isinstance(spec, torch.Tensor):
+    if spec is None:
         return 0
     dtype, shape = spec
     size: int = math.prod(shape) * dtype.itemsize
@@ -241,8 +357,8 @@ class _Plan:
 class _Note(NamedTuple):
     """What a rank tells about its outputs."""
 
-    requires_grad: list[bool]
-    on_cpu: list[bool]
+    requires_grad: tuple[bool, ...]
+    on_cpu: tuple[bool, ...]
     nesting: Any  # rank 0's, where others need it: an idle rank has none, and Python values may differ between ranks
 
 
@@ -285,8 +401,8 @@ def gather_outputs(
 
 
 def _describe(output: Any, local: list[torch.Tensor], count: int) -> Part:
-    flags = [tensor.requires_grad for tensor in local]
-    on_cpu = [tensor.device.type == "cpu" for tensor in local]
+    flags = tuple([tensor.requires_grad for tensor in local])
+    on_cpu = tuple([tensor.device.type == "cpu" for tensor in local])
     idle_ranks = count < world.world_size()
     values = [leaf for leaf in nesting.leaves(output) if leaf is not None and not isinstance(leaf, torch.Tensor)]
     told = nesting.map_tensors(lambda _: _Slot(), output) if world.is_main() and (idle_ranks or values) else None
@@ -356,10 +472,10 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
     for (_, device), members in groups.items():
         route = carrier(device)
         if len(members) == 1 and members[0].is_contiguous() and members[0].device == route:
-            dist.broadcast(_bytes_of(members[0]), src=source)
+            dist.broadcast(bytes_of(members[0]), src=source)
             continue
-        flat = torch.cat([_plain(member).reshape(-1) for member in members]).to(route)
-        dist.broadcast(_bytes_of(flat), src=source)  # bytes: every backend knows these
+        flat = torch.cat([plain(member).reshape(-1) for member in members]).to(route)
+        dist.broadcast(bytes_of(flat), src=source)  # bytes: every backend knows these
         if world.rank() != source:
             pieces = torch.split(flat.to(device), [member.numel() for member in members])
             for member, piece in zip(members, pieces):

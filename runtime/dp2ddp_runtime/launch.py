@@ -206,6 +206,25 @@ def _join(
     if place.world_size > 1:
         failure.install()
         atexit.register(_leave)
+        if relaunch.LAUNCHER not in os.environ:  # it gives all ranks one seed
+            _compare_hash_seeds()
+
+
+def _compare_hash_seeds() -> None:
+    """Warn, on rank 0, where the ranks' sets of strings have different orders. A collective.
+
+    https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED
+    """
+    own = hash("dp2ddp") >> 1
+    extremes = torch.tensor([own, -own])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    if extremes.sum() != 0:
+        warnings.warn(
+            "each rank hashes strings with a seed of its own: a loop over a set of strings takes another order on each "
+            "rank, and what is built or drawn in it parts the ranks; start with PYTHONHASHSEED=0 in the environment "
+            "(`PYTHONHASHSEED=0 torchrun ...`)",
+            stacklevel=4,
+        )
 
 
 def _backend(place: world.World, device_ids: list[int] | None) -> str:

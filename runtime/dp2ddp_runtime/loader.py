@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import nesting, samplers, shards, streams, world
-from .exchange import Exchange, Part, concatenate
+from . import columns, nesting, samplers, shards, source, streams, world
+from .ahead import Ahead
+from .exchange import Exchange, carrier
+from .together import Together
 
 _log = logging.getLogger("dp2ddp_runtime")
 
@@ -24,7 +27,8 @@ def shard_loader(loader: Any, gather: bool = False) -> Any:
     rank's rows of each batch, in `torch.chunk`'s sizes. It gets the whole batch, on every rank, if `gather` is set; or
     if shards can't be exact (`loader.whole` tells): when a batch is too small for all ranks to have a row, or its size
     isn't known beforehand (a batch sampler or `collate_fn` of the script's, an `IterableDataset`, `batch_size=None`).
-    Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact.
+    Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact; without
+    workers only if that is quicker than every rank loading them whole, which the first batches tell (`together`).
     Without workers, a dataset that draws random numbers is loaded whole on every rank, as what it draws decides on
     the shuffles that follow; with workers, each rank's have seeds of their own.
 
@@ -89,10 +93,11 @@ class _RankLoader(DataLoader[Any]):
     def _take_over(self, loader: DataLoader[Any], gather: bool) -> None:
         self._original, self._gather = loader, gather
         self._iterator = None
-        self._exchange = Exchange()
         self._split = _why_not_split(loader) is None
         self._reading: shards.Reading | None = None
         self._draws = None
+        self._exchange = Exchange()
+        self._together = Together(type(self).__name__)
         if self._split:
             # Through __dict__: a DataLoader doesn't let its batch sampler be set.
             self.__dict__["batch_sampler"] = samplers.RankBatchSampler(loader.batch_sampler, placeholders=True)
@@ -121,45 +126,56 @@ class _RankLoader(DataLoader[Any]):
         self._decide()
         self._reading = shards.Reading()
         batches: Any = super().__iter__()
-        if not self._split:
-            return _Batches(batches, self._reading, batches.__next__, lambda batch: (batch, _whole(batch)))
-        cuts = self.__dict__["batch_sampler"].latest
-        fetch = batches.__next__ if self.num_workers else lambda: self._fetch(batches)
-        return _Batches(batches, self._reading, fetch, lambda batch: self._finish(batch, cuts))
+        return _Batches(batches, self._reading, self._reader(batches))
 
-    def _fetch(self, batches: Iterator[Any]) -> Any:
-        """The next batch, loaded in this process.
+    def _reader(self, batches: Iterator[Any]) -> Callable[[], tuple[Any, shards.Batch]]:
+        """What gives the script its next batch, and tells about it."""
+        if not self._split:
+            return lambda: _with_size(next(batches))
+        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
+        cuts = sampler.latest
+        take: Callable[[], tuple[Any, samplers.Cut]]
+        if self.num_workers and self.whole:
+            take = Ahead(batches, cuts).next if _may_read_ahead(sampler) else lambda: self._gathered(batches, cuts)
+        elif self.num_workers:
+            take = functools.partial(source.take, batches, cuts)
+        elif self.whole:
+            take = functools.partial(self._together.next, source.Source(batches, sampler))
+        else:
+            take = functools.partial(self._share, source.Source(batches, sampler))
+        return lambda: self._finish(*take())
+
+    def _share(self, batches: source.Source) -> tuple[Any, samplers.Cut]:
+        """This rank's rows of the next batch, loaded in this process.
 
         All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
         the work from then on: else the shared stream would no longer be the original's.
         """
-        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
-        sampler.splits = self._draws is False
-        if sampler.splits:
-            with streams.loading:
-                return next(batches)
-        if self._draws:
-            return next(batches)
-        sampler.watched = []
-        try:
-            batch = next(batches)
-            self._draws = not streams.alike(sampler.watched[-1], streams.capture())
-        finally:
-            sampler.watched = None
-        if self._draws:
-            _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
-        return batch
+        if self._draws is False:
+            loaded = batches.load_share()
+            return loaded.data, loaded.cut
+        loaded = batches.load_all(watch=self._draws is None)
+        if self._draws is None:
+            self._draws = loaded.drew
+            if self._draws:
+                _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
+        return columns.own_rows(loaded.data, loaded.cut), loaded.cut
 
-    def _finish(self, batch: Any, cuts: deque[samplers.Cut]) -> tuple[Any, shards.Batch]:
-        cut = cuts.popleft()
-        if cut.by_all and cut.total is not None:
-            batch = _own_rows(batch, cut)
-        if self.whole:
-            # Also where every rank has loaded all of it: a dataset may have random numbers that no rank shares.
-            batch = _gather_batch(batch, self._exchange, cut)
-            if self.pin_memory and torch.cuda.is_available():
-                batch = nesting.map_tensors(lambda t: t.pin_memory() if t.device.type == "cpu" else t, batch)
+    def _gathered(self, batches: Iterator[Any], cuts: deque[samplers.Cut]) -> tuple[Any, samplers.Cut]:
+        share, cut = source.take(batches, cuts)
+        return columns.Gathering(share, cut, self._exchange).wait().batch, cut
+
+    def _finish(self, batch: Any, cut: samplers.Cut) -> tuple[Any, shards.Batch]:
+        if self.whole and self.pin_memory and torch.cuda.is_available():
+            batch = nesting.map_tensors(lambda t: t.pin_memory() if t.device.type == "cpu" else t, batch)
         return batch, shards.Batch(cut.total, self.whole)
+
+
+def _may_read_ahead(sampler: samplers.RankBatchSampler) -> bool:
+    """Whether the next batch may be fetched before the script asks for it: the script can't tell, as neither draws from
+    a generator that it knows, and tensors travel without a CUDA device."""
+    generator = getattr(sampler.inner.sampler, "generator", None) if sampler.plain else None
+    return sampler.plain and generator is None and carrier(torch.device("cpu")).type == "cpu"
 
 
 def _why_not_split(loader: DataLoader[Any]) -> str | None:
@@ -203,26 +219,27 @@ class _RankSeeds:
 
 
 class _Batches:
-    """An iterator over a loader that tells the runtime which batch is at hand."""
+    """An iterator over a loader that tells the runtime which batch is at hand.
+
+    Args:
+        inner: the loader's own iterator.
+        reading: is told of each batch.
+        read: gives the next batch.
+    """
 
     def __init__(
-        self,
-        inner: Iterator[Any],
-        reading: shards.Reading,
-        fetch: Callable[[], Any],
-        finish: Callable[[Any], tuple[Any, shards.Batch]],
+        self, inner: Iterator[Any], reading: shards.Reading, read: Callable[[], tuple[Any, shards.Batch]]
     ) -> None:
         self._inner = inner
         self._reading = reading
-        self._fetch = fetch
-        self._finish = finish
+        self._read = read
 
     def __iter__(self) -> _Batches:
         return self
 
     def __next__(self) -> Any:
         try:
-            data, batch = self._finish(self._fetch())
+            data, batch = self._read()
         except BaseException:
             self._reading.close()
             raise
@@ -255,10 +272,10 @@ class _WholeIterable:
     def __iter__(self) -> _Batches:
         streams.adopt_main_state()
         batches = iter(self._inner)
-        return _Batches(batches, shards.Reading(), batches.__next__, self._finish)
+        return _Batches(batches, shards.Reading(), lambda: self._read(batches))
 
-    def _finish(self, batch: Any) -> tuple[Any, shards.Batch]:
-        self.current = _whole(batch)
+    def _read(self, batches: Iterator[Any]) -> tuple[Any, shards.Batch]:
+        batch, self.current = _with_size(next(batches))
         return batch, self.current
 
     def __len__(self) -> int:
@@ -273,41 +290,7 @@ class _WholeIterable:
         return getattr(self._inner, name)
 
 
-def _whole(batch: Any) -> shards.Batch:
-    return shards.Batch(next((t.size(0) for t in nesting.tensors(batch) if t.dim()), None), whole=True)
-
-
-def _is_column(value: Any) -> bool:
-    """Whether this is what `default_collate` makes of one field: a tensor, or the strings as they are."""
-    if isinstance(value, (list, tuple)) and not nesting.is_namedtuple(value):
-        return bool(value) and all(isinstance(item, (str, bytes)) for item in value)
-    return isinstance(value, torch.Tensor)
-
-
-def _own_rows(batch: Any, cut: samplers.Cut) -> Any:
-    """This rank's rows of a whole batch that the default collate function has made; one row if it has none."""
-    sizes = nesting.chunk_sizes(cut.total or 0, world.world_size())
-    start = sum(sizes[: world.rank()])
-    rows = slice(start, start + sizes[world.rank()]) if sizes[world.rank()] else slice(0, 1)
-    return nesting.map_leaves(
-        lambda column: column[rows].clone() if isinstance(column, torch.Tensor) else column[rows], batch, _is_column
-    )
-
-
-def _gather_batch(batch: Any, exchange: Exchange, cut: samplers.Cut) -> Any:
-    """The whole batch from the ranks' chunks, as the default collate function would have made it."""
-    columns = nesting.leaves(batch, _is_column)
-    tensors = [column for column in columns if isinstance(column, torch.Tensor)]
-    others = [column for column in columns if not isinstance(column, torch.Tensor)]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    parts = exchange(Part(tensors, others), device, cut)[: cut.chunks]
-    gathered = iter([concatenate(column, 0).to(device) for column in zip(*(part.tensors for part in parts))])
-    joined = iter([_join(column) for column in zip(*(part.note for part in parts))])
-    return nesting.map_leaves(
-        lambda leaf: next(gathered) if isinstance(leaf, torch.Tensor) else next(joined), batch, _is_column
-    )
-
-
-def _join(column: tuple[Any, ...]) -> Any:
-    first = column[0]
-    return type(first)(item for part in column for item in part) if _is_column(first) else first
+def _with_size(batch: Any) -> tuple[Any, shards.Batch]:
+    """A whole batch, and its size as far as it tells."""
+    rows = next((tensor.size(0) for tensor in nesting.tensors(batch) if tensor.dim()), None)
+    return batch, shards.Batch(rows, whole=True)

@@ -149,7 +149,8 @@ class Job:
         env[LAUNCHER] = str(os.getpid())
         env.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // self._nproc)))
         # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
-        env.setdefault("PYTHONHASHSEED", str(int.from_bytes(os.urandom(4), "little")))
+        if env.get("PYTHONHASHSEED", "random") == "random":
+            env["PYTHONHASHSEED"] = str(int.from_bytes(os.urandom(4), "little"))
         if sys.platform == "linux":
             # All ranks are here, and a machine's own name may lead to an interface that is down.
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -24,12 +24,10 @@ _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRa
 
 
 class Cut(NamedTuple):
-    """How a batch was cut: its size (None if it can't be cut), how many ranks have a part of it, who loads it."""
+    """How a batch is cut: its size (None if it can't be cut), how many ranks have a part of it."""
 
     total: int | None
     chunks: int
-    by_all: bool = False
-    """Whether every rank loads all of it."""
 
 
 class RankBatchSampler(Sampler[Any]):
@@ -45,6 +43,7 @@ class RankBatchSampler(Sampler[Any]):
 
     Attributes:
         splits: whether the next batch is cut. (If not, every rank gets all of it, but still notes how to cut it.)
+        uncut: the latest batch, as the original's sampler gave it.
         watched: where not None, gets the shared stream's state after the sampler's own draws for the latest batch.
     """
 
@@ -54,6 +53,7 @@ class RankBatchSampler(Sampler[Any]):
         self.latest: deque[Cut] = deque()
         self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
         self.splits = True
+        self.uncut: Any = None
         self.watched: list[streams.State] | None = None
         self._exchange = Exchange()
 
@@ -83,6 +83,7 @@ class RankBatchSampler(Sampler[Any]):
                 batch = self._main_batch(batch)
             if batch is None:
                 return
+            self.uncut = batch
             cut, own = self._own_part(batch)
             cuts.append(cut)
             if self.watched is not None:
@@ -94,7 +95,7 @@ class RankBatchSampler(Sampler[Any]):
 
     def _own_part(self, batch: Any) -> tuple[Cut, Any]:
         if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__") or isinstance(batch, (str, bytes, dict)):
-            return Cut(None, 1, by_all=not self.splits), batch
+            return Cut(None, 1), batch
         sizes = chunk_sizes(len(batch), world.world_size())
         count = sum(size > 0 for size in sizes)
         if count < len(sizes) and not self.placeholders:
@@ -103,7 +104,7 @@ class RankBatchSampler(Sampler[Any]):
                 "pass gather=True to shard_loader"
             )
         if not self.splits:
-            return Cut(len(batch), count, by_all=True), batch
+            return Cut(len(batch), count), batch
         start = sum(sizes[: world.rank()])
         own = batch[start : start + sizes[world.rank()]] if sizes[world.rank()] else batch[:1]
         return Cut(len(batch), count), own

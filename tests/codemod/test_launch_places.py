@@ -135,6 +135,7 @@ def test_a_parameter_is_not_the_global_of_its_name() -> None:
         "def build(gpus):\n    return nn.DataParallel(Net(), device_ids=gpus)\n"
         "net = build([0, 1])\n"
     )
-    result = launched(script)
+    assert "ddp.setup(device_ids=[0, 1])\nprint(gpus)" in launched(script).new_text
+    result = launched(script + "other = build([2])\n")
     assert "ddp.setup()\nprint(gpus)" in result.new_text
     assert "not known where the processes start" in result.notes[0].what

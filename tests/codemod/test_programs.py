@@ -246,6 +246,30 @@ def test_device_ids_of_another_file() -> None:
     assert [note.rule for note in done["model.py"].notes] == ["DDP001"]
 
 
+def test_device_ids_that_the_only_caller_gives() -> None:
+    train = """\
+import torch.nn as nn
+
+
+def main():
+    print("go")
+    gpus = [0, 1]
+    work(gpus=gpus)
+    {more}
+
+
+def work(gpus):
+    net = nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)
+
+
+main()
+"""
+    assert "ddp.setup(device_ids=[0, 1])" in converted({"train.py": train.format(more="pass")})["train.py"].new_text
+    twice = converted({"train.py": train.format(more="work([2])")})["train.py"]
+    assert "ddp.setup()" in twice.new_text
+    assert [note.rule for note in twice.notes] == ["DDP001"]
+
+
 def test_a_file_that_is_no_python_is_named() -> None:
     with pytest.raises(BadInput, match=r"engine\.py:1"):
         converted({**PROJECT, "engine.py": "print 'x'\n"})

@@ -156,6 +156,7 @@ def test_launched_as_users_launch(tmp_path: Path, pairs: Pairs, small_digits: Pa
         variables["DP2DDP_NPROC"] = "2"
     else:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script]
+        variables["PYTHONHASHSEED"] = "0"
     result = run_plainly(command, tmp_path, variables)
     assert result.returncode == 0, result.stderr
     without_devices = [line for line in expected.splitlines() if "GPUs" not in line]  # the recorder shows 2 devices

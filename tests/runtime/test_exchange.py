@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from dp2ddp_runtime import exchange, nesting, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,8 +28,8 @@ def exchanged() -> list[Any]:
     """Parts that shrink and grow, so that the foreseen slots fit and don't; how many collectives each took."""
     carry = exchange.Exchange()
     calls: list[int] = []
-    real = exchange.all_gather_rows
-    exchange.all_gather_rows = lambda row: calls.append(len(row)) or real(row)  # type: ignore[func-returns-value]
+    real = dist.all_gather
+    dist.all_gather = lambda rows, row, **kwargs: calls.append(len(row)) or real(rows, row, **kwargs)
     taken = []
     try:
         for size in (3, 3, 20000, 20000, 5, 100000):
@@ -43,13 +44,76 @@ def exchanged() -> list[Any]:
             taken.append(len(calls))
             calls.clear()
     finally:
-        exchange.all_gather_rows = real
+        dist.all_gather = real
     return taken
 
 
 def test_one_collective_where_the_size_can_be_foreseen(ranks: RankPool) -> None:
     for n in (2, 3):
         assert ranks(n, exchanged) == [[1, 1, 2, 1, 1, 2]] * n
+
+
+def nothing_shared_between_calls() -> bool:
+    """Notes and sparse tensors that the receiver changes; heads that change, grow and come back."""
+    carry = exchange.Exchange()
+    for call in range(3):
+        sparse = torch.eye(2).to_sparse().coalesce()
+        for rank, part in enumerate(carry(exchange.Part([torch.ones(2), sparse], {"list": [world.rank()]}), CPU)):
+            assert part.note == {"list": [rank]}, call
+            assert part.tensors[1].to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]], call
+            part.note["list"].append(0)
+            part.tensors[1].values().zero_()
+    for note in ((1, None), (True, None), (1.0, "x" * 3000), (0.0,), (-0.0,), (1, None)):
+        for part in carry(exchange.Part([torch.ones(1)], note), CPU):
+            assert repr(part.note) == repr(note)
+    return True
+
+
+def under_way() -> list[float]:
+    """Exchanges that overlap with others and with collectives, one that is dropped, and one in inference mode."""
+    beside = exchange.Exchange(exchange.group_beside())
+    rank = float(world.rank())
+    first = beside.start(exchange.Part([torch.full((3,), rank)]), CPU)
+    beside.start(exchange.Part([torch.full((9000,), -1.0)]), CPU)
+    second = beside.start(exchange.Part([torch.full((70000,), rank + 10)]), CPU)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    with torch.inference_mode():
+        third = beside.start(exchange.Part([torch.full((2,), rank + 20)]), CPU)
+        parts = [*first.wait(), *second.wait(), *third.wait()]
+    assert not any(tensor.is_inference() for part in parts for tensor in part.tensors)
+    assert all(len(set(part.tensors[0].tolist())) == 1 for part in parts)
+    return [total.item(), *(part.tensors[0][-1].item() for part in parts)]
+
+
+def test_what_is_sent_is_read_anew_where_it_may_change(ranks: RankPool) -> None:
+    assert ranks(2, nothing_shared_between_calls) == [True, True]
+
+
+def test_exchanges_overlap(ranks: RankPool) -> None:
+    assert ranks(2, under_way) == [[2.0, 0.0, 1.0, 10.0, 11.0, 20.0, 21.0]] * 2
+
+
+def by_the_devices_route(empty: bool) -> bool:
+    """What `start` does with CUDA tensors, on the CPU: the heads and the rest travel first, the data by itself."""
+    rows = 0 if empty else 2 + world.rank()
+    tensors = [torch.arange(rows), torch.eye(2).to_sparse(), torch.rand(rows, 0), torch.arange(3.0 * rows).view(3, -1)]
+    head, data, rest = exchange._packed(exchange.Part(tensors, ["note", world.rank()]))
+    payloads = exchange.Exchange()._start_cpu(head, rest, None)()
+    parts = exchange._gather_device([exchange._read_control(payload) for payload in payloads], data, CPU)
+    for rank, part in enumerate(parts):
+        rows = 0 if empty else 2 + rank
+        assert part.note == ["note", rank]
+        assert part.tensors[0].tolist() == list(range(rows))
+        assert part.tensors[1].to_dense().sum() == 2
+        assert part.tensors[2].shape == (rows, 0)
+        assert torch.equal(part.tensors[3], torch.arange(3.0 * rows).view(3, -1))
+    return len(parts) == world.world_size()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_tensors_of_a_device_travel_by_themselves(ranks: RankPool, empty: bool) -> None:
+    assert ranks(2, by_the_devices_route, empty) == [True, True]
 
 
 def sparse_and_shared() -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
         os.chdir("/")  # the ranks start where this process started, all the same
         ddp.setup(seed=3, timeout=60)
         ddp.setup()
+        print("one hash", os.environ["PYTHONHASHSEED"].isdigit())
         print("argv", sys.argv[1:], sys.flags.optimize, sys.warnoptions, sys._xoptions, __name__, __spec__.name)
         print("world", ddp.rank(), ddp.local_rank(), ddp.world_size(), ddp.device(), ddp.is_main())
         print("threads", os.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)))
@@ -79,9 +81,11 @@ def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
         "pkg/train.py",
     )
     arguments = ["two words", 'a "quote"', "it's", "--x=$HOME", ""]
-    done = start("-O", "-W", "default", "-X", "faulthandler", "-m", "pkg.train", *arguments, cwd=tmp_path)
+    options = ("-O", "-W", "default", "-X", "faulthandler", "-m", "pkg.train")
+    done = start(*options, *arguments, cwd=tmp_path, env={"PYTHONHASHSEED": "random"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "one hash True",
         f"argv {arguments} 1 ['default'] {{'faulthandler': True}} __main__ pkg.train",
         "world 0 0 2 cpu True",
         "threads True",
@@ -211,8 +215,11 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> 
         """
     script = write(tmp_path, body)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = start(*torchrun, script, str(_free_port()), nproc=None)
+    done = start(*torchrun, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
     assert (done.returncode, done.stdout) == (0, "fine 2\n"), done.stderr
+    assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
+    line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
+    assert f"{script}:{line}: UserWarning" in done.stderr
 
 
 def _free_port() -> int:
@@ -309,3 +316,19 @@ def test_command_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaunch, "_orig_argv", lambda: ["python", "-"])
     with pytest.raises(SystemExit, match="save it as a file"):
         relaunch.command()
+
+
+def _warned_of_hash_seeds(hashes: list[int]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr("builtins.hash", lambda text: hashes[world.rank()])
+        launch._compare_hash_seeds()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "differ"), [([5, 5], False), ([-(2**63), -(2**63)], False), ([5, 8], True), ([-8, 2**63 - 1], True)]
+)
+def test_hash_seeds_are_compared(ranks: Any, hashes: list[int], differ: bool) -> None:
+    for messages in ranks(2, _warned_of_hash_seeds, hashes):
+        assert ["PYTHONHASHSEED=0 torchrun" in message for message in messages] == [True] * differ

@@ -85,6 +85,16 @@ def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side
     assert f"the {side} script could not run: ValueError: on purpose" in result.stderr
 
 
+def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Path) -> None:
+    """Wrong arguments, for one: that both sides refuse them is no agreement."""
+    check = "import sys\nif sys.argv[1:]:\n    sys.exit(sys.stderr.write('usage: refuses.py') and 2)\n"
+    (workplace / "refuses.py").write_text(check + tiny.ORIGINAL)
+    result = verify("refuses.py", "--", "x")
+    assert result.exit_code == 2
+    assert "usage: refuses.py" in result.stderr
+    assert "the original script could not run: exit code 2 before the first optimizer step" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +135,15 @@ def test_augmentation_without_workers_is_compared_exactly(verify, workplace: Pat
     assert (told["verdict"], told["repeats"]) == ("agree", None), told
 
 
+def test_augmentation_does_not_excuse_a_wrong_number_where_training_is_the_same(verify, workplace: Path) -> None:
+    (workplace / "augmented.py").write_text(AUGMENTED)
+    wrong = tiny.converted(AUGMENTED).replace("(correct / total)", "(correct / total / 2)")
+    (workplace / "augmented_ddp.py").write_text(wrong)
+    told = json.loads(verify("augmented.py", "--converted", "augmented_ddp.py", "--json").stdout)
+    assert (told["verdict"], told["repeats"]) == ("differ", None), told
+    assert [finding["kind"] for finding in told["findings"]] == ["printed"]
+
+
 @pytest.mark.parametrize(("arguments", "number"), [([], "accuracy"), (["--steps", "8"], "mean of the last losses")])
 def test_augmentation_in_workers_is_told_and_final_numbers_are_compared(
     verify, workplace: Path, arguments: list[str], number: str
@@ -162,3 +181,13 @@ def test_a_script_of_another_folder_finds_its_modules_and_stays(
     assert result.exit_code == 0, result.output
     assert {path.name: path.read_text() for path in project.iterdir() if path.is_file()} == files
     assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
+
+
+def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Path) -> None:
+    """In front of BatchNorm, from zero, on three ranks; and with a new optimizer for each epoch."""
+    text = tiny.ORIGINAL.replace("nn.ReLU()", "nn.BatchNorm1d(HIDDEN), nn.ReLU()").replace("count = ", "count = 1 + ")
+    text = text.replace("optimizer = ", "nn.init.zeros_(net.module[0].bias)\noptimizer = ")
+    new = "    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)\n"
+    (workplace / "biased.py").write_text(text.replace("    correct = total = 0\n", f"{new}    correct = total = 0\n"))
+    told = json.loads(verify("biased.py", "--nproc", "3", "--json").stdout)
+    assert (told["verdict"], told["precision"]) == ("agree", "float64"), told

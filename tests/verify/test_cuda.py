@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from dp2ddp.pipeline import convert_source
+from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify import runs
+from dp2ddp.verify.compare import Comparison, compare
 
 SCRIPT = """
 import warnings
@@ -15,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+device = torch.device(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
 print(device, torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.cuda.is_bf16_supported())
 torch.cuda.set_device(1)
 with torch.cuda.device(0):
@@ -81,3 +85,116 @@ def test_a_script_for_gpus_runs_on_the_cpu(tmp_path: Path, float64: bool) -> Non
     assert run.stderr == ""
     kind = "torch.float64" if float64 else "torch.float32"
     assert run.stdout.splitlines() == ["cuda:0 2 CPU in place of a GPU True", "0 1", f"['{kind}'] cpu"]
+
+
+GUARDED = """
+import os
+import sys
+import torch
+import torch.nn as nn
+import torch.nn.parallel
+
+cuda = "--no-cuda" not in sys.argv
+device = torch.device("cuda:0" if cuda else "cpu")
+
+class Net(nn.Module):
+    def __init__(self, ngpu):
+        super().__init__()
+        self.ngpu = ngpu
+        self.main = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+        self.main[0].register_forward_pre_hook(lambda module, args: told(f"{len(args[0])} rows"))
+
+    def forward(self, x):
+        if x.is_cuda and self.ngpu > 1:
+            return nn.parallel.data_parallel(self.main, x, range(self.ngpu))
+        return self.main(x)
+
+def told(text):
+    os.write(2, f"{text}\\n".encode())
+
+torch.manual_seed(1)
+told(f"cuda {torch.zeros(1).is_cuda}")
+nets = [Net(torch.cuda.device_count()).to(device) for _ in range(2)]
+optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], lr=0.1)
+for rows in (6, 5):
+    x = torch.randn(rows, 4, device=device)
+    told(f"cuda {x.is_cuda}")
+    optimizer.zero_grad()
+    (nets[0](x) + nets[1](x)).pow(2).sum().backward()
+    optimizer.step()
+"""
+
+
+def _both(script: str, arguments: list[str], folder: Path, float64: bool = True) -> Comparison:
+    """The script and its conversion, on two replicas."""
+    new = convert_source(script, "train.py", ConvertOptions()).new_text
+    options = runs.Options(replicas=2, float64=float64)
+    for name, text, start in (("one", script, runs.start_original), ("other", new, runs.start_converted)):
+        (folder / f"{name}.py").write_text(text)
+        with start(folder / f"{name}.py", arguments, folder / name, options) as running:
+            run = running.wait()
+        assert run.exit_code == 0, run.stderr
+    return compare(folder / "one", folder / "other")
+
+
+def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
+    comparison = _both(GUARDED, [], tmp_path)
+    assert comparison.failures() == []
+    assert len(comparison.steps) == 2
+    before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
+    assert comparison.original.stderr.splitlines() == before
+    ranks = [comparison.converted.output(rank, "stderr").splitlines() for rank in (0, 1)]
+    assert ranks[0] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["3 rows"] * 2]
+    assert ranks[1] == ["cuda False", "cuda True", *["3 rows"] * 2, "cuda True", *["2 rows"] * 2]
+
+
+def test_a_script_that_stays_on_the_cpu_splits_nothing(tmp_path: Path) -> None:
+    comparison = _both(GUARDED, ["--no-cuda"], tmp_path)
+    assert comparison.original.stderr.splitlines() == ["cuda False"] * 2 + ["6 rows"] * 2 + ["cuda False"] + ["5 rows"] * 2
+    assert comparison.failures() == []
+
+
+MIXED = """
+import sys
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+inputs = torch.randn(20, 4)
+targets = (inputs.sum(1) > 0).long()
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).cuda()
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+scale = 2.0**127 if "overflow" in sys.argv else 2.0**16
+scaler = torch.amp.GradScaler("cuda", init_scale=scale, backoff_factor=2.0**-20)
+for epoch in range(2):
+    for x, y in loader:
+        x, y = x.cuda(), y.cuda()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            output = net(x)
+            loss = criterion(output, y)
+        scaler.scale(4 * loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    print(output.dtype, scaler.get_scale())
+"""
+needs_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="needs torch 2.3")
+
+
+@needs_scaler
+def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
+    comparison = _both(MIXED, [], tmp_path, float64=False)
+    assert comparison.failures() == []
+    assert len(comparison.steps) == 6
+    assert comparison.original.stdout.splitlines() == ["torch.bfloat16 65536.0"] * 2
+    assert [recording.mixed for recording in comparison.recordings] == ["bfloat16"] * 3
+
+
+@needs_scaler
+def test_a_step_that_overflows_is_skipped_on_both_sides(tmp_path: Path) -> None:
+    comparison = _both(MIXED, ["overflow"], tmp_path, float64=False)
+    assert comparison.failures() == []
+    assert len(comparison.steps) == 5

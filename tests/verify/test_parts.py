@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from dp2ddp.verify import printed, repeats, runs, scratch
+from dp2ddp.verify import printed, repeats, runs, saved, scratch
+from dp2ddp.verify.compare import compare
 
 OVERWRITES = """
 import torch
@@ -54,6 +57,8 @@ def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest
         "took {} s",
         "epoch 3 in {}s, loss 0.5",
         "Time {} (0.123) Data 0.001 (0.002)",
+        "Time {} ( 0.123)\tData  0.841 ( 0.841)\tLoss 7.1543e+00 (7.1543e+00)",
+        "Time  1.245 (24.245)\tData  {} ( 0.974)",
         "Elapsed: {}",
         "{} ms/batch",
         "speed {} images/sec",
@@ -102,3 +107,52 @@ def test_final_lines_that_are_not_alike_can_t_be_compared() -> None:
     assert "the last lines with numbers are not alike" in finding.what
     (finding,) = repeats.judge([("done\n", "done\n")] * 2).findings()
     assert "neither script prints a number" in finding.what
+
+
+PLACES = """
+import os, sys
+print(sys.argv, os.getcwd(), __file__)
+open("a.txt", "w").write(os.path.abspath("b"))
+"""
+
+
+class Meter:
+    """Equal to itself alone, as most objects in checkpoints are."""
+
+    def __init__(self, value: float) -> None:
+        self.history = np.array([value, 0.0])
+        self.best, self.owner = value, self
+
+
+def test_objects_in_checkpoints_are_compared_by_what_they_hold(tmp_path: Path) -> None:
+    for name, value in (("a", 0.5), ("b", 0.5), ("c", 0.75)):
+        torch.save({"meter": Meter(value), "kind": Meter, "epoch": 3}, tmp_path / name)
+    assert list(saved.differences("x.pt", tmp_path / "a", tmp_path / "b")) == []
+    found = {each.where: each.relative for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "c")}
+    assert found == {"meter/history": 0.5, "meter/best": 0.5}
+
+
+def test_what_holds_rounding_alone_is_measured_by_the_others() -> None:
+    weights = [torch.full((8,), 0.5), torch.full((8, 8), 2.0), torch.zeros(3), torch.full((4,), 1e-17)]
+    least = saved.negligible(weights)
+    assert least == pytest.approx(0.5e-3)
+    assert saved.relative_difference(weights[3], -weights[3], least) < 1e-13
+    assert saved.relative_difference(weights[2], weights[2] + 1e-18, least) < 1e-14
+    assert saved.relative_difference(weights[0], 2 * weights[0], least) == 1.0
+    assert saved.relative_difference(weights[3], weights[3] + 1e-4, least) > 0.1
+    assert saved.negligible([torch.zeros(3), torch.tensor([float("nan")])]) == 0.0
+
+
+def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
+    folders = []
+    for side in ("original", "converted"):
+        script = tmp_path / side / "work" / "sub" / "train.py"
+        script.parent.mkdir(parents=True)
+        text = (
+            "import os, sys\nprint(sys.argv, os.getcwd(), __file__)\nopen('a.txt', 'w').write(os.path.abspath('b'))\n"
+        )
+        script.write_text(text)
+        with runs.start_original(script, ["-x"], tmp_path / side, runs.Options()) as running:
+            assert running.wait().stdout.startswith("['sub/train.py', '-x'] /")
+        folders.append(tmp_path / side)
+    assert compare(folders[0], folders[1]).agrees

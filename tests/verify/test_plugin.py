@@ -15,7 +15,8 @@ import pytest
 import torch
 
 def test_right(dp2ddp_compare):
-    both = dp2ddp_compare("train.py", nproc=2, steps=9)
+    both = dp2ddp_compare("train.py", nproc=2, steps=9, synthetic_data=True)
+    assert both.verdict.options.synthetic == 256
     both.assert_same_training()
     assert len(both.original.losses) == len(both.converted.losses) == 9
     steps = both.original.parameters, both.converted.parameters

@@ -1,0 +1,260 @@
+"""Converts a project: a directory, with all that is in it."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from dp2ddp import entries, placing, programs, vendor, wrapcalls
+from dp2ddp import tree as trees
+from dp2ddp.convert import overview
+from dp2ddp.convert.naming import Names
+from dp2ddp.convert.request import NOTES_OPEN, Request
+from dp2ddp.errors import BadInput
+from dp2ddp.modules import Layout
+from dp2ddp.programs import Outcome, Program
+from dp2ddp.project import STANDARD, check_writable
+from dp2ddp.sources import Sources
+from dp2ddp.tree import Tree
+
+#: So many scripts take long enough for a progress bar.
+_MANY = 4
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A project as read, and what became of it; by paths relative to its folder."""
+
+    request: Request
+    tree: Tree
+    sources: Sources
+    names: Names
+    outcome: Outcome
+    warnings: Sequence[BadInput]
+
+    def contents(self) -> dict[str, bytes]:
+        """The new bytes of the files that change."""
+        return {
+            path: self.sources.source(path).encode(self.outcome.conversions[path].new_text)
+            for path in self.outcome.changed()
+        }
+
+    def extra(self) -> list[str]:
+        """Files of the programs that the listing of the tree left out."""
+        return sorted(path for path in self.outcome.conversions if not self.sources.is_known(path))
+
+    def runtime_folders(self) -> list[str]:
+        """The folders of scripts that need the runtime, if it is to be copied."""
+        done = self.outcome.conversions
+        needing = [
+            posixpath.dirname(program.entry)
+            for program in self.outcome.programs
+            if any(done[path].changed or done[path].converted_before for path in program.files)
+        ]
+        return list(dict.fromkeys(needing)) if self.request.vendored else []
+
+
+def convert(request: Request) -> int:
+    """Converts the directory of a request; returns the exit code. Raises as `dp2ddp.convert.run`."""
+    root = Path(request.inputs[0])
+    _check_output(root, request)
+    names = Names(root)
+    with names.in_errors():
+        tree = trees.scan(root)
+        job = _convert(request, tree, names)
+    written = _write(job)
+    _report(job, written)
+    is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
+    return NOTES_OPEN if request.strict and is_open else 0
+
+
+def _check_output(root: Path, request: Request) -> None:
+    if request.output is None:
+        return
+    if request.output == STANDARD:
+        raise BadInput(request.output, what="a directory can't go to standard output", todo="name a folder to write")
+    target = Path(request.output)
+    if os.path.lexists(target) and not target.is_dir():
+        raise BadInput(request.output, what="not a folder")
+    real, source = Path(os.path.realpath(target)), Path(os.path.realpath(root))
+    if real == source:
+        raise BadInput(request.output, what="the output is the input", todo="use --in-place to convert in place")
+    if source in real.parents or real in source.parents:
+        raise BadInput(request.output, what=f"output and input lie in one another ({root})", todo="write it elsewhere")
+    if target.is_dir() and not request.force and any(target.iterdir()):
+        raise BadInput(
+            request.output, what="exists already, and isn't empty", todo="use --force to replace what is in both"
+        )
+    check_writable(target / "any" if target.is_dir() else target)
+
+
+def _convert(request: Request, tree: Tree, names: Names) -> _Job:
+    sources = tree.sources()
+    layout = Layout(sources)
+    warnings = list(_linked(tree, sources))
+    if request.entries:
+        chosen = [_entry(name, sources, names.root) for name in request.entries]
+    else:
+        found = entries.guess(sources, layout)
+        _check_guess(found, names)
+        chosen = list(found.entries)
+        warnings += found.unread
+    outcome = _run(request, chosen, sources, layout)
+    warnings += [*_unread(outcome, warnings), *_ignored(outcome, sources), *_shared(outcome)]
+    return _Job(request, tree, sources, names, outcome, warnings)
+
+
+def _run(request: Request, chosen: Sequence[str], sources: Sources, layout: Layout) -> Outcome:
+    """Converts the scripts; where they were guessed, those that can't be converted are left as they are."""
+    guessed = not request.entries
+    followed: list[Program] = []
+    refused: list[tuple[Program, BadInput]] = []
+    for path in chosen:
+        try:
+            followed.append(programs.follow(sources, layout, path))
+        except BadInput as error:
+            if not guessed:
+                raise
+            refused.append((Program(path, {}), error))
+    with _progress(len(followed)) as advance:
+        outcome = programs.convert(followed, request.options, lenient=guessed, advance=advance)
+    outcome.refused[:0] = refused
+    outcome.refused += outcome.blocked
+    if outcome.refused and not outcome.programs:
+        raise outcome.refused[0][1]
+    return outcome
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    if total < _MANY or not console.is_terminal:
+        yield lambda count: None
+        return
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("converting scripts", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _entry(name: str, sources: Sources, root: Path) -> str:
+    """The script that `--entry` names, relative to the project or to the current folder."""
+    for place in (root / name, Path(name)):
+        if place.is_file():
+            path = os.path.relpath(os.path.abspath(place), os.path.abspath(root)).replace(os.sep, "/")
+            if path in sources:
+                return path
+    raise BadInput("--entry", what=f"no Python file {name!r} in {root}", todo="name it by its path in the project")
+
+
+def _check_guess(found: entries.Guess, names: Names) -> None:
+    """Something to convert, but no script to begin with, is an error."""
+    if found.entries:
+        return
+    if found.wraps:
+        path, lines = next(iter(found.wraps.items()))
+        raise BadInput(
+            str(names.root),
+            what=f"no script found that one starts and that reaches the DataParallel at {path}:{lines[0]}",
+            todo="name it with --entry FILE",
+        )
+    if found.unread:
+        raise found.unread[0]
+
+
+def _linked(tree: Tree, sources: Sources) -> Iterator[BadInput]:
+    """Links to Python files elsewhere that would matter."""
+    known = {os.path.realpath(tree.root / path) for path in sources}
+    for link in tree.links:
+        target = tree.root / link
+        is_outside = link.endswith(".py") and target.is_file() and os.path.realpath(target) not in known
+        if is_outside and wrapcalls.mentions(target.read_bytes()):
+            yield BadInput(link, what="a link out of the project, which is not followed", todo="convert its target")
+
+
+def _unread(outcome: Outcome, known: Sequence[BadInput]) -> list[BadInput]:
+    said = {str(error) for error in known}
+    errors = {str(error): error for program in outcome.programs for error in program.unread}
+    return [error for text, error in errors.items() if text not in said]
+
+
+def _ignored(outcome: Outcome, sources: Sources) -> Iterator[BadInput]:
+    """Files of the scripts that `.gitignore` names."""
+    importers = {path: program.entry for program in outcome.programs for path in program.files}
+    for path, importer in sorted(importers.items()):
+        if sources.is_known(path):
+            continue
+        yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: taken in all the same")
+
+
+def _shared(outcome: Outcome) -> Iterator[BadInput]:
+    """Scripts that were left as they are, but import a file that changed."""
+    changed = set(outcome.changed())
+    for program, _ in outcome.refused:
+        for path in [path for path in program.files if path in changed]:
+            yield BadInput(
+                program.entry, what=f"left as it is, but it imports {path}, which changed", todo="run the original"
+            )
+
+
+def _write(job: _Job) -> str | None:
+    """Writes what was asked for; returns the name of the folder that was written."""
+    request, root = job.request, job.names.root
+    contents = job.contents()
+    beside = [root / folder for folder in job.runtime_folders()]
+    if request.writes:
+        for each in beside:
+            vendor.check(each, force=request.force)
+    if request.in_place:
+        for path in contents:
+            check_writable(root / path)
+        with vendor.copied(beside):
+            placing.overwrite({root / path: data for path, data in contents.items()})
+        return str(root)
+    if request.output is None:
+        names = {path: job.names.shown(path) for path in contents}
+        overview.show_diffs([(job.sources.source(p), job.outcome.conversions[p]) for p in contents], names)
+        return None
+    _write_folder(job, contents, Path(request.output))
+    return request.output
+
+
+def _write_folder(job: _Job, contents: dict[str, bytes], target: Path) -> None:
+    for folder in job.runtime_folders():
+        vendor.check(target / folder, force=job.request.force)
+    with placing.staging(target) as staged:
+        with job.names.in_errors():
+            placing.copy(job.tree, contents, job.extra(), staged)
+        vendor.copy_all(staged / folder for folder in job.runtime_folders())
+        placing.settle(staged, target, modes_of=job.names.root)
+
+
+def _report(job: _Job, written: str | None) -> None:
+    changed = set(job.outcome.changed())
+    elsewhere = {program.entry for program in job.outcome.programs if not changed.isdisjoint(program.files)}
+
+    def done(path: str) -> overview.File:
+        output = None if written is None else str(Path(written, path))
+        return overview.File(job.names.shown(path), output, job.outcome.conversions[path], path in elsewhere)
+
+    scripts = [program.entry for program in job.outcome.programs]
+    others = sorted(changed.difference(scripts))
+    renamed = job.names.renamed
+    summary = overview.Project(
+        job.request.inputs[0],
+        written,
+        [done(path) for path in scripts],
+        [done(path) for path in [*scripts, *others]],
+        len(job.tree.files) + len(job.extra()),
+        [(job.names.shown(program.entry), renamed(error)) for program, error in job.outcome.refused],
+        [renamed(error) for error in job.warnings],
+        job.tree.reasons,
+        job.request.vendored,
+    )
+    overview.show_project(summary, as_json=job.request.as_json)

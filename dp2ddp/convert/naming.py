@@ -1,0 +1,47 @@
+"""What messages call the files of a project: as the user would name them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dp2ddp.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names for paths relative to `root`.
+
+    Attributes:
+        root: the project's folder.
+        given: the names of files that the user named himself.
+    """
+
+    root: Path
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def shown(self, path: str) -> str:
+        """What to call the file at `path`; as absolute or as relative as the user called others."""
+        if path in self.given:
+            return self.given[path]
+        place = self.root / path
+        if not place.is_absolute() or all(map(os.path.isabs, self.given.values())):
+            return str(place)
+        return os.path.relpath(place)
+
+    def renamed(self, error: BadInput) -> BadInput:
+        """The error about a file at a path, with the name that the user knows it by."""
+        return error.renamed(self.shown(error.file))
+
+    @contextlib.contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """Renames the file in errors that come out of the block, where it is one of the project's."""
+        try:
+            yield
+        except BadInput as error:
+            if os.path.isabs(error.file) or not os.path.lexists(self.root / error.file):
+                raise
+            raise self.renamed(error) from None

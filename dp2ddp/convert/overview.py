@@ -1,0 +1,190 @@
+"""Summaries and diffs of conversions that touch several files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dp2ddp import report
+from dp2ddp.errors import BadInput
+from dp2ddp.pipeline import Conversion
+from dp2ddp.project import SourceFile
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, by the names that the user knows: what it is, what was written (None if nothing), what was done.
+
+    Attributes:
+        elsewhere: a file that it imports changes.
+    """
+
+    name: str
+    output: str | None
+    conversion: Conversion
+    elsewhere: bool = False
+
+    def lines(self) -> Iterator[Text]:
+        """What became of it."""
+        if self.elsewhere and not (self.conversion.changed or self.conversion.notes):
+            yield Text(f"{self.name}: needs no change itself", "bold")
+        else:
+            yield from report.summary_lines(self.conversion, self.name, self.output)
+
+    def as_data(self) -> dict[str, Any]:
+        return report.as_data(self.conversion, self.name, self.output)
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """What became of scripts that were given one by one.
+
+    Attributes:
+        given: the scripts.
+        others: files that they import and that have to change, too.
+        unread: files that they import and that could not be read.
+        vendored: the runtime lies beside the output.
+    """
+
+    given: Sequence[File]
+    others: Sequence[File]
+    unread: Sequence[BadInput]
+    vendored: bool
+
+
+@dataclass(frozen=True)
+class Project:
+    """What became of a directory.
+
+    Attributes:
+        name: the directory.
+        output: where it was written, None if it wasn't.
+        entries: the scripts that are started, and that were converted.
+        files: these scripts, and the other files that changed.
+        total: the number of files in it.
+        refused: scripts that were left as they are, and why.
+        warnings: what else the user should know about files.
+        left_out: how much was left out, by reason.
+        vendored: the runtime lies beside each script.
+    """
+
+    name: str
+    output: str | None
+    entries: Sequence[File]
+    files: Sequence[File]
+    total: int
+    refused: Sequence[tuple[str, BadInput]]
+    warnings: Sequence[BadInput]
+    left_out: Mapping[str, int]
+    vendored: bool
+
+
+def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
+    """Shows the unified diffs on standard output, in colors on a terminal."""
+    for source, conversion in changes:
+        name = source.name if names is None else names[source.name]
+        text = report.diff(name, source.text, conversion.new_text)
+        if sys.stdout.isatty():
+            Console(highlight=False).print(report.colored(text), soft_wrap=True, end="")
+        else:
+            # In the file's own bytes, so that the diff can be applied to it.
+            sys.stdout.buffer.write(text.encode(source.encoding))
+
+
+def show_scripts(done: Scripts, *, as_json: bool) -> None:
+    """The summary on standard error."""
+    if as_json:
+        _show_json(_scripts_data(done))
+    else:
+        report.show_lines(Console(stderr=True), _scripts_lines(done))
+
+
+def show_project(done: Project, *, as_json: bool) -> None:
+    """The summary on standard error."""
+    if as_json:
+        _show_json(_project_data(done))
+    else:
+        report.show_lines(Console(stderr=True), _project_lines(done))
+
+
+def _show_json(data: Mapping[str, Any]) -> None:
+    print(json.dumps(data, indent=2), file=sys.stderr)
+
+
+def _scripts_data(done: Scripts) -> dict[str, Any]:
+    """One script as ever; what not every script has is only there where it is."""
+    others = {"others": [each.as_data() for each in done.others]} if done.others else {}
+    warnings = {"warnings": [str(each) for each in done.unread]} if done.unread else {}
+    if len(done.given) == 1:
+        return {**done.given[0].as_data(), **others, **warnings}
+    return {"files": [each.as_data() for each in done.given], **others, **warnings}
+
+
+def _scripts_lines(done: Scripts) -> Iterator[Text]:
+    written = [each for each in done.others if each.output is not None]
+    for each in [*done.given, *written]:
+        yield from each.lines()
+    missing = [each for each in done.others if each.output is None]
+    if missing:
+        yield Text(f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", "bold yellow")
+        for each in missing:
+            lines = sorted({edit.span.start[0] for edit in each.conversion.edits})
+            places = ", ".join(map(str, lines))
+            yield Text.assemble(
+                "  ", (each.name, "bold"), f"  {report.count(each.conversion.edits, 'change')}: {places}"
+            )
+    yield from _warnings("not looked into", done.unread)
+    changed = any(each.conversion.changed for each in [*done.given, *done.others])
+    yield from _how_to_run(done.given if changed else [], done.vendored)
+
+
+def _project_data(done: Project) -> dict[str, Any]:
+    return {
+        "input": done.name,
+        "output": done.output,
+        "entries": [each.name for each in done.entries],
+        "files": [each.as_data() for each in done.files],
+        "refused": [{"input": name, "why": str(why)} for name, why in done.refused],
+        "warnings": [str(each) for each in done.warnings],
+        "left_out": dict(done.left_out),
+    }
+
+
+def _project_lines(done: Project) -> Iterator[Text]:
+    changed = [each for each in done.files if each.conversion.changed]
+    arrow = f" -> {done.output}" if done.output and done.output != done.name else ""
+    if changed:
+        scripts = report.count(done.entries, "script")
+        yield Text(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", "bold")
+    else:
+        yield Text(f"{done.name}{arrow}: nothing to convert", "bold")
+    for each in done.files:
+        yield from each.lines()
+    if done.refused:
+        yield Text(f"{report.count(done.refused, 'script')} left alone:", "bold yellow")
+        for name, why in done.refused:
+            yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
+    yield from _warnings("to be known", done.warnings)
+    if done.left_out:
+        yield Text("left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items())))
+    yield from _how_to_run([each for each in done.entries if changed], done.vendored)
+
+
+def _warnings(title: str, warnings: Sequence[BadInput]) -> Iterator[Text]:
+    if warnings:
+        yield Text(f"{title}:", "bold yellow")
+    for each in warnings:
+        yield Text(f"  {each}")
+
+
+def _how_to_run(scripts: Sequence[File], vendored: bool) -> Iterator[Text]:
+    if len(scripts) == 1:
+        yield from report.how_to_run(scripts[0].name, scripts[0].output, vendored)
+    elif scripts:
+        yield from report.how_to_run_several([each.output or each.name for each in scripts], vendored)

@@ -1,0 +1,43 @@
+"""What the user asked `dp2ddp convert` for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dp2ddp.project import STANDARD
+from dp2ddp.rules import Options
+
+NOTES_OPEN = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command.
+
+    Attributes:
+        inputs: scripts, or one directory, or ``-``.
+        options: how to convert.
+        output: where to; ``-`` for standard output, None for a diff or `in_place`.
+        in_place: write over the inputs.
+        entries: the scripts of a directory that are started; found by themselves if there are none.
+        force: overwrite what is there.
+        vendored: copy the runtime beside every script that is started.
+        strict: open notes make the exit code `NOTES_OPEN`.
+        as_json: the summary as JSON.
+    """
+
+    inputs: Sequence[str]
+    options: Options
+    output: str | None = None
+    in_place: bool = False
+    entries: Sequence[str] = ()
+    force: bool = False
+    vendored: bool = False
+    strict: bool = False
+    as_json: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether files are written."""
+        return self.in_place or self.output not in (None, STANDARD)

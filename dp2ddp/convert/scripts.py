@@ -1,0 +1,186 @@
+"""Converts scripts that are named one by one; what they import is followed."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp2ddp import placing, programs, project, vendor
+from dp2ddp.convert import overview
+from dp2ddp.convert.naming import Names
+from dp2ddp.convert.request import NOTES_OPEN, Request
+from dp2ddp.errors import BadInput
+from dp2ddp.modules import Layout
+from dp2ddp.pipeline import convert_source
+from dp2ddp.programs import Outcome
+from dp2ddp.project import STANDARD, SourceFile
+from dp2ddp.sources import Sources
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Scripts as read, and what became of them; by paths relative to the project's root."""
+
+    request: Request
+    given: Mapping[str, SourceFile]
+    sources: Sources
+    names: Names
+    outcome: Outcome
+
+    def source(self, path: str) -> SourceFile:
+        return self.given.get(path) or self.sources.source(path)
+
+    def new_bytes(self, path: str) -> bytes:
+        return self.source(path).encode(self.outcome.conversions[path].new_text)
+
+    def others(self) -> list[str]:
+        """Files that must change besides those that were given."""
+        return [path for path in self.outcome.changed() if path not in self.given]
+
+    def uses_runtime(self) -> bool:
+        conversions = self.outcome.conversions.values()
+        return any(each.changed or each.converted_before for each in conversions)
+
+
+def convert(request: Request) -> int:
+    """Converts the scripts of a request; returns the exit code. Raises as `dp2ddp.convert.run`."""
+    if STANDARD in request.inputs and len(request.inputs) > 1:
+        raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
+    if request.entries:
+        raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
+    given = [project.read(name) for name in request.inputs]
+    target = _folder(request, given)
+    if target is not None:
+        _check_folder(target, request)
+    elif request.output is not None:
+        project.check_output(request.output, given[0], force=request.force)
+    _check_in_place(given, request)
+    beside = _runtime_folders(request, given) if target is None else []
+    for each in beside:
+        vendor.check(each, force=request.force)
+    job = _convert(request, given)
+    outputs = _write(job, beside) if target is None else _write_folder(job, target)
+    _report(job, outputs)
+    is_open = any(each.notes for each in job.outcome.conversions.values()) or set(job.others()) - outputs.keys()
+    return NOTES_OPEN if request.strict and is_open else 0
+
+
+def _folder(request: Request, given: Sequence[SourceFile]) -> Path | None:
+    """The folder that the output is, None where it is a file or nothing."""
+    if request.output in (None, STANDARD):
+        return None
+    assert request.output is not None
+    if request.output.endswith(("/", os.sep)) or os.path.isdir(request.output):
+        return Path(request.output)
+    if len(given) > 1:
+        raise BadInput(request.output, what="several files need a folder to go to", todo="write it with a / at its end")
+    return None
+
+
+def _check_folder(folder: Path, request: Request) -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise BadInput(str(folder), what="not a folder")
+    project.check_writable(folder / "any" if folder.is_dir() else folder)
+
+
+def _check_in_place(given: Sequence[SourceFile], request: Request) -> None:
+    for source in given:
+        if request.in_place and source.path is not None:
+            project.check_writable(source.path)
+
+
+def _runtime_folders(request: Request, given: Sequence[SourceFile]) -> list[Path]:
+    """Where the runtime is to lie, beside outputs that are files."""
+    if not request.vendored:
+        return []
+    targets = [source.path for source in given] if request.in_place else [Path(request.output or "")]
+    return list(dict.fromkeys(target.parent for target in targets if target is not None))
+
+
+def _convert(request: Request, given: Sequence[SourceFile]) -> _Job:
+    if given[0].path is None:
+        conversions = {given[0].name: convert_source(given[0].text, given[0].name, request.options)}
+        sources = Sources(Path(), late=lambda path: False)
+        names = Names(Path(), {given[0].name: given[0].name})
+        return _Job(request, {given[0].name: given[0]}, sources, names, Outcome([], conversions))
+    paths = [Path(os.path.abspath(source.name)) for source in given]
+    root = programs.root_of(paths)
+    by_path = {path.relative_to(root).as_posix(): source for path, source in zip(paths, given)}
+    sources = Sources(root, late=lambda path: True)
+    for path, source in by_path.items():
+        sources.give(path, source)
+    names = Names(root, {path: source.name for path, source in by_path.items()})
+    # Where the project is unknown, a module is only looked for where Python would.
+    layout = Layout(sources, guess=False)
+    with names.in_errors():
+        followed = [programs.follow(sources, layout, path) for path in by_path]
+        outcome = programs.convert(followed, request.options, lenient=False)
+    return _Job(request, by_path, sources, names, outcome)
+
+
+def _write(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
+    """Writes to the files themselves, to one file, or to standard output; returns the files written, by path."""
+    request = job.request
+    if request.in_place:
+        return _write_in_place(job, beside)
+    if request.output is None:
+        overview.show_diffs([(job.source(path), job.outcome.conversions[path]) for path in job.given])
+        return {}
+    (path,) = job.given
+    data = job.new_bytes(path)
+    if request.output == STANDARD:
+        sys.stdout.buffer.write(data)
+        return {}
+    if job.uses_runtime():
+        vendor.copy_all(beside)
+    project.write(Path(request.output), data, mode_of=job.source(path).path)
+    return {path: request.output}
+
+
+def _write_in_place(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
+    contents = {job.sources.root / path: job.new_bytes(path) for path in job.outcome.changed()}
+    for path in contents:
+        project.check_writable(path)
+    with vendor.copied(beside if job.uses_runtime() else []):
+        placing.overwrite(contents)
+    return {path: job.names.shown(path) for path in [*job.given, *job.others()]}
+
+
+def _write_folder(job: _Job, target: Path) -> dict[str, str]:
+    """Writes what was given and all else that changed, in the same places to each other."""
+    paths = [*job.given, *job.others()]
+    top = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    outputs = {path: target / posixpath.relpath(path, top or ".") for path in paths}
+    for path, output in outputs.items():
+        project.check_new(output, job.sources.root / path, force=job.request.force)
+    folders = [output.parent for path, output in outputs.items() if path in job.given]
+    folders = list(dict.fromkeys(folders)) if job.request.vendored and job.uses_runtime() else []
+    for folder in folders:
+        vendor.check(folder, force=job.request.force)
+    with placing.staging(target) as staged:
+        for path, output in outputs.items():
+            fresh = staged / output.relative_to(target)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            placing.write_new(fresh, job.new_bytes(path), mode_of=job.sources.root / path)
+        vendor.copy_all(staged / folder.relative_to(target) for folder in folders)
+        placing.settle(staged, target)
+    return {path: str(output) for path, output in outputs.items()}
+
+
+def _report(job: _Job, outputs: Mapping[str, str]) -> None:
+    def done(path: str) -> overview.File:
+        elsewhere = path in job.given and bool(job.others())
+        return overview.File(job.names.shown(path), outputs.get(path), job.outcome.conversions[path], elsewhere)
+
+    unread = {str(error): error for program in job.outcome.programs for error in program.unread}
+    summary = overview.Scripts(
+        [done(path) for path in job.given],
+        [done(path) for path in job.others()],
+        [job.names.renamed(error) for error in unread.values()],
+        job.request.vendored,
+    )
+    overview.show_scripts(summary, as_json=job.request.as_json)

@@ -1,0 +1,184 @@
+"""Converts the scripts of a project, each together with the files that it imports.
+
+Scripts that share files are converted together, since a shared file has one conversion; all others independently, in
+several processes where there is much to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from dp2ddp import pipeline, syntax, wrapcalls
+from dp2ddp.errors import BadInput
+from dp2ddp.modules import Layout
+from dp2ddp.pipeline import Conversion
+from dp2ddp.rules import Options
+from dp2ddp.rules.unsupported import UnsupportedRule
+from dp2ddp.sources import Sources
+
+#: What lies in the top folder of a project.
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+#: Below so many groups of scripts, starting processes costs more than it saves.
+_MANY = 4
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script and what it imports.
+
+    Attributes:
+        entry: the script.
+        files: the text of each file by its path, the script itself first.
+        unread: imported files that can't be read as Python and don't matter to the conversion.
+    """
+
+    entry: str
+    files: Mapping[str, str]
+    unread: Sequence[BadInput] = ()
+
+
+@dataclass
+class Outcome:
+    """What became of a project's scripts.
+
+    Attributes:
+        programs: the scripts that were converted, with their files.
+        conversions: by path, of all files of these programs.
+        refused: the scripts that were left as they are, and why.
+        blocked: the scripts with a use of `DataParallel` that can't be converted, where others could do without them.
+    """
+
+    programs: list[Program] = field(default_factory=list)
+    conversions: dict[str, Conversion] = field(default_factory=dict)
+    refused: list[tuple[Program, BadInput]] = field(default_factory=list)
+    blocked: list[tuple[Program, BadInput]] = field(default_factory=list)
+
+    def changed(self) -> list[str]:
+        """The files that are to be written anew, sorted."""
+        return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
+
+
+def root_of(scripts: Sequence[Path]) -> Path:
+    """The folder of the scripts' project: the nearest above that looks like it, else the current one, else their own.
+
+    Args:
+        scripts: absolute paths.
+    """
+    shared = Path(os.path.commonpath([script.parent for script in scripts]))
+    for folder in (shared, *shared.parents):
+        if any((folder / mark).exists() for mark in _ROOT_MARKS):
+            return folder
+    here = Path.cwd()
+    return here if here == shared or here in shared.parents else shared
+
+
+def follow(sources: Sources, layout: Layout, entry: str) -> Program:
+    """The program that the script `entry` starts.
+
+    Raises:
+        BadInput: the script, or a file that it imports and that names `DataParallel`, can't be read as Python.
+    """
+    files = {entry: sources[entry]}
+    unread = []
+    for path in layout.reachable(entry)[1:]:
+        try:
+            if not layout.imports(path).is_python:
+                syntax.parse_old(sources[path], path)
+            files[path] = sources[path]
+        except BadInput as error:
+            if wrapcalls.mentions(sources.data(path)):
+                raise
+            unread.append(error)
+    return Program(entry, files, unread)
+
+
+def groups(programs: Sequence[Program]) -> list[list[Program]]:
+    """The programs, those together that share a file, be it by way of a third one."""
+    found: list[tuple[set[str], list[Program]]] = []
+    for program in programs:
+        joined = [each for each in found if not each[0].isdisjoint(program.files)]
+        found = [each for each in found if each[0].isdisjoint(program.files)]
+        paths = set(program.files).union(*(paths for paths, _ in joined))
+        found.append((paths, [*(other for _, others in joined for other in others), program]))
+    return [members for _, members in found]
+
+
+def convert(
+    programs: Sequence[Program],
+    options: Options,
+    *,
+    lenient: bool,
+    processes: int | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Outcome:
+    """Converts programs.
+
+    Args:
+        lenient: leave a script that can't be converted as it is, and go on with the others.
+        processes: how many to use at most; as many as there are processors by default.
+        advance: told the number of programs that were finished since it was called last.
+
+    Raises:
+        BadInput: a script can't be converted, and not `lenient`.
+        EditError: a mistake in dp2ddp.
+    """
+    outcome = Outcome()
+    for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
+        outcome.programs += part.programs
+        outcome.conversions.update(part.conversions)
+        outcome.refused += part.refused
+        outcome.blocked += part.blocked
+        advance(len(part.programs) + len(part.refused) + len(part.blocked))
+    return outcome
+
+
+def convert_group(programs: Sequence[Program], options: Options, *, lenient: bool) -> Outcome:
+    """Converts programs that share files. As `convert`, in this process."""
+    outcome = Outcome(programs=list(programs))
+    while outcome.programs:
+        files = {path: text for program in outcome.programs for path, text in program.files.items()}
+        try:
+            entries = [program.entry for program in outcome.programs]
+            outcome.conversions = pipeline.convert_files(files, entries, options)
+            if not (lenient and _set_aside(outcome)):
+                break
+        except BadInput as error:
+            stopped = [program for program in outcome.programs if error.file in program.files]
+            if not lenient or not stopped:
+                raise
+            outcome.refused += [(program, error) for program in stopped]
+            outcome.programs = [program for program in outcome.programs if error.file not in program.files]
+    return outcome
+
+
+def _set_aside(outcome: Outcome) -> bool:
+    """Sets the scripts aside that stop the conversion of all; returns whether others are left to be tried."""
+    stops = {
+        path: BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
+        for path, conversion in outcome.conversions.items()
+        for note in conversion.notes
+        if note.rule == UnsupportedRule.id
+    }
+    stopped = [(program, stops[path]) for program in outcome.programs for path in program.files if path in stops]
+    reasons = {program.entry: (program, why) for program, why in reversed(stopped)}
+    if outcome.changed() or not 0 < len(reasons) < len(outcome.programs):
+        return False
+    outcome.blocked += [reasons[program.entry] for program in outcome.programs if program.entry in reasons]
+    outcome.programs = [program for program in outcome.programs if program.entry not in reasons]
+    return True
+
+
+def _parts(
+    work: Sequence[Sequence[Program]], do: Callable[[Sequence[Program]], Outcome], processes: int | None
+) -> Iterator[Outcome]:
+    count = min(processes or os.cpu_count() or 1, len(work))
+    if count < 2 or len(work) < _MANY:
+        yield from map(do, work)
+        return
+    with ProcessPoolExecutor(count) as pool:
+        yield from pool.map(do, work)

@@ -1,0 +1,270 @@
+"""Stand-ins for torchvision's data sets: `--synthetic-data`."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
+from dp2ddp.verify import runs, samples, synthetic
+from dp2ddp.verify.synthetic import MadeUp, Maker
+
+CIFAR = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+if __name__ == "__main__":
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    train = datasets.CIFAR10("nowhere", train=True, download=True, transform=transform)
+    folder = datasets.ImageFolder("nowhere/val", transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()]))
+    net = nn.DataParallel(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005)
+    criterion = nn.CrossEntropyLoss()
+    for epoch in range(2):
+        total = 0.0
+        for x, y in DataLoader(train, 10, shuffle=True):
+            optimizer.zero_grad()
+            loss = criterion(net(x.cuda()), y.cuda())
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(y)
+        print("epoch", epoch, "loss %.4f" % (total / len(train)))
+    for x, y in DataLoader(folder, 4, num_workers=1):
+        print("folder %.4f" % x.mean().item(), y.tolist())
+"""
+SPAWNS = """
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+if __name__ == "__main__":
+    train = ImageFolder("data/train")
+    print(sum(DataLoader(train, 4, num_workers=1, multiprocessing_context="spawn", collate_fn=len)))
+"""
+OTHER = """
+import sys
+import torch
+import torch.nn as nn
+assert "torchvision" not in sys.modules
+net = nn.DataParallel(nn.Linear(2, 2)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(4, 2).cuda()).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A copy of `torchvision.datasets` whose classes are filled, beside the one that other tests use."""
+    pytest.importorskip("torchvision")
+    kept = {name: module for name, module in sys.modules.items() if name.startswith("torchvision.datasets")}
+    for name in kept:
+        del sys.modules[name]
+    told: list[MadeUp] = []
+    synthetic.install(Maker(48, tmp_path_factory.mktemp("made") / "images", told.append))
+    import torchvision.datasets as datasets
+
+    datasets.told = told
+    yield datasets
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, synthetic._Finder)]
+    for name in [name for name in sys.modules if name.startswith("torchvision.datasets")]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "mode", "size", "count", "labels"),
+    [
+        ("MNIST", {}, "L", (28, 28), 48, range(10)),
+        ("FashionMNIST", {"train": False}, "L", (28, 28), 12, range(10)),
+        ("KMNIST", {"download": True}, "L", (28, 28), 48, range(10)),
+        ("EMNIST", {"split": "letters"}, "L", (28, 28), 48, range(1, 27)),
+        ("EMNIST", {"split": "byclass", "train": False}, "L", (28, 28), 12, range(62)),
+        ("QMNIST", {"what": "test10k"}, "L", (28, 28), 12, range(10)),
+        ("CIFAR10", {"train": False}, "RGB", (32, 32), 12, range(10)),
+        ("CIFAR100", {"download": True}, "RGB", (32, 32), 48, range(100)),
+        ("SVHN", {"split": "extra"}, "RGB", (32, 32), 48, range(10)),
+        ("STL10", {"split": "test", "folds": 3}, "RGB", (96, 96), 12, range(10)),
+        ("STL10", {"split": "train+unlabeled"}, "RGB", (96, 96), 48, range(-1, 10)),
+        ("ImageFolder", {"root": "/nowhere/val"}, "RGB", None, 12, range(10)),
+        ("ImageNet", {"split": "train"}, "RGB", None, 48, range(10)),
+    ],
+)
+def test_samples_are_of_the_kind_that_the_real_class_makes(
+    made: Any, name: str, arguments: dict[str, Any], mode: str, size: Any, count: int, labels: range
+) -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    kind = getattr(made, name)
+    dataset = kind(**{"root": "/nowhere", "transform": lambda image: (image.mode, image.size), **arguments})
+    assert isinstance(dataset, made.VisionDataset)
+    assert len(dataset) == count == made.told[-1].samples
+    assert made.told[-1].dataset == name
+    found = [dataset[index] for index in range(count)]
+    assert {image[0] for image, _ in found} == {mode}
+    if size:
+        assert {image[1] for image, _ in found} == {size}
+    else:
+        assert len({image[1] for image, _ in found}) > 3
+    assert {type(label) for _, label in found} == {int}
+    assert {label for _, label in found} <= set(labels)
+    assert "Root location: /nowhere" in repr(dataset)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_attributes_that_scripts_use_are_there(made: Any) -> None:
+    mnist, cifar, svhn = made.MNIST("x"), made.CIFAR10("x", train=False), made.SVHN("x")
+    assert (tuple(mnist.data.shape), mnist.data.dtype) == ((48, 28, 28), torch.uint8)
+    assert (tuple(mnist.targets.shape), mnist.targets.dtype) == ((48,), torch.int64)
+    assert (mnist.classes[3], mnist.class_to_idx["3 - three"], mnist.train) == ("3 - three", 3, True)
+    assert (cifar.data.shape, cifar.data.dtype, cifar.targets[:3]) == ((12, 32, 32, 3), np.uint8, [0, 1, 2])
+    assert (cifar.classes[0], cifar.class_to_idx["truck"], cifar.train) == ("airplane", 9, False)
+    assert (svhn.data.shape, svhn.labels.dtype, svhn.split) == ((48, 3, 32, 32), np.int64, "train")
+    assert made.QMNIST("x", compat=False)[0][1].shape == (8,)
+    folder = made.ImageFolder("train", target_transform=lambda label: -label)
+    assert folder.imgs is folder.samples
+    assert (folder.classes[1], folder.class_to_idx["class_1"], folder.targets[-1]) == ("class_1", 1, 9)
+    assert folder.loader(folder.imgs[0][0]).mode == "RGB"
+    assert folder[len(folder) - 1][1] == -9
+    with pytest.raises(ValueError, match="Unknown value 'val'"):
+        made.SVHN("x", split="val")
+
+
+def test_subclasses_and_pickles_go_on(made: Any) -> None:
+    class Pairs(made.CIFAR10):
+        def __init__(self, root: str, **kwargs: Any) -> None:
+            super().__init__(root, **kwargs)
+            self.count = len(self.data)
+
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index), index
+
+    pairs = Pairs("x", download=True)
+    assert (pairs.count, pairs[7][1], pairs[7][0][1]) == (48, 7, 7)
+    copy = pickle.loads(pickle.dumps(made.SVHN("x")))
+    assert (copy.data == made.SVHN("x").data).all()
+
+
+def test_a_folder_of_other_files_is_read(made: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.txt").write_text("one")
+    dataset = made.DatasetFolder(str(tmp_path), lambda path: Path(path).read_text(), extensions=(".txt",))
+    assert list(dataset) == [("one", 0)]
+
+
+def test_splits_share_their_patterns_not_their_noise_and_more_samples_begin_with_the_same() -> None:
+    labels = samples.labels(60, 10)
+    train, test = (samples.images(labels, (8, 8, 1), split).astype(float) for split in ("train", "test"))
+    assert not (train == test).all(axis=(1, 2, 3)).any()
+    means = [images.reshape(6, 10, 2, 4, 2, 4).mean(axis=(0, 3, 5)) for images in (train, test)]
+    assert abs(means[0] - means[1]).max() < abs(means[0] - means[0][0]).max() / 3
+    assert (samples.images(labels[:20], (8, 8, 1), "train") == train[:20]).all()
+
+
+def test_a_folder_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that fills it at the same time may be faster."""
+    target = tmp_path / "images"
+    rename = Path.rename
+
+    def late(path: Path, to: Path) -> Any:
+        monkeypatch.setattr(Path, "rename", rename)
+        with mock.patch.object(samples.os, "getpid", return_value=1):
+            samples.fill_folder(target, 3, "train")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", late)
+    samples.fill_folder(target, 3, "train")
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    names = sorted(str(path.relative_to(target)) for path in target.rglob("*.png"))
+    assert names == ["class_0/0000.png", "class_1/0001.png", "class_2/0002.png"]
+
+
+def test_asking_for_the_module_does_not_use_up_the_hook() -> None:
+    finder = synthetic._Finder(Maker(1, Path(), print))
+    found = [finder.find_spec("torchvision.datasets", None) for _ in range(2)]
+    known = importlib.util.find_spec("torchvision") is not None
+    assert [isinstance(spec, importlib.machinery.ModuleSpec) for spec in found] == [known, known]
+    assert finder.find_spec("torchvision.transforms", None) is None
+
+
+def _verify(*arguments: str) -> Any:
+    result = CliRunner().invoke(main, ["verify", *arguments])
+    return result.exit_code, result.stdout
+
+
+def test_both_sides_train_on_made_up_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in worker processes; and the verdict says what was made up."""
+    pytest.importorskip("torchvision")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(CIFAR)
+    code, output = _verify("train.py", "--json", "--synthetic-data", "24")
+    told = json.loads(output)
+    assert (code, told["verdict"]) == (0, "agree"), output
+    assert told["synthetic_data"] == {
+        "samples": 24,
+        "datasets": [
+            {"dataset": "CIFAR10", "split": "train", "samples": 24},
+            {"dataset": "ImageFolder", "split": "test", "samples": 6},
+        ],
+    }
+    assert len(told["steps"]) == 6
+    losses = told["losses"]["original"]
+    assert sum(losses[3:]) < 0.9 * sum(losses[:3])
+    assert any(note.startswith("synthetic data: CIFAR10 train (24 samples)") for note in told["notes"])
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_where_nothing_is_made_up_the_verdict_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And torchvision isn't imported. The option's number may be left out, whatever follows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(OTHER)
+    code, output = _verify("--synthetic-data", "train.py")
+    assert code == 0, output
+    assert "--synthetic-data made nothing up" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train.py"], None),
+        (["--synthetic-data", "train.py"], samples.COUNT),
+        (["train.py", "--synthetic-data"], samples.COUNT),
+        (["train.py", "--synthetic-data", "--steps", "3"], samples.COUNT),
+        (["train.py", "--synthetic-data", "--", "7"], samples.COUNT),
+        (["train.py", "--synthetic-data", "12", "--", "7"], 12),
+        (["--synthetic-data=12", "train.py"], 12),
+        (["train.py", "--", "--synthetic-data"], None),
+    ],
+)
+def test_the_number_of_samples_may_be_left_out(arguments: list[str], expected: int | None) -> None:
+    context = main.commands["verify"].make_context("verify", list(arguments))
+    assert context.params["synthetic_data"] == expected
+    assert context.params["script"] == Path("train.py")
+
+
+def test_no_samples_is_a_usage_error() -> None:
+    assert CliRunner().invoke(main, ["verify", "train.py", "--synthetic-data", "0"]).exit_code == 2
+
+
+def test_workers_that_are_started_anew_have_them_too(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    (tmp_path / "train.py").write_text(SPAWNS)
+    with runs.start_original(tmp_path / "train.py", [], tmp_path / "run", runs.Options(synthetic=12)) as running:
+        run = running.wait()
+    assert run.stdout == "12\n", run.stderr
+    assert run.recordings()[0].synthetic == [MadeUp("ImageFolder", "train", 12)]
