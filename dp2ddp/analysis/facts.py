@@ -115,18 +115,8 @@ class Facts:
         return self.loops.foreign()
 
     def _drawn_otherwise(self) -> set[ast.Call]:
-        found = set()
-        for node in self.loops.irregular:
-            for part in ast.walk(node):
-                if isinstance(part, ast.expr):
-                    found |= {
-                        r.site for r in self.resolver.roles(part) if hasattr(r, "site") and r.site not in self._wrapping
-                    }
-        return found
-
-    @cached_property
-    def _wrapping(self) -> set[ast.Call]:
-        return {w.call for w in self.wraps.models} | set(self.wraps.optimizers)
+        parts = (part for node in (*self.loops.irregular, *self.loops.given_away) for part in ast.walk(node))
+        return {site for part in parts if isinstance(part, ast.expr) for site in self.loops.sites_in(part)}
 
     @cached_property
     def proof(self) -> Proof:

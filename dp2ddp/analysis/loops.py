@@ -8,8 +8,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.roles import PROGRESS_BARS, Loader, LoaderIterator, Module, Resolver, Wrapped
+from dp2ddp.analysis.roles import (
+    DRAWING,
+    PROGRESS_BARS,
+    Class,
+    Function,
+    Group,
+    Loader,
+    LoaderIterator,
+    Module,
+    Resolver,
+    Role,
+    Table,
+    Wrapped,
+)
 from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, in_order
+
+# Calls that draw as soon as they are made.
+_EXHAUSTING = frozenset(
+    "builtins.next builtins.list builtins.tuple builtins.set builtins.sorted builtins.sum builtins.max builtins.min "
+    "builtins.any builtins.all builtins.dict".split()
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,8 @@ class Loops:
         self.names = names
         self.resolver = resolver
         self.data_loops: list[DataLoop] = []
-        self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), comprehensions
+        self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
+        self.given_away: list[ast.Call] = []  # calls of what isn't known with a loader
         self._find()
 
     def _find(self) -> None:
@@ -68,11 +88,32 @@ class Loops:
         self.data_loops.sort(key=lambda loop: (loop.node.lineno, loop.node.col_offset))
         loops = (n for n in self.source.nodes if isinstance(n, (ast.comprehension, ast.For)) and n not in regular)
         self.irregular += [n.iter for n in loops if self._draws(n.iter)]
+        self.irregular += [loop.node.iter for loop in self.data_loops if _hands_out(loop.node)]
+        self.irregular += [n.value for n in self.source.nodes if isinstance(n, ast.YieldFrom) and self._draws(n.value)]
         self.irregular += [c for c in self.source.calls if self._is_next(c)]
+        self.given_away = [c for c in self.source.calls if self._gives_away(c)]
 
     def _is_next(self, call: ast.Call) -> bool:
-        draws = any(self.resolver.holds(a, Loader, LoaderIterator) for a in call.args)
-        return draws and self.names.qualified(call.func) == "builtins.next"
+        """Whether a call draws batches itself: `next(iterator)`, `iterator.next()`, `list(loader)`."""
+        if self.names.qualified(call.func) in _EXHAUSTING:
+            return any(self.resolver.holds(a, Loader, LoaderIterator) for a in call.args)
+        draws = isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__", "__iter__")
+        return draws and self.resolver.holds(call.func.value, Loader, LoaderIterator)  # type: ignore[attr-defined]
+
+    def _gives_away(self, call: ast.Call) -> bool:
+        """Whether a call gives a loader to what isn't known, and may draw from it."""
+        path = self.names.qualified(call.func) or ""
+        if path.startswith("builtins.") or path in PROGRESS_BARS or path in DRAWING:
+            return False
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
+            return False
+        known = self.resolver.holds(call.func, Function, Class)
+        given = [*call.args, *(k.value for k in call.keywords)]
+        return not known and any(self.sites_in(_unstarred(value)) for value in given)
+
+    def sites_in(self, node: ast.AST) -> set[ast.Call]:
+        """The `DataLoader(...)` calls whose loaders an expression can hold, in lists and dictionaries, too."""
+        return set(_sites(self.resolver.roles(node)))
 
     def _draws(self, node: ast.expr) -> bool:
         return any(
@@ -167,8 +208,9 @@ class Loops:
     def uses_model(self, loop: DataLoop) -> bool:
         """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
         return any(
-            isinstance(n, ast.Call) and self.resolver.holds(n.func, Wrapped, Module) and not self._is_training_switch(n)
+            self.resolver.holds(_called(n), Wrapped, Module) and not self._is_training_switch(n)
             for n in self.reached(*loop.node.body)
+            if isinstance(n, ast.Call)
         )
 
     def foreign(self) -> list[ast.expr]:
@@ -280,6 +322,31 @@ class Loops:
     def _stands_in_data_loop(self, node: ast.For) -> bool:
         nodes = {loop.node for loop in self.data_loops}
         return any(above in nodes for above in self.source.ancestors(node))
+
+
+def _hands_out(loop: ast.For) -> bool:
+    """Whether the loop is a generator's, and others get its batches."""
+    inner = {n for s in ast.walk(loop) if isinstance(s, (*FUNCTIONS, ast.Lambda)) for n in ast.walk(s)}
+    return any(isinstance(n, (ast.Yield, ast.YieldFrom)) and n not in inner for n in ast.walk(loop))
+
+
+def _sites(roles: frozenset[Role]) -> Iterator[ast.Call]:
+    for role in roles:
+        if isinstance(role, (Loader, LoaderIterator)):
+            yield role.site
+        elif isinstance(role, Group):
+            yield from (site for element in role.elements for site in _sites(element))
+        elif isinstance(role, Table):
+            yield from _sites(role.values)
+
+
+def _called(call: ast.Call) -> ast.expr:
+    """What a call runs: `net` in `net(x)` and in `net.forward(x)`."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
+
+
+def _unstarred(node: ast.expr) -> ast.expr:
+    return node.value if isinstance(node, ast.Starred) else node
 
 
 def _is_path(node: ast.expr) -> bool:

@@ -136,7 +136,7 @@ _DEEPEST = 3  # groups and tables in each other
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
 # Calls that draw from the loaders that they are given.
-_DRAWING = frozenset(
+DRAWING = frozenset(
     "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
     "itertools.islice itertools.cycle itertools.chain".split()
 )
@@ -307,6 +307,15 @@ class Resolver:
             elif isinstance(role, Table):
                 for one in targets:
                     self._bind(one, role.values)
+
+    def _bind_attribute(self, target: ast.Attribute, roles: frozenset[Role]) -> None:
+        owners = self.roles(target.value)
+        if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
+            self._bind(target.value, frozenset({Module(presumed=True)}))
+        for owner in owners:
+            if isinstance(owner, (Instance, Module)) and owner.definition is not None:
+                key = (owner.definition, target.attr)
+                self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
 
     def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
         scope: ast.AST = self.source.scope(node)
@@ -510,7 +519,7 @@ class Resolver:
             return frozenset({Loader(node)})
         if path in PROGRESS_BARS:
             return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
-        if path in _DRAWING:
+        if path in DRAWING:
             given = [r for argument in node.args for r in self.roles(argument)]
             drawn = {LoaderIterator(r.site) for r in given if isinstance(r, (Loader, LoaderIterator))}
             if drawn:

@@ -224,8 +224,7 @@ DETOURS = {
         "where `args.gpu` is false",
     ),
     "a guard that needs the wrapped model": (
-        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n"
-        "    names = list(net.module.children())\n",
+        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    old = net.module\n",
         "where `args.gpu` is false",
     ),
     "an early return": (

@@ -50,13 +50,13 @@ def prove(
 def _draws(context: Context, wanted: frozenset[ast.Call]) -> Iterator[NoProofError]:
     """What isn't a plain loop over a loader with the default collate function."""
     for node in context.loops.irregular:
-        if any(isinstance(n, ast.expr) and _draws_from(context, n, wanted) for n in ast.walk(node)):
+        if any(context.loops.sites_in(n) & wanted for n in ast.walk(node)):
             yield NoProofError("batches are drawn in another way than by a plain loop over the loader", node)
+    for call in context.loops.given_away:
+        if any(context.loops.sites_in(n) & wanted for n in ast.walk(call)):
+            name = context.source.brief(call.func, 40)
+            yield NoProofError(f"a loader is given to `{name}`, which isn't known and may draw from it", call)
     for site in sorted(wanted, key=lambda s: s.lineno):
         for given in site.keywords:
             if given.arg == "collate_fn" and not (isinstance(given.value, ast.Constant) and given.value.value is None):
                 yield NoProofError("a custom `collate_fn` may put a shard together differently than the batch", site)
-
-
-def _draws_from(context: Context, node: ast.expr, wanted: frozenset[ast.Call]) -> bool:
-    return any(getattr(role, "site", None) in wanted for role in context.resolver.roles(node))
