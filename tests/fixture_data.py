@@ -16,9 +16,13 @@ MNIST = ROOT.parent / "shared" / "mnist"  # 10,000 of MNIST's digits, where the 
 CLASSIFIERS = ("mnist_functions", "mnist_loss_in_model", "mnist_script", "mnist_seeded", "mnist_trainer")
 
 
+# The fixtures of several files: each has its conversion in a folder of its own, `NAME_ddp`.
+PROJECTS = ("mnist_project",)
+
+
 def names() -> list[str]:
-    """All fixtures."""
-    return sorted(path.parent.name for path in FIXTURES.glob("*/train.py"))
+    """The fixtures that are one script."""
+    return sorted(path.parent.name for path in FIXTURES.glob("*/train_ddp.py"))
 
 
 def original(name: str) -> Path:
