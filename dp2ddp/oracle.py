@@ -31,7 +31,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     """
 
     replicas: ClassVar[int] = 2
-    #: The replicas' random streams; None: each instance has its own. A rank of a converted script has one for all models.
+    #: The replicas' random streams; None: each instance has its own. A converted script's rank has one for all models.
     streams: ClassVar[Sequence[Stream] | None] = None
 
     def __init__(

@@ -184,7 +184,8 @@ class _Verification:
         mixed = first[1].recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
         largest = max((finding.size for finding in first[2]), default=0.0)
-        # Half precision has 8 bits, and Adam makes a whole step of the sign of a gradient near 0: any size may be rounding.
+        # Half precision has 8 bits, and Adam makes a whole step of the sign of a gradient near 0: any size may be
+        # rounding.
         if not largest or (largest > ROUNDING and not mixed):
             self.notes.append(f"compared in {own}")
             return first

@@ -14,8 +14,8 @@ from .cuda import is_cuda
 
 
 def without_cuda() -> None:
-    """From now on `autocast` for CUDA casts to bfloat16 on the CPU, whatever dtype it was given (float16 is for GPUs), and
-    CUDA's `GradScaler` works on the CPU (from torch 2.3 on; older ones have none for the CPU, and it stays off).
+    """From now on `autocast` for CUDA casts to bfloat16 on the CPU, whatever dtype it was given (float16 is for GPUs),
+    and CUDA's `GradScaler` works on the CPU (from torch 2.3 on; older ones have none for the CPU, and it stays off).
 
     `torch.cuda.amp`'s classes derive from these.
     """

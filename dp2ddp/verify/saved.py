@@ -95,8 +95,8 @@ def _leaf_difference(ours: Any, theirs: Any) -> float:
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's, and
-    of modules whose class it defines: their attributes, too, and the class.
+    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's,
+    and of modules whose class it defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
     _collect(value, path, found, ())
@@ -135,7 +135,7 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         return _indexed("", value)
-    if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):  # a learning rate scheduler
+    if getattr(type(value), "__repr__", None) is object.__repr__ and hasattr(value, "__dict__"):  # a scheduler
         return list(vars(value).items())
     return None
 

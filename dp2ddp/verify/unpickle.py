@@ -1,7 +1,7 @@
 """Read what a script saved whole, without the script: its classes become placeholders that keep what was in them.
 
-`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`) or in a module
-beside it. Neither is ever imported here.
+`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`) or in a
+module beside it. Neither is ever imported here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def load(path: Path) -> Any:
 
 
 class _Kind(type):
-    """The class of a placeholder: of what the script calls `module.name`. What is asked of it (a nested class, a function
-    of the class) is a placeholder, too."""
+    """The class of a placeholder: of what the script calls `module.name`. What is asked of it (a nested class, a
+    function of the class) is a placeholder, too."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -72,7 +72,7 @@ class Placeholder(metaclass=_Kind):
         self.items.extend(values)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _placeholder(module: str, name: str) -> Any:
     return _Kind(name.rpartition(".")[2], (Placeholder,), {"__module__": module, "__qualname__": name})
 

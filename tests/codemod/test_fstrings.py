@@ -41,7 +41,7 @@ LINES = [
     ("print(f'{loss.item():.3f}')", "print(f'{D:.3f}')"),
     ('print(f"""{loss.item()} and\n{loss.item()}""")', 'print(f"""{S} and\n{S}""")'),
     ("print(f'''{loss.item()}''')", "print(f'''{D}''')"),
-    ("print(f\"\"\"{' '.join([f'{loss.item()}'])}\"\"\")", "print(f\"\"\"{' '.join([f'{D}'])}\"\"\")"),
+    ('print(f"""{\' \'.join([f\'{loss.item()}\'])}""")', 'print(f"""{\' \'.join([f\'{D}\'])}""")'),
     ("print(f\"a\" f'{loss.item()}' '')", "print(f\"a\" f'{D}' '')"),
     ("print(rf\"\\d{'é'} {loss.item()!s:>9}\")", "print(rf\"\\d{'é'} {S!s:>9}\")"),
     ('print(f"{loss.item() = }")', 'print(f"loss.item() = {S!r}")'),
@@ -75,7 +75,7 @@ def test_what_python_3_9_misplaces_is_refused_there(quotes: str) -> None:
     source = parse(f"print(f{quotes}a\n {{b}} {quotes})\nprint(f'{{b}}')\n", "train.py")
     spans = [Span.of(2, 2, 2, 3), Span.of(1, 0, 2, 9), Span.of(3, 9, 3, 10)]
     edits = [ReplaceExpr("DDP007", span, "", "c") for span in spans]
-    with pytest.raises(BadInput, match="train.py:2: Python 3.9 does not tell .* run dp2ddp with Python 3.10"):
+    with pytest.raises(BadInput, match=r"train.py:2: Python 3.9 does not tell .* run dp2ddp with Python 3.10"):
         pipeline._refuse_misplaced(source, edits)
     pipeline._refuse_misplaced(source, edits[1:])
 
