@@ -9,6 +9,7 @@ from functools import cached_property
 from dp2ddp.analysis.launch import Launch, LaunchFinder
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.own import OwnValues
 from dp2ddp.analysis.proof import Proof, prove
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.analysis.source import FUNCTIONS, Source
@@ -159,6 +160,11 @@ class Facts:
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     found |= {(self.source.scope(t), t.id) for t in targets if isinstance(t, ast.Name)}
         return found
+
+    @cached_property
+    def own_values(self) -> OwnValues:
+        """The values of a rank's own that end in paths and seeds."""
+        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launch)
 
     @cached_property
     def per_sample(self) -> set[ast.AST]:

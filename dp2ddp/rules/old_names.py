@@ -1,4 +1,4 @@
-"""DDP019: names from before Python and PyTorch renamed them."""
+"""DDP021: names from before Python and PyTorch renamed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dp2ddp.rules.base import Example, Options, Rule
 class OldNamesRule(Rule):
     """`.cuda(async=True)` becomes `.cuda(non_blocking=True)`."""
 
-    id = "DDP019"
+    id = "DDP021"
     title = "Rename what has become a keyword"
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "

@@ -1,0 +1,96 @@
+"""DDP019: names and seeds made of the clock."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_UNSEEDED = frozenset({"numpy.random.default_rng", "numpy.random.RandomState", "random.Random"})
+_RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
+
+
+class IdentityRule(Rule):
+    """A path or a seed that is made of the time, a process id or a random name is rank 0's on every rank."""
+
+    id = "DDP019"
+    title = "Let rank 0 choose names and seeds"
+    why = (
+        "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
+        "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
+        "parts the ranks. `ddp.broadcast` gives all ranks rank 0's. Times that are only printed, or tell how long "
+        "something took, stay as they are."
+    )
+    examples = (
+        Example(
+            before="""\
+import os
+import time
+import torch
+import torch.nn as nn
+
+torch.manual_seed(int(time.time()))
+net = nn.DataParallel(nn.Linear(4, 2))
+run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
+os.makedirs(run_dir)
+start = time.time()
+torch.save(net.state_dict(), os.path.join(run_dir, "net.pt"))
+net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+print(time.strftime("%H:%M"), time.time() - start)
+""",
+            after="""\
+import os
+import time
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+torch.manual_seed(int(ddp.broadcast(time.time())))
+net = nn.DataParallel(nn.Linear(4, 2))
+run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
+os.makedirs(run_dir)
+start = time.time()
+torch.save(net.state_dict(), os.path.join(run_dir, "net.pt"))
+net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
+print(time.strftime("%H:%M"), time.time() - start)
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.parallel:
+            return
+        unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]
+        for value in [*facts.own_values.values, *unseeded]:
+            if value not in facts.per_sample and not _in_handler(facts, value):
+                span = facts.source.span(value)
+                reason = "each rank would have its own, and look elsewhere or draw other numbers"
+                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+        for call in facts.own_values.files:
+            yield Note(
+                self.id,
+                facts.source.span(call),
+                "each rank makes a temporary file or folder of its own; what rank 0 writes there the others don't find",
+                "make one that all ranks share: `folder = ddp.broadcast(tempfile.mkdtemp())`",
+            )
+        for call in facts.source.calls:
+            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call):
+                yield Note(
+                    self.id,
+                    facts.source.span(call),
+                    "takes a seed from the system, another one on each rank",
+                    "give it a number, or `ddp.broadcast(...)` of one",
+                )
+
+
+def _is_bare(call: ast.Call) -> bool:
+    """Whether no seed is given."""
+    return not call.args and not call.keywords
+
+
+def _in_handler(facts: Facts, node: ast.AST) -> bool:
+    """Whether `node` stands in an `except`, where the ranks may not be together."""
+    return any(isinstance(above, ast.ExceptHandler) for above in facts.source.ancestors(node))
