@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterable
 from functools import cached_property
 
+from dp2ddp.analysis.handlers import leaves
 from dp2ddp.analysis.loops import DataLoop, local_names, root_of
 from dp2ddp.analysis.proof import kinds
 from dp2ddp.analysis.proof.expressions import Evaluator
-from dp2ddp.analysis.proof.kinds import CLEAN, Kind, Unprovable, What
+from dp2ddp.analysis.proof.kinds import CLEAN, MIXED, Kind, Unprovable, What
 from dp2ddp.analysis.proof.meters import is_meter
 from dp2ddp.analysis.proof.result import Context, NoProofError, Reduction
 from dp2ddp.analysis.roles import Class
@@ -36,6 +37,7 @@ class Frame:
             isinstance(root, FUNCTIONS) and any(self._disables_grad(d) for d in root.decorator_list)
         )
         self.returned: Kind | None = None
+        self.torn: set[str] = set()  # what holds a shard's values where an exception ends a loop
         self.depth = 0
         self.loop_root = root  # the function in which the loop over the batches stands
         self.evaluator = Evaluator(self)
@@ -210,6 +212,7 @@ class Frame:
         self._until_stable(loop.node.body)
         self.loop = outer
         self.block(loop.node.orelse)
+        self.torn.update(name for name, kind in self.env.items() if kind is not None and not kind.clean)
         self._reduce_accumulators(loop, entry, over)
 
     def _reduce_accumulators(self, loop: DataLoop, entry: dict[str, Kind | None], over: str) -> None:
@@ -262,10 +265,20 @@ class Frame:
     def _do_Try(self, node: ast.Try) -> None:  # noqa: N802
         if self.loop is not None or self.inside_loop:
             raise self.fail("an exception in the loop could part one rank from the others", node)
-        self._branches(
-            [[*node.body, *node.orelse], *([*h.body] for h in node.handlers)] if node.handlers else [node.body]
-        )
+        before = dict(self.env)
+        outer, self.torn = self.torn, set()
+        self.block([*node.body, *node.orelse])
+        after = dict(self.env)
+        torn = dict.fromkeys(self.torn, MIXED)  # an exception comes before what would be reduced after the loop
+        for handler in node.handlers:
+            self.env = {**self._joined(before, after), **torn}
+            self.block(handler.body)
+            if not leaves(handler.body[-1], self.context.names):
+                after = self._joined(after, self.env)
+        self.env = {**after, **torn}
         self.block(node.finalbody)
+        self.env = {name: after.get(name) if kind is MIXED else kind for name, kind in self.env.items()}
+        self.torn |= outer
 
     def _do_Return(self, node: ast.Return) -> None:  # noqa: N802
         if node.value is None:

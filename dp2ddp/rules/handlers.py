@@ -1,0 +1,67 @@
+"""DDP020: exceptions that part the ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.handlers import Handlers
+from dp2ddp.analysis.roles import Wrapped
+from dp2ddp.edits import Finding, Note
+from dp2ddp.rules.base import Example, Options, Rule
+
+
+class HandlersRule(Rule):
+    """A handler after which the ranks would wait for each other is named; it stays as it is."""
+
+    id = "DDP020"
+    title = "Name handlers that the ranks don't reach together"
+    why = (
+        "Ctrl-C reaches each rank at another line, and a rank may run out of memory alone. A handler that prints, "
+        "saves and ends is fine. One that goes on to train or to evaluate calls the model on ranks that are not in "
+        "step, and they wait for each other, or take one another's data."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+try:
+    for _ in range(1000):
+        net(torch.randn(8, 4)).sum().backward()
+except KeyboardInterrupt:
+    torch.save(net.state_dict(), "stopped.pt")
+print(net(torch.randn(8, 4)))
+""",
+            after="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+try:
+    for _ in range(1000):
+        net(torch.randn(8, 4)).sum().backward()
+except KeyboardInterrupt:
+    torch.save(net.state_dict(), "stopped.pt")
+print(net(torch.randn(8, 4)))
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.parallel:
+            return
+        together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}
+        together.update(loop.node for loop in facts.model_loops)
+        together.update(facts.wraps.functional)
+        for handler in Handlers(facts.source, facts.names, facts.loops, together).parting():
+            yield Note(
+                self.id,
+                facts.source.span(handler),
+                "an interrupt or an error can reach one rank alone, or each at another line; what follows needs all of "
+                "them in step, and would wait",
+                "end the script here (`raise`), after no more than printing and saving",
+            )
