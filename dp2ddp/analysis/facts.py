@@ -164,7 +164,7 @@ class Facts:
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launch)
+        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches)
 
     @cached_property
     def per_sample(self) -> set[ast.AST]:

@@ -7,7 +7,7 @@ rank 0 saved under its own time is never found under another rank's, and a seed 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.analysis.flow import Flow
@@ -65,7 +65,7 @@ class OwnValues:
     names: Names
     resolver: Resolver
     loops: Loops
-    launch: Launch
+    launches: Sequence[Launch]
     values: list[ast.expr] = field(default_factory=list)
     files: list[ast.expr] = field(default_factory=list)
 
@@ -88,35 +88,40 @@ class OwnValues:
     # -- what runs before the processes start --------------------------------------------------------------------------
 
     def _before_launch(self) -> set[ast.AST]:
+        """What runs before the processes start: in the scripts, and while modules are imported."""
         found: set[ast.AST] = set()
-        if self.launch.statement is not None:
-            self._run(self.source.tree.body, found)
+        for launch in self.launches:
+            if launch.statement is not None:
+                self._run(launch.entry.body, launch.statement, found)
+        started = self.source.entry_trees
+        for file in self.source.files:
+            if file.tree not in started:
+                found.update(n for n in ast.walk(file.tree) if not _is_inside(self.source, n))
         return found
 
-    def _run(self, block: list[ast.stmt], found: set[ast.AST]) -> None:
-        """Add what runs of `block`, in order, up to the launch."""
-        start = self.launch.statement
+    def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> None:
+        """Add what runs of `block`, in order, up to the launch at `start`."""
         for statement in block:
             if statement is start:
                 return
             ran = set(self.loops.reached(*_run_at_once(statement)))
             if start in ran:
-                self._enter(statement, found)
+                self._enter(statement, start, found)
                 return
             found |= ran
 
-    def _enter(self, statement: ast.stmt, found: set[ast.AST]) -> None:
+    def _enter(self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST]) -> None:
         """Add what runs of the statement in which the launch is, or that calls the function in which it is."""
         if is_main_guard(statement):
             assert isinstance(statement, ast.If)
-            self._run(statement.body, found)
+            self._run(statement.body, start, found)
             return
         found.update(ast.walk(statement))
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
         entered = [f.definition for c in calls for f in self.resolver.functions_called(c)]
-        inner = [f for f in entered if self.launch.statement in set(self.loops.reached(f))]
+        inner = [f for f in entered if start in set(self.loops.reached(f))]
         if inner:
-            self._run(inner[0].body, found)
+            self._run(inner[0].body, start, found)
 
     # -- where values end ----------------------------------------------------------------------------------------------
 
@@ -153,3 +158,8 @@ def _run_at_once(statement: ast.stmt) -> list[ast.AST]:
     if isinstance(statement, ast.ClassDef):
         return [*statement.decorator_list, *(part for inner in statement.body for part in _run_at_once(inner))]
     return [statement]
+
+
+def _is_inside(source: Source, node: ast.AST) -> bool:
+    """Whether a node stands in a function, so that it runs when that is called."""
+    return any(isinstance(above, FUNCTIONS) for above in source.ancestors(node))

@@ -308,15 +308,6 @@ class Resolver:
                 for one in targets:
                     self._bind(one, role.values)
 
-    def _bind_attribute(self, target: ast.Attribute, roles: frozenset[Role]) -> None:
-        owners = self.roles(target.value)
-        if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
-            self._bind(target.value, frozenset({Module(presumed=True)}))
-        for owner in owners:
-            if isinstance(owner, (Instance, Module)) and owner.definition is not None:
-                key = (owner.definition, target.attr)
-                self._attributes[key] = self._joined(self._attributes.get(key, NONE), roles)
-
     def _bind_variable(self, node: ast.AST, name: str, roles: frozenset[Role]) -> None:
         scope: ast.AST = self.source.scope(node)
         if name in self._globals.get(scope, ()):
