@@ -62,7 +62,7 @@ def without_times(line: str) -> str:
 
 
 def _hidden(match: re.Match[str]) -> str:
-    return NUMBER.sub("<time>", match.group())
+    return "".join(NUMBER.sub("#", match.group()).split())  # a shorter number may be padded with blanks
 
 
 def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifference:
