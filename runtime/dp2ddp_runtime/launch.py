@@ -30,6 +30,7 @@ def setup(
     init_method: str | None = None,
     seed: int | None = None,
     timeout: float | timedelta | None = None,
+    beside_ddp: bool = False,
 ) -> None:
     """Join the other ranks, or start them.
 
@@ -48,25 +49,30 @@ def setup(
             environment.
         seed: if given, `seed_everything(seed)` follows.
         timeout: how long a rank waits for the others, in seconds. None: torch's default.
+        beside_ddp: the script can also set up DistributedDataParallel itself. Then this call does nothing once it
+            has, nor under a launcher such as torchrun, which means that part of the script; `wrap_model` and the rest
+            work as for a single process there. Ranks that a plain start makes don't see `RANK` and `WORLD_SIZE`, by
+            which such scripts know a launcher.
 
     Raises:
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
 
     See https://pytorch.org/docs/stable/distributed.html and https://pytorch.org/docs/stable/elastic/run.html.
     """
-    if world.current().ready:
+    env = relaunch.environment()
+    if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
     world.hide_cuda_if_unwanted()
     chosen = parse_device_ids(device_ids)
-    if _is_child_of_rank() or ("RANK" not in os.environ and multiprocessing.parent_process() is not None):
+    if _is_child_of_rank() or ("RANK" not in env and multiprocessing.parent_process() is not None):
         _enter_as_child(chosen)
         return
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if "RANK" in env and "WORLD_SIZE" in env:
         _join(chosen, backend, init_method, _as_timedelta(timeout))
     else:
         nproc = process_count(chosen)
         if nproc > 1:
-            relaunch.relaunch(nproc)
+            relaunch.relaunch(nproc, hide=beside_ddp)
         world.enter(world.World(device=_take_device(chosen, 0, 1), ready=True))
     _start_streams(seed)
 
@@ -179,7 +185,7 @@ def _enter_as_child(device_ids: list[int] | None) -> None:
 
 def _place() -> world.World:
     """This rank, as torchrun's or SLURM's variables say (https://pytorch.org/docs/stable/elastic/run.html)."""
-    env = os.environ
+    env = relaunch.environment()
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
     devices = size if world.wants_cpu() else torch.cuda.device_count()
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, devices))
@@ -244,7 +250,7 @@ def _backend(place: world.World, device_ids: list[int] | None) -> str:
 def _init_process_group(place: world.World, backend: str, init_method: str | None, timeout: timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`journal`)."""
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = relaunch.environment().get("TORCHELASTIC_RESTART_COUNT", "0")
     store = relaunch.launchers_store()
     place.store = store and journal.prefixed(store, attempt)
     if store is None or init_method not in (None, "env://"):

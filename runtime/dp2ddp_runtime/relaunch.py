@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 LAUNCHER = "DP2DDP_LAUNCHER"
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
 JOINED = "DP2DDP_JOINED"
+#: What torchrun's variables are called where the script itself must not see them.
+HIDDEN = "DP2DDP_ENV_"
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _POLL = 0.05  # seconds
@@ -41,8 +44,16 @@ _TERMINATED_ENDS_WITHIN = 5.0  # seconds from SIGTERM to SIGKILL
 _started_in = os.getcwd()
 
 
-def relaunch(nproc: int) -> NoReturn:
+def environment() -> Mapping[str, str]:
+    """This process's environment variables, with those that tell a rank its place under torchrun's names."""
+    hidden = {name[len(HIDDEN) :]: value for name, value in os.environ.items() if name.startswith(HIDDEN)}
+    return {**os.environ, **hidden} if hidden else os.environ
+
+
+def relaunch(nproc: int, hide: bool = False) -> NoReturn:
     """Run this process's command again as `nproc` ranks, and exit as they do.
+
+    With `hide` the ranks have no `RANK`, `WORLD_SIZE`, ... that the script could see.
 
     Exits with 0, with the exit code of the first rank that failed (128 + n if signal n ended it), or with 128 + n if
     this process got signal n (130 for Ctrl-C).
@@ -50,7 +61,7 @@ def relaunch(nproc: int) -> NoReturn:
     Raises:
         SystemExit: this process's command can't be told, because it reads its script from a terminal or a pipe.
     """
-    code = Job(command(), nproc).run()
+    code = Job(command(), nproc, hide).run()
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business. What was
     # opened before is tidied up as at any exit.
     exit_now(code)
@@ -83,11 +94,13 @@ class Job:
     Args:
         command: to start each rank with.
         nproc: how many ranks.
+        hide: give torchrun's variables other names.
     """
 
-    def __init__(self, command: list[str], nproc: int) -> None:
+    def __init__(self, command: list[str], nproc: int, hide: bool = False) -> None:
         self._command = command
         self._nproc = nproc
+        self._prefix = HIDDEN if hide else ""
         self._store = _tcp_store(0, host=True)
         self._shared = journal.prefixed(self._store)
         self._ranks: list[subprocess.Popen[bytes]] = []
@@ -116,7 +129,7 @@ class Job:
         for rank in range(self._nproc):
             if self._received:
                 return
-            env = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+            env = {**common, **self._named({name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")})}
             # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
             self._ranks.append(
                 subprocess.Popen(
@@ -132,20 +145,21 @@ class Job:
     def _environment(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name != JOINED}
         size = str(self._nproc)
-        env.update(
-            WORLD_SIZE=size,
-            LOCAL_WORLD_SIZE=size,
-            ROLE_WORLD_SIZE=size,
-            ROLE_NAME="default",
-            GROUP_RANK="0",
-            GROUP_WORLD_SIZE="1",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(self._store.port),
-            TORCHELASTIC_RESTART_COUNT="0",
-            TORCHELASTIC_MAX_RESTARTS="0",
-            TORCHELASTIC_RUN_ID=uuid.uuid4().hex,
-            TORCHELASTIC_USE_AGENT_STORE="True",
-        )
+        place = {
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "ROLE_WORLD_SIZE": size,
+            "ROLE_NAME": "default",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        env.update(self._named(place))
         env[LAUNCHER] = str(os.getpid())
         env.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // self._nproc)))
         # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
@@ -155,6 +169,9 @@ class Job:
             # All ranks are here, and a machine's own name may lead to an interface that is down.
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return env
+
+    def _named(self, variables: Mapping[str, str]) -> dict[str, str]:
+        return {self._prefix + name: value for name, value in variables.items()}
 
     def _wait(self) -> int:
         code: int | None = None
@@ -227,7 +244,7 @@ class Job:
 
 def launchers_store() -> Store | None:
     """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank."""
-    return _tcp_store(int(os.environ["MASTER_PORT"]), host=False) if LAUNCHER in os.environ else None
+    return _tcp_store(int(environment()["MASTER_PORT"]), host=False) if LAUNCHER in os.environ else None
 
 
 def _tcp_store(port: int, host: bool) -> Any:

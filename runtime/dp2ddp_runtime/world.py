@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -78,10 +79,13 @@ def hide_cuda_if_unwanted() -> None:
 def device() -> torch.device:
     """This rank's device.
 
-    Before `setup` it is told from the environment: `LOCAL_RANK`'s CUDA device under torchrun, the first one otherwise.
+    Without `setup` it is told from the environment: `LOCAL_RANK`'s CUDA device under torchrun, the first one otherwise;
+    the current one in a process group that the script has made itself.
     """
     if _world.ready:
         return _world.device
     if wants_cpu():
         return torch.device("cpu")
+    if dist.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

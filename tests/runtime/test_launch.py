@@ -332,3 +332,35 @@ def _warned_of_hash_seeds(hashes: list[int]) -> list[str]:
 def test_hash_seeds_are_compared(ranks: Any, hashes: list[int], differ: bool) -> None:
     for messages in ranks(2, _warned_of_hash_seeds, hashes):
         assert ["PYTHONHASHSEED=0 torchrun" in message for message in messages] == [True] * differ
+
+
+BESIDE_DDP = """
+    import torch.distributed as dist
+    by_itself = "--own" in sys.argv or "RANK" in os.environ
+    if by_itself:
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        dist.init_process_group("gloo", init_method="file://" + sys.argv[-1], rank=rank, world_size=size)
+    ddp.setup(beside_ddp=True)
+    model = None if by_itself else ddp.wrap_model(torch.nn.Linear(2, 1))
+    own = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+    print("world", (ddp.rank(), ddp.world_size()), "group", own, "model", model is not None, flush=True)
+    """
+
+
+def test_beside_the_scripts_own_ddp(tmp_path: Path) -> None:
+    path = write(tmp_path, BESIDE_DDP)
+    plain = start(path, tmp_path / "a")
+    assert plain.stdout.splitlines() == ["world (0, 2) group (0, 2) model True"], plain.stderr
+    own = start(path, "--own", tmp_path / "b")
+    assert own.stdout.splitlines() == ["world (0, 1) group (0, 1) model False"], own.stderr
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(path), str(tmp_path / "c")],
+            env={**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=60)[0] for process in ranks]
+    assert printed == [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
