@@ -17,6 +17,7 @@ from dp2ddp.verify import runs
 _PARENT = """
 import json, os, sys
 import torch, torch._dynamo, torch.distributed, torch.nn.parallel
+import torchvision.datasets, torchvision.transforms, torchvision.utils
 from dp2ddp.verify import record
 
 def run(told):
