@@ -49,7 +49,11 @@ def shard_loader(loader: Any, gather: bool = False) -> Any:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
         return _WholeIterable(loader)
-    return _rank_loader(loader, gather)
+    # One for each loader: where it is shared out in every epoch, its persistent workers go on living.
+    known: dict[bool, DataLoader[Any]] = loader.__dict__.setdefault("_rank_loaders", {})
+    if gather not in known:
+        known[gather] = _rank_loader(loader, gather)
+    return known[gather]
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
