@@ -30,7 +30,9 @@ def requoted(template: str, above: Sequence[cst.CSTNode], line: int) -> str:
         return template
     free = [quote for quote in _QUOTES if quote not in around]
     if not free:
-        raise NotRewritable("an f-string inside another one: what goes into it needs quotes, and both kinds are taken", line)
+        raise NotRewritable(
+            "an f-string inside another one: what goes into it needs quotes, and both kinds are taken", line
+        )
     best = min(free, key=lambda quote: 3 * quote in around)
     tokens = [
         token._replace(string=best + ast.literal_eval(token.string) + best) if token.type == tokenize.STRING else token

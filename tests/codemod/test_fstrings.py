@@ -41,7 +41,7 @@ LINES = [
     ("print(f'{loss.item():.3f}')", "print(f'{D:.3f}')"),
     ('print(f"""{loss.item()} and\n{loss.item()}""")', 'print(f"""{S} and\n{S}""")'),
     ("print(f'''{loss.item()}''')", "print(f'''{D}''')"),
-    ("print(f\"\"\"{' '.join([f'{loss.item()}'])}\"\"\")", "print(f\"\"\"{' '.join([f'{D}'])}\"\"\")"),
+    ('print(f"""{\' \'.join([f\'{loss.item()}\'])}""")', 'print(f"""{\' \'.join([f\'{D}\'])}""")'),
     ("print(f\"a\" f'{loss.item()}' '')", "print(f\"a\" f'{D}' '')"),
     ("print(rf\"\\d{'é'} {loss.item()!s:>9}\")", "print(rf\"\\d{'é'} {S!s:>9}\")"),
     ('print(f"{loss.item() = }")', 'print(f"loss.item() = {S!r}")'),

@@ -150,7 +150,9 @@ def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> N
 
 def test_a_script_that_stays_on_the_cpu_splits_nothing(tmp_path: Path) -> None:
     comparison = _both(GUARDED, ["--no-cuda"], tmp_path)
-    assert comparison.original.stderr.splitlines() == ["cuda False"] * 2 + ["6 rows"] * 2 + ["cuda False"] + ["5 rows"] * 2
+    assert (
+        comparison.original.stderr.splitlines() == ["cuda False"] * 2 + ["6 rows"] * 2 + ["cuda False"] + ["5 rows"] * 2
+    )
     assert comparison.failures() == []
 
 
