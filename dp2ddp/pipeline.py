@@ -100,7 +100,7 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
     for file in source.files:
-        refusals.refuse(file)
+        refusals.refuse(file, allow_ddp=options.allow_ddp)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)

@@ -52,6 +52,7 @@ def plan(source: Source, options: Options) -> Plan:
     facts = Facts.of(source)
     if not (facts.wraps.models or facts.wraps.optimizers or facts.wraps.references or facts.wraps.functional):
         return Plan(nothing_to_do=True)
+    facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
     facts.lenient = options.strategy == "sharded"
     strategy, reason = _strategy(facts, options)
     facts.strategy = strategy
@@ -59,6 +60,9 @@ def plan(source: Source, options: Options) -> Plan:
     for rule in rules:
         facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
     findings = [finding for rule in rules for finding in rule.edits(facts, options)]
+    if facts.beside_ddp:
+        own = facts.own_ddp.spans
+        findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     notes = [f for f in findings if isinstance(f, Note)]
     # Half a conversion would train something else: where one wrap can't be converted, none is.
     edits = [] if facts.blockers else [f for f in findings if isinstance(f, Edit)]

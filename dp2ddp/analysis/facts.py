@@ -10,6 +10,7 @@ from dp2ddp.analysis.launch import Launch, LaunchFinder
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.own import OwnValues
+from dp2ddp.analysis.own_ddp import OwnDdp
 from dp2ddp.analysis.proof import Proof, prove
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.analysis.source import FUNCTIONS, Source
@@ -28,6 +29,7 @@ class Facts:
         loops: the loops over loaders and epochs.
         strategy: `"sharded"` or `"gathered"`, set by the plan before any rule runs.
         lenient: whether the proof goes on behind what it can't show, to find all of it.
+        beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
     """
 
@@ -39,6 +41,7 @@ class Facts:
     strategy: str = "gathered"
     wrap_keywords: dict[str, str] = field(default_factory=dict)
     lenient: bool = False
+    beside_ddp: bool = False
 
     @classmethod
     def of(cls, source: Source) -> Facts:
@@ -91,6 +94,11 @@ class Facts:
                 test = self.source.brief(wrap.detour.branch.test, 40)
                 return wrap.call, f"the model is not wrapped where `{test}` is {str(wrap.detour.when).lower()}"
         return None
+
+    @cached_property
+    def own_ddp(self) -> OwnDdp:
+        """The script's own distributed training."""
+        return OwnDdp(self.source, self.names, self.resolver)
 
     @cached_property
     def launches(self) -> list[Launch]:

@@ -60,7 +60,7 @@ class LaunchFinder:
                     return inner
             elif not self._inert(statement):
                 return statement
-            bound |= _bound_names(statement)
+            bound |= bound_names(statement)
         return None
 
     def _bound_before(self, block: list[ast.stmt], stop: ast.stmt) -> set[str]:
@@ -68,7 +68,7 @@ class LaunchFinder:
         for statement in block:
             if statement is stop or any(n is stop for n in ast.walk(statement)):
                 break
-            bound |= _bound_names(statement)
+            bound |= bound_names(statement)
         return bound
 
     def _entered(self, statement: ast.stmt) -> FunctionNode | None:
@@ -214,7 +214,7 @@ def _parameters(function: FunctionNode) -> set[str]:
     return {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
 
 
-def _bound_names(statement: ast.stmt) -> set[str]:
+def bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
         return {statement.name}
     names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -142,6 +142,8 @@ class Wraps:
         target = wrap.target
         if target is None:
             return False
+        if any((self.names.qualified(n) or "").endswith(".DistributedDataParallel") for n in ast.walk(guard)):
+            return False  # the script's own, on another branch
         after = (n for n in ast.walk(guard) if isinstance(n, ast.Attribute) and n.attr == "module")
         if any(same(n.value, target) for n in after):
             return False
