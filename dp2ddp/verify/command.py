@@ -252,7 +252,7 @@ class _Verification:
         scratch.fill(folder / "work", here, script)
         root, top = here, folder / "work"
         if here not in self._sides.root.parents and here != self._sides.root:
-            root, top = self._sides.root, folder / "script"
+            root, top = self._sides.root, folder / runs.SCRIPT
             scratch.fill(top, root, script)
         for number, (path, data) in enumerate(files.items()):
             source = folder / f"{side}{number or ''}.py"

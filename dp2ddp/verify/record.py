@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    scratch.protect(Path.cwd())
+    scratch.protect(options.out)  # the working directory, and the script's own where that is another one
     if options.cpu is not None:
         cuda.without_cuda(options.cpu)
         mixed.without_cuda()

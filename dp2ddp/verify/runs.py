@@ -1,7 +1,7 @@
 """Start originals and conversions under `record`, each in its own scratch folder, and read what they left.
 
-A run's folder: `work/` is the script's working directory, `rank<r>/` holds each process's recording with its
-`stdout.txt` and `stderr.txt`, `run.json` the exit codes and seconds.
+A run's folder: `work/` is the script's working directory, `script/` the script's own where that is elsewhere,
+`rank<r>/` holds each process's recording with its `stdout.txt` and `stderr.txt`, `run.json` the exit codes and seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from . import recording, scratch
 from .recording import Recording
 
+SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
 HIDDEN = "DP2DDP_ENV_"  # `dp2ddp_runtime.relaunch.HIDDEN`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -98,9 +99,10 @@ class Run:
         return recording.global_losses(self.recordings())
 
     def files(self) -> dict[str, Path]:
-        """Every file that the script wrote under `work`, by its path relative to it."""
-        found = sorted(path for path in self.work.rglob("*") if path.is_file() and scratch.is_output(path))
-        return {path.relative_to(self.work).as_posix(): path for path in found}
+        """Every file that the script wrote in its working directory or beside itself, by path relative to `work`."""
+        tops = (self.work, self.folder / SCRIPT)
+        found = sorted(path for top in tops for path in top.rglob("*") if path.is_file() and scratch.is_output(path))
+        return {Path(os.path.relpath(path, self.work)).as_posix(): path for path in found}
 
 
 def read(folder: Path) -> Run:

@@ -64,7 +64,7 @@ def negligible(tensors: Iterable[torch.Tensor]) -> float:
     sizes = []
     for tensor in tensors:
         if tensor.is_floating_point() and tensor.numel():
-            size = float(torch.linalg.vector_norm(tensor.double())) / math.sqrt(tensor.numel())
+            size = float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel())
             sizes += [size] if size and math.isfinite(size) else []
     return _NEGLIGIBLE * statistics.median(sizes) if sizes else 0.0
 

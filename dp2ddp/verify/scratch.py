@@ -61,12 +61,12 @@ def is_output(path: Path) -> bool:
     return not path.is_symlink() and "__pycache__" not in path.parts
 
 
-def protect(work: Path) -> None:
-    """From now on, a link under `work` that this process opens for writing becomes a file of its own first.
+def protect(folder: Path) -> None:
+    """From now on, a link under `folder` that this process opens for writing becomes a file of its own first.
 
     Sees every `open` of Python's, and `torch.save`; not what other libraries open in C.
     """
-    root = str(work.resolve())
+    root = str(folder.resolve())
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and _is_write(args[1], args[2]):

@@ -166,19 +166,21 @@ def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) ->
 def test_a_script_of_another_folder_finds_its_modules_and_stays(
     verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
-    """Also where its folder holds so much that it would be linked as a whole."""
+    """Also where its folder holds so much that it would be linked as a whole, and where it writes beside itself."""
     monkeypatch.setattr(scratch, "MOST_FILES", 2)
     here = tmp_path / "here"
     project = here / "deep" / "project" if inside else tmp_path / "project"
     for folder in (here, project):
         folder.mkdir(parents=True)
     (here / "samples.txt").write_text("23")
-    files = {"train.py": tiny.ORIGINAL, "sizes.py": "HIDDEN = 5", "net.pt": "mine", "more.txt": ""}
+    beside = "open(__file__.replace('train.py', 'more.txt'), 'w').write('ours')\n"
+    files = {"train.py": tiny.ORIGINAL + beside, "sizes.py": "HIDDEN = 5", "net.pt": "mine", "more.txt": ""}
     for name, text in files.items():
         (project / name).write_text(text)
     monkeypatch.chdir(here)
-    result = verify(str(project / "train.py"), "--steps", "3")
+    result = verify(str(project / "train.py"))
     assert result.exit_code == 0, result.output
+    assert "4 printed lines, 2 files" in result.output
     assert {path.name: path.read_text() for path in project.iterdir() if path.is_file()} == files
     assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
 
