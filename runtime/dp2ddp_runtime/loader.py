@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -258,9 +259,10 @@ class _Batches:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When Python ends it clears modules first: then there is nothing left to tell, and nobody to be told.
         reading = self.__dict__.get("_reading")
-        if reading is not None and reading.open:
+        if reading is not None and reading.open and not ending():
             reading.drop()
 
 
