@@ -232,8 +232,9 @@ class _Verification:
         try:
             for side, start in starts.items():
                 folder = self.folder / str(self._runs) / side
-                script = self._lay_out(folder, side)
-                started[side] = start(script, _absolute(self.request.arguments), folder, options)
+                script, moved = self._lay_out(folder, side)
+                placed = replace(options, moved=moved)
+                started[side] = start(script, _absolute(self.request.arguments), folder, placed)
                 if options.cuda:
                     done[side] = _finish(side, started[side])
             for side in starts.keys() - done.keys():
@@ -245,8 +246,11 @@ class _Verification:
             _check(side, done[side], [run.exit_code for run in done.values()])
         return done["original"], done["converted"]
 
-    def _lay_out(self, folder: Path, side: str) -> Path:
-        """Fill the side's working directory from the current one, the script being in it or beside it."""
+    def _lay_out(self, folder: Path, side: str) -> tuple[Path, tuple[tuple[Path, Path], ...]]:
+        """Fill the side's working directory from the current one, the script being in it or beside it.
+
+        Returns where the script is, and what stands for which folder of the user's.
+        """
         here, script = Path.cwd().resolve(), self.request.script.resolve()
         files = self._sides.original if side == "original" else self._sides.converted
         scratch.fill(folder / "work", here, script)
@@ -258,7 +262,7 @@ class _Verification:
             source = folder / f"{side}{number or ''}.py"
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
-        return top / script.relative_to(root)
+        return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
 
 
 def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:

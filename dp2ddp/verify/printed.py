@@ -14,7 +14,7 @@ NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|in
 _N = NUMBER.pattern
 _TIMES = (
     re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d+:\d\d(?::\d\d(?:\.\d+)?)?\b"),
-    re.compile(rf"(?i)(?:time|took|elapsed|duration|eta|throughput|speed)\W{{0,3}}(?:{_N})(?:\s*\(\s*(?:{_N})\))?"),
+    re.compile(rf"(?i)(?:time|took|elapsed?|duration|eta|throughput|speed)\W{{0,3}}(?:{_N})(?:\s*\(\s*(?:{_N})\))?"),
     re.compile(rf"\bData\s+(?:{_N})\s*\(\s*(?:{_N})\)"),  # the usual meter of loading time
     re.compile(rf"(?i)(?:{_N})\s*(?:ms|s|secs?|seconds?|mins?|minutes?|it/s|s/it|\w+/s|\w+/sec)\b"),
 )

@@ -40,6 +40,7 @@ class Options:
         shift: is added to every seed that the scripts set.
         threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
+        moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
         timeout: seconds after which a run is ended.
     """
 
@@ -51,6 +52,7 @@ class Options:
     shift: int = 0
     threads: int = 1
     synthetic: int | None = None
+    moved: tuple[tuple[Path, Path], ...] = ()
     timeout: float = 600.0
 
 
@@ -217,7 +219,7 @@ def _start(command: Sequence[str], folder: Path, options: Options, processes: Se
     work = folder / "work"
     work.mkdir(parents=True, exist_ok=True)
     inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    shared = {**inherited, "PYTHONPATH": _python_path(), "OMP_NUM_THREADS": str(options.threads)}
+    shared = {**inherited, "PYTHONPATH": _python_path(options.moved), "OMP_NUM_THREADS": str(options.threads)}
     shared["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
     if options.cuda:  # nn.DataParallel takes all the devices it sees
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
@@ -236,14 +238,25 @@ def _start(command: Sequence[str], folder: Path, options: Options, processes: Se
     return Running(folder, started, options.timeout)
 
 
-def _python_path() -> str:
-    """`PYTHONPATH` under which the processes find this package and the runtime, wherever they run."""
+def _python_path(moved: Sequence[tuple[Path, Path]] = ()) -> str:
+    """`PYTHONPATH` under which the processes find this package and the runtime, wherever they run.
+
+    The user's own entries follow, those in `moved` folders led to what stands for them: there lie the side's files.
+    """
     here = [str(Path(__file__).resolve().parents[2])]
     runtime = importlib.util.find_spec("dp2ddp_runtime")
     if runtime is not None and runtime.origin is not None:
         here.append(str(Path(runtime.origin).resolve().parents[1]))
-    given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([*dict.fromkeys(here), *([given] if given else [])])
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join([*dict.fromkeys(here), *(_stand_in(entry, moved) for entry in given)])
+
+
+def _stand_in(folder: str, moved: Sequence[tuple[Path, Path]]) -> str:
+    path = Path(folder).resolve()
+    for source, target in moved:
+        if path == source or source in path.parents:
+            return str(target / path.relative_to(source))
+    return folder
 
 
 def _free_port() -> int:

@@ -18,7 +18,7 @@ from .ahead import Ahead
 from .exchange import Exchange, carrier
 from .together import Together
 
-_log = logging.getLogger("dp2ddp_runtime")
+_log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
 
 def shard_loader(loader: Any, gather: bool = False) -> Any:
@@ -113,7 +113,7 @@ class _RankLoader(DataLoader[Any]):
         self._decide()
         if self.whole and not gather:
             why = _why_not_split(loader) or "some batch is too small, or of unknown size"
-            _log.info("%s gives every rank whole batches: %s", type(self).__name__, why)
+            _log.debug("%s gives every rank whole batches: %s", type(self).__name__, why)
 
     def _decide(self) -> None:
         inner = self._original.batch_sampler
@@ -163,7 +163,7 @@ class _RankLoader(DataLoader[Any]):
         if self._draws is None:
             self._draws = loaded.drew
             if self._draws:
-                _log.info("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
+                _log.debug("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
         return columns.own_rows(loaded.data, loaded.cut), loaded.cut
 
     def _gathered(self, batches: Iterator[Any], cuts: deque[samplers.Cut]) -> tuple[Any, samplers.Cut]:

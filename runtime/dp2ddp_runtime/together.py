@@ -21,7 +21,7 @@ from . import columns, nesting, samplers, world
 from .exchange import Exchange, Part, bytes_of, plain
 from .source import Loaded, Source
 
-_log = logging.getLogger("dp2ddp_runtime")
+_log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
 _TRIED = 5  # batches
 _COMPARED_EVERY = 32  # batches
@@ -110,7 +110,7 @@ class Together:
 
     def _draws(self) -> None:
         """Go on as a dataset needs that draws from the shared stream: what it draws decides on what follows."""
-        _log.info("%s loads every sample on every rank: its dataset draws random numbers", self._name)
+        _log.debug("%s loads every sample on every rank: its dataset draws random numbers", self._name)
         self.way = Way.ALONE if self._equal else Way.ONE_OF_MANY
 
     def _load_alone(self, source: Source) -> tuple[Any, samplers.Cut]:

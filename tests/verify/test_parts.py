@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest
         "Time {} ( 0.123)\tData  0.841 ( 0.841)\tLoss 7.1543e+00 (7.1543e+00)",
         "Time {:>6} ({:>6})\tLoss 7.1543e+00",
         "Elapsed: {}",
+        "Total Elapse: {}, Best Result: 33.333%",
         "{} ms/batch",
         "speed {} images/sec",
         "2024-05-01 10:11:12,345 epoch 3",
@@ -158,3 +160,12 @@ def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
             assert running.wait().stdout.startswith("['sub/train.py', '-x'] /")
         folders.append(tmp_path / side)
     assert compare(folders[0], folders[1]).agrees
+
+
+def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, other, run = tmp_path / "project", tmp_path / "other", tmp_path / "run"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [project, project / "src", other, "lib"])))
+    monkeypatch.chdir(tmp_path)
+    moved = ((project, run / "script"), (tmp_path / "lib", run / "work"))
+    found = runs._python_path(moved).split(os.pathsep)[-4:]
+    assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
