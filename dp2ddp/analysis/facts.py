@@ -54,35 +54,20 @@ class Facts:
     @property
     def parallel(self) -> bool:
         """Whether anything in the script runs on several devices."""
-        return bool(self.wraps.models or self.wraps.functional)
+        return bool(self.wraps.models or self.wraps.functional or self.wraps.values)
 
     @cached_property
     def blockers(self) -> list[tuple[ast.AST, str]]:
         """What keeps the whole script from being converted: each place, and why."""
-        found: list[tuple[ast.AST, str]] = [(w.call, w.problem) for w in self.wraps.models if w.problem]
-        found += [
-            (r, "`DataParallel` is used without being called")
-            for r in self.wraps.references
-            if not self.is_type_check(r)
-        ]
-        return found
-
-    def is_type_check(self, reference: ast.expr) -> bool:
-        """Whether `DataParallel` is named to check a type: in `isinstance(...)`, or compared with `type(...)`."""
-        for above in self.source.ancestors(reference):
-            if isinstance(above, ast.Call):
-                return self.names.qualified(above.func) in ("builtins.isinstance", "builtins.issubclass")
-            if isinstance(above, ast.Compare):
-                return True
-            if not isinstance(above, ast.Tuple):
-                return False
-        return False
+        return self.wraps.refused
 
     @cached_property
     def whole_batches(self) -> tuple[ast.AST, str] | None:
         """What makes the script need whole batches, whatever its loops are like: the place, and why."""
         if self.wraps.functional:
             return self.wraps.functional[0], "`data_parallel(...)` gathers its outputs"
+        if self.wraps.values:
+            return self.wraps.values[0], "`DataParallel` is handed on, derived from or called with `*`"
         parts = ((wrap.call, wrap.part.why) for wrap in self.wraps.models if wrap.part is not None)
         return next(parts, None)
 

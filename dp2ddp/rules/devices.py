@@ -231,5 +231,5 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return type(node.value) is int
         if not isinstance(node, ast.Subscript):
             return False
-        ids = {ast.unparse(w.device_ids) for w in facts.wraps.models if w.device_ids is not None}
+        ids = {ast.unparse(given) for given, _ in facts.wraps.device_ids}
         return ast.unparse(node.value) in ids

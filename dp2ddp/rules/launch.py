@@ -152,7 +152,8 @@ else:
             return
         test, launch = self._beside_ddp(facts, launch) if facts.beside_ddp else ("", launch)
         assert launch.statement is not None
-        given = {self._written(facts, launch, w.device_ids): w.call for w in wraps if w.device_ids is not None}
+        ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
+        given = {self._written(facts, launch, each): call for each, call in ids}
         texts = [text for text in given if text not in _ALL_DEVICES]
         known = [text for text in texts if text is not None]
         arguments = [f"device_ids={known[0]}"] if known else []

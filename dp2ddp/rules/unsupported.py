@@ -47,5 +47,5 @@ net = Own(nn.Linear(4, 2))
                 self.id,
                 facts.source.span(node),
                 f"{why}; nothing was converted",
-                "wrap the whole model once, then convert again",
+                "wrap the model in plain `nn.DataParallel`, then convert again",
             )
