@@ -133,7 +133,7 @@ def main() -> None:
 )
 @click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
 @click.option("--ignore", metavar="RULE", multiple=True, help="Don't run this rule; may be repeated.")
-@click.option("--annotate", is_flag=True, help="Write each note into the script, as a TODO comment.")
+@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @click.option(
     "--report",

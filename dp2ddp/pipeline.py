@@ -149,7 +149,7 @@ def _comment(note: Note, file: File, source: Source) -> InsertBefore:
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
     around = (moved(source.span(node), -file.before) for node in statements)
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
-    return InsertBefore(note.rule, statement, note.what, [f"# TODO({note.rule}): {note.what}; {note.todo}"])
+    return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
 
 def _is_elif(node: ast.stmt, source: Source) -> bool:
