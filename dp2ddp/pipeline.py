@@ -88,8 +88,9 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     converted = {file.name for file in source.files if refusals.is_converted(file.tree)}
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+    beside = any(refusals.uses_data_parallel(file.tree) for file in source.files)
     for file in source.files:
-        refusals.refuse(file.tree, file.name, allow_ddp=options.allow_ddp)
+        refusals.refuse(file.tree, file.name, allow_ddp=options.allow_ddp, beside=beside)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)

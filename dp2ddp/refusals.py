@@ -26,10 +26,13 @@ def is_converted(tree: ast.Module) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(tree) for name in _imported(node))
 
 
-def refuse(tree: ast.Module, filename: str, *, allow_ddp: bool = False) -> None:
+def refuse(tree: ast.Module, filename: str, *, allow_ddp: bool = False, beside: bool = False) -> None:
     """Refuses a script that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
+
+    Args:
+        beside: whether DataParallel is used in another file of the program.
 
     Raises:
         BadInput: it does; names the first line that shows it.
@@ -39,7 +42,7 @@ def refuse(tree: ast.Module, filename: str, *, allow_ddp: bool = False) -> None:
     found = min([*own, *_frameworks(nodes)], default=None)
     if found is not None:
         line, what = found
-        beside = found in own and any(_names_data_parallel(node) for node in nodes)
+        beside = found in own and (beside or uses_data_parallel(tree))
         raise BadInput(
             filename,
             line=line,
@@ -56,6 +59,11 @@ def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
             framework = _FRAMEWORKS.get(name.split(".")[0])
             if framework:
                 yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
+
+
+def uses_data_parallel(tree: ast.Module) -> bool:
+    """Whether a file names `DataParallel` or `data_parallel`."""
+    return any(_names_data_parallel(node) for node in ast.walk(tree))
 
 
 def _names_data_parallel(node: ast.AST) -> bool:

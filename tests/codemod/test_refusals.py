@@ -61,3 +61,12 @@ def test_not_refused(source: str) -> None:
 )
 def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
     assert is_converted(ast.parse(source)) is expected
+
+
+def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
+    tree = ast.parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    with pytest.raises(BadInput, match="dp2ddp converts scripts"):
+        refuse(tree, "train.py")
+    with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
+        refuse(tree, "train.py", beside=True)
+    refuse(tree, "train.py", allow_ddp=True)
