@@ -99,8 +99,9 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+    beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files:
-        refusals.refuse(file, allow_ddp=options.allow_ddp)
+        refusals.refuse(file, allow_ddp=options.allow_ddp, beside=beside)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)

@@ -29,10 +29,13 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(file: File, *, allow_ddp: bool = False) -> None:
+def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None:
     """Refuses a file that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
+
+    Args:
+        beside: whether DataParallel is used in another file of the program.
 
     Raises:
         BadInput: it does; names the first line that shows it.
@@ -44,7 +47,7 @@ def refuse(file: File, *, allow_ddp: bool = False) -> None:
     found = min([*own, *_frameworks(nodes)], default=None)
     if found is not None:
         line, what = found
-        beside = found in own and any(_names_data_parallel(node) for node in nodes)
+        beside = found in own and (beside or uses_data_parallel(file))
         raise BadInput(
             file.name,
             line=line - file.before,
@@ -61,6 +64,12 @@ def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
             framework = _FRAMEWORKS.get(name.split(".")[0])
             if framework:
                 yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
+
+
+def uses_data_parallel(file: File) -> bool:
+    """Whether a file names `DataParallel` or `data_parallel`."""
+    named = any(name in file.text for name in _CONVERTED)
+    return named and any(_names_data_parallel(node) for node in ast.walk(file.tree))
 
 
 def _names_data_parallel(node: ast.AST) -> bool:

@@ -167,7 +167,8 @@ class Facts:
         for node in self.source.nodes:
             if isinstance(node, ast.ClassDef):
                 methods = {m.name for m in node.body if isinstance(m, FUNCTIONS)}
-                roots += [node] if methods & {"__getitem__", "__iter__", "__len__"} else []
+                # What is called is a transform, or a dataset's way to read a file; a model has a forward.
+                roots += [node] if methods & {"__getitem__", "__iter__", "__len__", "__call__"} else []
             elif isinstance(node, ast.Lambda):
                 roots.append(node)
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node not in called:

@@ -520,7 +520,8 @@ class Resolver:
         owner = None if function is None else self.source.parent(function)
         if not isinstance(owner, ast.ClassDef):
             return NONE
-        return frozenset(map(self._object_of, self.lineage(owner)[1:]))
+        bases = (role for base in owner.bases for role in self._of_base(base, owner))
+        return frozenset(self._object_of(role.definition) for role in bases if isinstance(role, Class))
 
     def _member_of(self, node: ast.expr) -> frozenset[Role]:
         """The functions and classes that a module of this program holds: what `getattr(models, name)` may be."""

@@ -124,12 +124,18 @@ class Wraps:
             self.refused.append((node, "`DataParallel` itself is exchanged"))
         elif isinstance(above, ast.ClassDef):
             why = self._why_not_derived(above)
-            if why:
+            if why and self._is_used(above):
                 self.refused.append((node, why))
-            else:
+            elif not why:
                 self.values.append(node)
         else:
             self.values.append(node)
+
+    def _is_used(self, definition: ast.ClassDef) -> bool:
+        """Whether anything but its own body names a class. (What isn't used may stay as it is.)"""
+        own = set(ast.walk(definition))
+        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
+        return any(Class(definition) in self.resolver.roles(n) for n in named)
 
     def _why_not_derived(self, definition: ast.ClassDef) -> str:
         """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""

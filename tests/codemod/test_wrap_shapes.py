@@ -198,6 +198,13 @@ ON_EVERY_PATH = {
             return nn.DataParallel(net).cuda()
         net = build()
         """,
+    "a branch that ends the script": """
+        if args.test:
+            net = nn.DataParallel(load())
+            print(net(torch.ones(3, 4)))
+            raise SystemExit
+        net = nn.DataParallel(nn.Linear(4, 2))
+        """,
     "a choice between two": "net = nn.DataParallel(nn.Linear(4, 2)) if args.a else nn.DataParallel(nn.Linear(4, 2))\n",
     "a guard on devices": """
         net = nn.Linear(4, 2)
@@ -375,6 +382,25 @@ def test_what_changes_data_parallel_itself_is_left_alone(shape: str) -> None:
     conversion = converted(body)
     assert not conversion.changed
     assert [(note.rule, note.what.startswith(what)) for note in conversion.notes] == [("DDP016", True)]
+
+
+def test_a_class_that_nothing_uses_may_stay() -> None:
+    body = """
+        class Mine(nn.DataParallel):
+            def replicate(self, module, device_ids):
+                return super().replicate(module, device_ids)
+        net = nn.DataParallel(nn.Linear(4, 2))
+        """
+    conversion = converted(body)
+    assert "class Mine(nn.DataParallel):" in conversion.new_text
+    assert "net = ddp.wrap_model(nn.Linear(4, 2))" in conversion.new_text
+
+
+def test_steps_of_data_parallel_s_forward_are_named() -> None:
+    conversion = converted("net = nn.DataParallel(nn.Linear(4, 2))\nreplicate = net.replicate\n")
+    assert [(note.rule, note.what) for note in conversion.notes] == [
+        ("DDP016", "`net.replicate` is a step of DataParallel's forward, and the wrapped model has none")
+    ]
 
 
 def test_annotations_name_the_new_class_and_decide_nothing() -> None:
