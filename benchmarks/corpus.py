@@ -4,7 +4,8 @@ Each DIR is a repository, or a folder of repositories. Scripts are guessed as `d
 scripts that share files is converted in memory, and its output is checked: whether it compiles, which calls of
 `DataParallel` are left in it, and whether converting it once more changes anything. Nothing is written.
 
-    python benchmarks/corpus.py DIR... [--json FILE] [--markdown FILE] [--processes N] [--min PERCENT]
+    python benchmarks/corpus.py DIR... [--json FILE] [--markdown FILE] [--allow-ddp] [--processes N]
+        [--min PERCENT]
 
 Exit codes: 0; 1 where a conversion crashed, or with `--min` where fewer scripts are converted in full.
 """
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dp2ddp import entries, programs, syntax, tree, wrapcalls
@@ -73,7 +75,7 @@ def repositories(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def measure(repository: Path) -> list[Script]:
+def measure(repository: Path, options: Options) -> list[Script]:
     """Converts one repository's scripts."""
     try:
         sources = tree.scan(repository).sources()
@@ -90,14 +92,16 @@ def measure(repository: Path) -> list[Script]:
             found.append(Script(repository.name, path, refused=_reason(error)))
     classes = _classes(sources)
     for group in programs.groups(followed):
-        found += _measure_group(repository.name, group, classes)
+        found += _measure_group(repository.name, group, classes, options)
     return sorted(found, key=lambda script: script.path)
 
 
-def _measure_group(repository: str, group: Sequence[Program], classes: frozenset[str]) -> Iterator[Script]:
+def _measure_group(
+    repository: str, group: Sequence[Program], classes: frozenset[str], options: Options
+) -> Iterator[Script]:
     start = time.perf_counter()
     try:
-        outcome = programs.convert_group(group, Options(), lenient=True)
+        outcome = programs.convert_group(group, options, lenient=True)
         seconds = (time.perf_counter() - start) / len(group)
         for program, error in outcome.refused:
             yield Script(repository, program.entry, refused=_reason(error), seconds=seconds)
@@ -105,7 +109,7 @@ def _measure_group(repository: str, group: Sequence[Program], classes: frozenset
             left = [f"{error.file}:{error.line}"]
             yield Script(repository, program.entry, compiled=True, idempotent=True, wraps_left=left, seconds=seconds)
         if outcome.programs:
-            again = _again(outcome.programs, outcome.conversions)
+            again = _again(outcome.programs, outcome.conversions, options)
             for program in outcome.programs:
                 script = Script(repository, program.entry, seconds=seconds)
                 _judge(script, program, outcome.conversions, again, classes)
@@ -137,9 +141,11 @@ def _judge(
         ]
 
 
-def _again(group: Sequence[Program], conversions: Mapping[str, Conversion]) -> Mapping[str, Conversion]:
+def _again(
+    group: Sequence[Program], conversions: Mapping[str, Conversion], options: Options
+) -> Mapping[str, Conversion]:
     texts = {path: each.new_text for path, each in conversions.items()}
-    return convert_files(texts, [program.entry for program in group], Options())
+    return convert_files(texts, [program.entry for program in group], options)
 
 
 def _compiles(text: str, path: str) -> bool:
@@ -241,13 +247,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was found out")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table")
+    parser.add_argument("--allow-ddp", action="store_true", help="as for `dp2ddp convert`")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--min", type=float, metavar="PERCENT", help="exit with 1 below this share converted in full")
     options = parser.parse_args(arguments)
     places = [repository for folder in options.folders for repository in repositories(folder)]
     scripts: list[Script] = []
     with ProcessPoolExecutor(options.processes) as pool:
-        for found in pool.map(measure, places):
+        for found in pool.map(partial(measure, options=Options(allow_ddp=options.allow_ddp)), places):
             scripts += found
             for script in found:
                 print(line(script), flush=True)

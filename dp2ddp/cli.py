@@ -126,9 +126,14 @@ def main() -> None:
 )
 @click.option("--sync-bn", is_flag=True, help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel).")
 @click.option("--clean-keys", is_flag=True, help="Save checkpoints without `module.` in their keys.")
+@click.option(
+    "--allow-ddp",
+    is_flag=True,
+    help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them alone.",
+)
 @click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
 @click.option("--ignore", metavar="RULE", multiple=True, help="Don't run this rule; may be repeated.")
-@click.option("--annotate", is_flag=True, help="Write each note into the script, as a TODO comment.")
+@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @click.option(
     "--report",
@@ -149,6 +154,7 @@ def convert(
     vendored: bool,
     sync_bn: bool,
     clean_keys: bool,
+    allow_ddp: bool,
     select: Sequence[str],
     ignore: Sequence[str],
     annotate: bool,
@@ -162,7 +168,9 @@ def convert(
 
     _check_usage(inputs, output, in_place, vendored)
     options = pipeline.with_rules(
-        Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate), select, ignore
+        Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
+        select,
+        ignore,
     )
     as_json = report == "json"
     request = conversion.Request(
@@ -187,6 +195,7 @@ def convert(
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", show_default=True, help="As in convert.")
+@click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
 @click.option(
     "--synthetic-data",
@@ -211,6 +220,7 @@ def verify(
     tolerance: float,
     device: str,
     strategy: str,
+    allow_ddp: bool,
     repeats: int | None,
     synthetic_data: int | None,
     timeout: float,
@@ -226,7 +236,7 @@ def verify(
     if plot is not None:
         drawing.check(plot)
     options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats)
+    request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats, allow_ddp=allow_ddp)
     with command.verifying(request) as verdict:
         _show_verdict(verdict, script.name, as_json)
         if plot is not None and verdict.comparison is not None:

@@ -99,8 +99,9 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
         return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+    beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files:
-        refusals.refuse(file)
+        refusals.refuse(file, allow_ddp=options.allow_ddp, beside=beside)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)
@@ -149,7 +150,7 @@ def _comment(note: Note, file: File, source: Source) -> InsertBefore:
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
     around = (moved(source.span(node), -file.before) for node in statements)
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
-    return InsertBefore(note.rule, statement, note.what, [f"# TODO({note.rule}): {note.what}; {note.todo}"])
+    return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
 
 def _is_elif(node: ast.stmt, source: Source) -> bool:

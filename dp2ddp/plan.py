@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,8 +51,10 @@ def plan(source: Source, options: Options) -> Plan:
     if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
         return Plan(nothing_to_do=True)
     facts = Facts.of(source)
-    if not (facts.wraps.models or facts.wraps.optimizers or facts.wraps.references or facts.wraps.functional):
+    wraps = facts.wraps
+    if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, wraps.refused)):
         return Plan(nothing_to_do=True)
+    facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
     facts.lenient = options.strategy == "sharded"
     strategy, reason = _strategy(facts, options)
     facts.strategy = strategy
@@ -59,11 +62,15 @@ def plan(source: Source, options: Options) -> Plan:
     for rule in rules:
         facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
     findings = [finding for rule in rules for finding in rule.edits(facts, options)]
+    if facts.beside_ddp:
+        own = facts.own_ddp.spans
+        findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     notes = [f for f in findings if isinstance(f, Note)]
     # Half a conversion would train something else: where one wrap can't be converted, none is.
     edits = [] if facts.blockers else [f for f in findings if isinstance(f, Edit)]
-    models = [(w.model or w.call, w.call) for w in facts.wraps.models]
+    models: list[tuple[ast.expr, ast.expr]] = [(w.model or w.call, w.call) for w in facts.wraps.models]
     models += [(c.args[0] if c.args else c, c) for c in facts.wraps.functional]
+    models += [(value, value) for value in facts.wraps.values]
     decisions = [StrategyDecision(source.brief(model), strategy, reason, call.lineno) for model, call in models]
     return Plan(edits, notes, [] if facts.blockers else decisions)
 

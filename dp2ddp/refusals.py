@@ -19,6 +19,7 @@ _FRAMEWORKS = {
 }
 _WRAPPER = "DistributedDataParallel"
 _JOIN = "init_process_group"
+_CONVERTED = ("DataParallel", "data_parallel")
 
 
 def is_converted(file: File) -> bool:
@@ -28,29 +29,56 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(file: File) -> None:
+def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None:
     """Refuses a file that sets up distributed training itself.
 
-    `isinstance(model, DistributedDataParallel)` alone sets up nothing.
+    `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
+
+    Args:
+        beside: whether DataParallel is used in another file of the program.
 
     Raises:
         BadInput: it does; names the first line that shows it.
     """
     if not any(mark in file.text for mark in (*_FRAMEWORKS, _WRAPPER, _JOIN)):
         return
-    found = min(_signs(file.tree), default=None)
+    nodes = list(ast.walk(file.tree))
+    own = [] if allow_ddp else list(_signs(nodes))
+    found = min([*own, *_frameworks(nodes)], default=None)
     if found is not None:
         line, what = found
+        beside = found in own and (beside or uses_data_parallel(file))
         raise BadInput(
             file.name,
             line=line - file.before,
             what=f"sets up distributed training already: {what}",
-            todo="dp2ddp converts scripts that use nn.DataParallel alone",
+            todo="--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+            if beside
+            else "dp2ddp converts scripts that use nn.DataParallel alone",
         )
 
 
-def _signs(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    nodes = list(ast.walk(tree))
+def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        for name in _imported(node):
+            framework = _FRAMEWORKS.get(name.split(".")[0])
+            if framework:
+                yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
+
+
+def uses_data_parallel(file: File) -> bool:
+    """Whether a file names `DataParallel` or `data_parallel`."""
+    named = any(name in file.text for name in _CONVERTED)
+    return named and any(_names_data_parallel(node) for node in ast.walk(file.tree))
+
+
+def _names_data_parallel(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in _CONVERTED for alias in node.names)
+    return isinstance(node, ast.Attribute) and node.attr in _CONVERTED
+
+
+def _signs(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     checked = {id(part) for node in nodes for part in _type_checked(node)}
     aliases = {alias: line for node in nodes for alias, line in _wrapper_imports(node)}
     uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in aliases]
@@ -59,10 +87,6 @@ def _signs(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if alias not in only_checked:
             yield line, f"imports {_WRAPPER}"
     for node in nodes:
-        for name in _imported(node):
-            framework = _FRAMEWORKS.get(name.split(".")[0])
-            if framework:
-                yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
         if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:
             yield node.lineno, f"uses {_WRAPPER}"
         if isinstance(node, ast.Call) and _called(node) == _JOIN:

@@ -78,7 +78,9 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
 def flags_of(example: Example) -> str:
     """The options of the command line that make `example`, its rule's id left out."""
     flags = [f"--strategy {example.strategy}"] if example.strategy != "auto" else []
-    flags += ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys
+    flags += (
+        ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
+    )
     return " ".join(flags)
 
 

@@ -10,6 +10,7 @@ from dp2ddp.analysis.launch import Launch, LaunchFinder
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.own import OwnValues
+from dp2ddp.analysis.own_ddp import OwnDdp
 from dp2ddp.analysis.proof import Proof, prove
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.analysis.source import FUNCTIONS, Source
@@ -28,6 +29,7 @@ class Facts:
         loops: the loops over loaders and epochs.
         strategy: `"sharded"` or `"gathered"`, set by the plan before any rule runs.
         lenient: whether the proof goes on behind what it can't show, to find all of it.
+        beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
     """
 
@@ -39,6 +41,7 @@ class Facts:
     strategy: str = "gathered"
     wrap_keywords: dict[str, str] = field(default_factory=dict)
     lenient: bool = False
+    beside_ddp: bool = False
 
     @classmethod
     def of(cls, source: Source) -> Facts:
@@ -51,35 +54,20 @@ class Facts:
     @property
     def parallel(self) -> bool:
         """Whether anything in the script runs on several devices."""
-        return bool(self.wraps.models or self.wraps.functional)
+        return bool(self.wraps.models or self.wraps.functional or self.wraps.values)
 
     @cached_property
     def blockers(self) -> list[tuple[ast.AST, str]]:
         """What keeps the whole script from being converted: each place, and why."""
-        found: list[tuple[ast.AST, str]] = [(w.call, w.problem) for w in self.wraps.models if w.problem]
-        found += [
-            (r, "`DataParallel` is used without being called")
-            for r in self.wraps.references
-            if not self.is_type_check(r)
-        ]
-        return found
-
-    def is_type_check(self, reference: ast.expr) -> bool:
-        """Whether `DataParallel` is named to check a type: in `isinstance(...)`, or compared with `type(...)`."""
-        for above in self.source.ancestors(reference):
-            if isinstance(above, ast.Call):
-                return self.names.qualified(above.func) in ("builtins.isinstance", "builtins.issubclass")
-            if isinstance(above, ast.Compare):
-                return True
-            if not isinstance(above, ast.Tuple):
-                return False
-        return False
+        return self.wraps.refused
 
     @cached_property
     def whole_batches(self) -> tuple[ast.AST, str] | None:
         """What makes the script need whole batches, whatever its loops are like: the place, and why."""
         if self.wraps.functional:
             return self.wraps.functional[0], "`data_parallel(...)` gathers its outputs"
+        if self.wraps.values:
+            return self.wraps.values[0], "`DataParallel` is handed on, derived from or called with `*`"
         parts = ((wrap.call, wrap.part.why) for wrap in self.wraps.models if wrap.part is not None)
         return next(parts, None)
 
@@ -91,6 +79,11 @@ class Facts:
                 test = self.source.brief(wrap.detour.branch.test, 40)
                 return wrap.call, f"the model is not wrapped where `{test}` is {str(wrap.detour.when).lower()}"
         return None
+
+    @cached_property
+    def own_ddp(self) -> OwnDdp:
+        """The script's own distributed training."""
+        return OwnDdp(self.source, self.names, self.resolver)
 
     @cached_property
     def launches(self) -> list[Launch]:
@@ -174,7 +167,8 @@ class Facts:
         for node in self.source.nodes:
             if isinstance(node, ast.ClassDef):
                 methods = {m.name for m in node.body if isinstance(m, FUNCTIONS)}
-                roots += [node] if methods & {"__getitem__", "__iter__", "__len__"} else []
+                # What is called is a transform, or a dataset's way to read a file; a model has a forward.
+                roots += [node] if methods & {"__getitem__", "__iter__", "__len__", "__call__"} else []
             elif isinstance(node, ast.Lambda):
                 roots.append(node)
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node not in called:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.loops import Loops
 from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, is_main_guard
 
 
@@ -60,7 +60,7 @@ class LaunchFinder:
                     return inner
             elif not self._inert(statement):
                 return statement
-            bound |= _bound_names(statement)
+            bound |= bound_names(statement)
         return None
 
     def _bound_before(self, block: list[ast.stmt], stop: ast.stmt) -> set[str]:
@@ -68,7 +68,7 @@ class LaunchFinder:
         for statement in block:
             if statement is stop or any(n is stop for n in ast.walk(statement)):
                 break
-            bound |= _bound_names(statement)
+            bound |= bound_names(statement)
         return bound
 
     def _entered(self, statement: ast.stmt) -> FunctionNode | None:
@@ -89,14 +89,22 @@ class LaunchFinder:
         """Whether a function, called once, is where the script goes on to wrap its model."""
         calls = [c for c in self.source.calls for f in self.resolver.functions_called(c) if f.definition is function]
         reached = (n for n in self.loops.reached(function) if isinstance(n, ast.Call))
-        return len(calls) == 1 and any(self.names.qualified(c.func) == "torch.nn.DataParallel" for c in reached)
+        return len(calls) == 1 and any(map(self._wraps, reached))
+
+    def _wraps(self, call: ast.Call) -> bool:
+        if self.names.qualified(call.func) == "torch.nn.DataParallel" or self.resolver.holds(call.func, Wrapper):
+            return True
+        classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
+        return any(map(self.resolver.is_wrapper_class, classes))
 
     # -- what has no effect ----------------------------------------------------------------------------------------
 
     def _inert(self, statement: ast.stmt) -> bool:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             return not any(map(self._builds, self.names.modules_behind(statement)))
-        if isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Global, ast.Pass)):
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            return not any(self.names.qualified(call.func) in _BUILDING for call in _run_at_import(statement))
+        if isinstance(statement, (ast.Global, ast.Pass)):
             return True
         if isinstance(statement, ast.Assign):
             targets_fine = all(self._inert_target(t) for t in statement.targets)
@@ -140,6 +148,8 @@ class LaunchFinder:
 
     def _inert_call(self, call: ast.Call) -> bool:
         path = self.names.qualified(call.func) or ""
+        if any(self.resolver.holds(argument, Wrapper) for argument in _arguments(call)):
+            return False  # `list(map(nn.DataParallel, nets))`
         root = call.func
         while isinstance(root, (ast.Attribute, ast.Call)):
             root = root.value if isinstance(root, ast.Attribute) else root.func
@@ -199,6 +209,8 @@ _QUERIES = frozenset(
 def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
     """The calls in a statement, but for those in the bodies of functions."""
     if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        for default in (*node.args.defaults, *(value for value in node.args.kw_defaults if value is not None)):
+            yield from _run_at_import(default)
         return
     if isinstance(node, ast.Call):
         yield node
@@ -214,7 +226,7 @@ def _parameters(function: FunctionNode) -> set[str]:
     return {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
 
 
-def _bound_names(statement: ast.stmt) -> set[str]:
+def bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
         return {statement.name}
     names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from functools import cached_property
 
 from dp2ddp.analysis.names import Own
-from dp2ddp.analysis.roles import SAME_OBJECT, Instance, Module, Resolver
+from dp2ddp.analysis.roles import SAME_OBJECT, Instance, Module, Resolver, defaults
 from dp2ddp.analysis.source import FUNCTIONS, Source
 
 
@@ -87,7 +87,7 @@ class Origins:
                 for function, name, value in self.resolver.arguments(node):
                     self._found.setdefault((function, name), []).append(value)
             elif isinstance(node, FUNCTIONS):
-                for name, value in _defaults(node.args):
+                for name, value in defaults(node.args):
                     self._found.setdefault((node, name), []).append(value)
         return self._found
 
@@ -112,9 +112,3 @@ def _parts(node: ast.expr) -> list[ast.expr] | None:
     if isinstance(node, ast.DictComp):
         return [node.value]
     return [node.value] if isinstance(node, (ast.Subscript, ast.Starred, ast.NamedExpr)) else None
-
-
-def _defaults(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
-    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-    found = list(zip(reversed(positional), reversed(arguments.defaults)))
-    return found + [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None]

@@ -72,6 +72,8 @@ class Paths:
                 return None
             if isinstance(above, ast.IfExp) and node is not above.test and not self._wraps_on_both(above):
                 return Detour(above, node is above.orelse)
+            if isinstance(above, ast.If) and self._stays_inside(above.body if node in above.body else above.orelse):
+                return None  # what the branch wraps, it uses
             if isinstance(above, ast.If) and not self._wraps_always(self.source.chain_head(above), start):
                 return Detour(above, node not in above.body)
             node = above
@@ -116,6 +118,13 @@ class Paths:
             "builtins.exit",
             "os._exit",
         )
+
+    def _stays_inside(self, block: list[ast.stmt]) -> bool:
+        """Whether the script, or the function, ends with a block and gives no model back."""
+        last = block[-1] if block else None
+        if isinstance(last, ast.Return):
+            return last.value is None or isinstance(last.value, ast.Constant)
+        return last is not None and self._ends(last)
 
     def _needs(self, branch: ast.If, start: ast.AST) -> bool:
         """Whether nothing but these branches binds the model's name: without them there is none."""

@@ -24,6 +24,11 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
+class Wrapper:
+    """`nn.DataParallel` itself, or what wraps a model as it does."""
+
+
+@dataclass(frozen=True)
 class Module:
     """A plain `nn.Module`: a class of this script where `definition` is known.
 
@@ -111,6 +116,7 @@ class Table:
 
 Role = Union[
     Wrapped,
+    Wrapper,
     Module,
     Optimizer,
     WrappedOptimizer,
@@ -130,7 +136,7 @@ NONE: frozenset[Role] = frozenset()
 # Nodes over which roles move.
 _FLOWING = (
     *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Call, ast.withitem),
-    *(ast.For, ast.comprehension),
+    *(ast.For, ast.comprehension, *FUNCTIONS),
 )
 _DEEPEST = 3  # groups and tables in each other
 # Methods that give back the object they were called on.
@@ -174,11 +180,16 @@ class Resolver:
         """The roles that an expression can play."""
         found = self._final.get(node)
         if found is None:
-            handler = getattr(self, f"_of_{type(node).__name__}", None)
-            found = NONE if handler is None else handler(node)
+            found = self._found(node)
             if self._settled:
                 self._final[node] = found
         return found
+
+    def _found(self, node: ast.AST) -> frozenset[Role]:
+        handler = getattr(self, f"_of_{type(node).__name__}", None)
+        found = NONE if handler is None else handler(node)
+        is_class = isinstance(node, (ast.Name, ast.Attribute)) and self.names.qualified(node) == "torch.nn.DataParallel"
+        return found | {Wrapper()} if is_class else found
 
     def holds(self, node: ast.AST, *kinds: type) -> bool:
         """Whether an expression can play one of the given roles."""
@@ -204,6 +215,11 @@ class Resolver:
             bases = (base for owner in self.lineage(definition) for base in owner.bases)
             self._module_classes[definition] = any(_is_module_path(self.names.qualified(base)) for base in bases)
         return self._module_classes[definition]
+
+    def is_wrapper_class(self, definition: ast.ClassDef) -> bool:
+        """Whether a class of this script derives from `nn.DataParallel`."""
+        bases = (base for owner in self.lineage(definition) for base in owner.bases)
+        return any(self.names.qualified(base) == "torch.nn.DataParallel" for base in bases)
 
     # -- fixpoint --------------------------------------------------------------------------------------------------
 
@@ -236,8 +252,15 @@ class Resolver:
             self._append(node)
         elif isinstance(node, (ast.For, ast.comprehension)):
             self._bind(node.target, self._elements(node.iter))
+        elif isinstance(node, FUNCTIONS):
+            self._bind_defaults(node)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._assign(node.optional_vars, node.context_expr)
+
+    def _bind_defaults(self, function: FunctionNode) -> None:
+        for name, value in defaults(function.args):
+            key = (function, name)
+            self._variables[key] = self._joined(self._variables.get(key, NONE), self.roles(value))
 
     def _append(self, call: ast.Call) -> None:
         """`loaders.append(loader)`: the list holds it from then on."""
@@ -405,10 +428,16 @@ class Resolver:
                 found |= self.inner(base)
             elif isinstance(base, (Instance, Module)) and base.definition is not None:
                 for owner in self.lineage(base.definition):
-                    found |= self._attributes.get((owner, node.attr), NONE)
+                    found |= self._attributes.get((owner, node.attr), NONE) | self._in_class(owner, node.attr)
                 for method in self._method(base.definition, node.attr):
                     found |= self._returns.get(method.definition, NONE) if _is_property(method) else {method}
+            elif isinstance(base, Class):
+                found = found.union(*(self._in_class(owner, node.attr) for owner in self.lineage(base.definition)))
         return frozenset(found)
+
+    def _in_class(self, definition: ast.ClassDef, name: str) -> frozenset[Role]:
+        """The roles of what a class body binds, but for its methods, which are bound to the object."""
+        return frozenset(r for r in self._variables.get((definition, name), NONE) if not isinstance(r, Function))
 
     def inner(self, role: Wrapped | WrappedOptimizer) -> frozenset[Role]:
         """What stands inside a `DataParallel`."""
@@ -444,6 +473,9 @@ class Resolver:
     def _of_DictComp(self, node: ast.DictComp) -> frozenset[Role]:  # noqa: N802
         return frozenset({Table(self.roles(node.value))})
 
+    def _of_Lambda(self, node: ast.Lambda) -> frozenset[Role]:  # noqa: N802
+        return frozenset({Wrapper()}) if self.holds(node.body, Wrapped) else NONE
+
     def _of_Subscript(self, node: ast.Subscript) -> frozenset[Role]:  # noqa: N802
         if isinstance(node.value, ast.Attribute) and node.value.attr == "__dict__":
             return self._member_of(node.value.value)
@@ -474,7 +506,9 @@ class Resolver:
                 return same
         found: set[Role] = set()
         for role in self.roles(node.func):
-            if isinstance(role, Class):
+            if isinstance(role, Wrapper) or (isinstance(role, Class) and self.is_wrapper_class(role.definition)):
+                found.add(Wrapped(node))
+            elif isinstance(role, Class):
                 found.add(self._object_of(role.definition))
             elif isinstance(role, Function):
                 found |= self._returns.get(role.definition, NONE)
@@ -486,7 +520,8 @@ class Resolver:
         owner = None if function is None else self.source.parent(function)
         if not isinstance(owner, ast.ClassDef):
             return NONE
-        return frozenset(map(self._object_of, self.lineage(owner)[1:]))
+        bases = (role for base in owner.bases for role in self._of_base(base, owner))
+        return frozenset(self._object_of(role.definition) for role in bases if isinstance(role, Class))
 
     def _member_of(self, node: ast.expr) -> frozenset[Role]:
         """The functions and classes that a module of this program holds: what `getattr(models, name)` may be."""
@@ -511,10 +546,9 @@ class Resolver:
         if path in PROGRESS_BARS:
             return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
         if path in DRAWING:
-            given = [r for argument in node.args for r in self.roles(argument)]
-            drawn = {LoaderIterator(r.site) for r in given if isinstance(r, (Loader, LoaderIterator))}
+            drawn = self._drawn(path, node)
             if drawn:
-                return frozenset(drawn)
+                return drawn
         if path.endswith(".GradScaler"):
             return frozenset({Scaler()})
         if path.startswith("torch.optim."):
@@ -528,6 +562,13 @@ class Resolver:
         if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy"):
             return first
         return NONE
+
+    def _drawn(self, path: str, node: ast.Call) -> frozenset[Role]:
+        """What `map`, `zip`, `iter` and the like make of loaders, and of models that they wrap."""
+        given = [r for argument in node.args for r in self.roles(argument)]
+        if path == "builtins.map" and node.args and Wrapper() in self.roles(node.args[0]):
+            return frozenset({Table(frozenset({Wrapped(node)}))})
+        return frozenset(LoaderIterator(r.site) for r in given if isinstance(r, (Loader, LoaderIterator)))
 
     # -- classes ---------------------------------------------------------------------------------------------------
 
@@ -579,6 +620,13 @@ class Resolver:
 def _replaces(target: ast.expr, site: ast.Call) -> bool:
     """Whether a wrap takes the place of what it wraps."""
     return bool(site.args) and same(target, site.args[0])
+
+
+def defaults(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
+    """The parameters that have a default, with it."""
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    found = list(zip(reversed(positional), reversed(arguments.defaults)))
+    return found + [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None]
 
 
 def _is_property(method: Function) -> bool:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.parts import Part, Parts
 from dp2ddp.analysis.paths import Detour, Paths
-from dp2ddp.analysis.roles import Resolver, WrappedOptimizer
-from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard, same
+from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
+from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard, keyword, same
 
 # A test that asks for devices, or for the wish to use several: the wrap must not depend on it.
 _DEVICE_GUARD = re.compile(r"cuda|gpu|device|parallel|multi|dist\b", re.IGNORECASE)
 _MOVES = frozenset({"cuda", "to"})
+# What a class derived from `DataParallel` may not define, as the conversion does these things in its own way; and what
+# it may although it begins with an underscore.
+_INNER = frozenset(
+    "forward scatter gather replicate parallel_apply train eval to cuda cpu float double half no_sync join module "
+    "parameters named_parameters buffers named_buffers modules named_modules".split()
+)
+_OUTER = frozenset({"__init__", "__getattr__", "__repr__", "__str__", "__len__", "__getitem__", "__iter__"})
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,6 @@ class Wrap:
         guard: the outermost `if` that asks for devices, behind which the wrap moves, None without.
         part: what makes it the wrap of a part of a model, None where a whole model is wrapped.
         detour: the way around the wrap that stays, None where it is on every path.
-        problem: why it can't be converted, empty when it can.
     """
 
     call: ast.Call
@@ -44,7 +51,6 @@ class Wrap:
     guard: ast.If | None
     part: Part | None = None
     detour: Detour | None = None
-    problem: str = ""
 
     @property
     def target(self) -> ast.expr | None:
@@ -65,7 +71,9 @@ class Wraps:
         self._paths = Paths(source, names, resolver)
         self.models: list[Wrap] = []
         self.optimizers: list[ast.Call] = []
-        self.references: list[ast.expr] = []  # `DataParallel` named without being called: isinstance, base classes
+        self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
+        self.values: list[ast.expr] = []  # `DataParallel` handed on, derived from, or called with what isn't known
+        self.refused: list[tuple[ast.AST, str]] = []  # uses of `DataParallel` that can't be converted, and why
         self.functional: list[ast.Call] = []
         self._find()
 
@@ -77,12 +85,65 @@ class Wraps:
                 called.add(call.func)
                 if any(isinstance(r, WrappedOptimizer) for r in self.resolver.roles(call)):
                     self.optimizers.append(call)
+                elif argument(call, 0, "module") is None or any(k.arg is None for k in call.keywords):
+                    self.values.append(call.func)  # `DataParallel(*args)`, `DataParallel(net, **options)`
                 else:
                     self.models.append(self._wrap(call))
             elif path == "torch.nn.parallel.data_parallel":
                 self.functional.append(call)
-        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in called)
-        self.references = [n for n in named if self.names.qualified(n) == "torch.nn.DataParallel"]
+        named = [n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in called]
+        for node in named:
+            if self.names.qualified(node) == "torch.nn.DataParallel":
+                self._reference(node)
+
+    @cached_property
+    def device_ids(self) -> list[tuple[ast.expr, ast.Call]]:
+        """The `device_ids` that models are wrapped with, and the calls that give them."""
+        direct = [(wrap.device_ids, wrap.call) for wrap in self.models if wrap.device_ids is not None]
+        known = {wrap.call for wrap in self.models}
+        others = [call for call in self.source.calls if call not in known and self._hands_device_ids(call)]
+        return direct + [
+            (given, c) for c in others if (given := keyword(c, "device_ids") or argument(c, 1, "device_ids"))
+        ]
+
+    def _hands_device_ids(self, call: ast.Call) -> bool:
+        """Whether a call wraps a model by another name than `DataParallel`, or prepares that."""
+        if self.names.qualified(call.func) == "functools.partial":
+            return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
+        classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
+        return self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.is_wrapper_class, classes))
+
+    def _reference(self, node: ast.expr) -> None:
+        """Sort a use of `DataParallel` that is no call."""
+        above = self.source.parent(node)
+        if asks_for_type(self.source, self.names, node):
+            self.type_checks.append(node)
+        elif isinstance(above, ast.Attribute):
+            self.refused.append((node, f"`{self.source.brief(above)}` reaches into `DataParallel`"))
+        elif not isinstance(getattr(node, "ctx", None), ast.Load):
+            self.refused.append((node, "`DataParallel` itself is exchanged"))
+        elif isinstance(above, ast.ClassDef):
+            why = self._why_not_derived(above)
+            if why and self._is_used(above):
+                self.refused.append((node, why))
+            elif not why:
+                self.values.append(node)
+        else:
+            self.values.append(node)
+
+    def _is_used(self, definition: ast.ClassDef) -> bool:
+        """Whether anything but its own body names a class. (What isn't used may stay as it is.)"""
+        own = set(ast.walk(definition))
+        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
+        return any(Class(definition) in self.resolver.roles(n) for n in named)
+
+    def _why_not_derived(self, definition: ast.ClassDef) -> str:
+        """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""
+        if len(definition.bases) > 1 or definition.keywords:
+            return f"`{definition.name}` derives from more than `DataParallel`"
+        methods = (item.name for item in definition.body if isinstance(item, FUNCTIONS))
+        changed = next((name for name in methods if name in _INNER or (name[0] == "_" and name not in _OUTER)), None)
+        return f"`{definition.name}` changes how `DataParallel` works (`{changed}`)" if changed else ""
 
     def _wrap(self, call: ast.Call) -> Wrap:
         statement = self.source.statement(call)
@@ -96,7 +157,6 @@ class Wraps:
             statement,
             self._guard(statement),
             self._parts.of(call, outer),
-            problem="" if model is not None else "the model that is wrapped is not given directly",
         )
         if wrap.guard is not None and not self._may_move_behind(wrap, wrap.guard):
             wrap = replace(wrap, guard=None)
@@ -142,6 +202,8 @@ class Wraps:
         target = wrap.target
         if target is None:
             return False
+        if any((self.names.qualified(n) or "").endswith(".DistributedDataParallel") for n in ast.walk(guard)):
+            return False  # the script's own, on another branch
         after = (n for n in ast.walk(guard) if isinstance(n, ast.Attribute) and n.attr == "module")
         if any(same(n.value, target) for n in after):
             return False
@@ -168,3 +230,21 @@ def _bare(model: ast.expr) -> ast.expr:
     while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in _MOVES:
         model = model.func.value
     return model
+
+
+def asks_for_type(source: Source, names: Names, reference: ast.expr) -> bool:
+    """Whether `DataParallel` is named to check a type (in `isinstance(...)`, beside `type(...)`) or to annotate one."""
+    node: ast.AST = reference
+    for above in source.ancestors(reference):
+        if isinstance(above, ast.Call):
+            return names.qualified(above.func) in ("builtins.isinstance", "builtins.issubclass")
+        if isinstance(above, (ast.Compare, ast.arg)):
+            return True
+        if isinstance(above, ast.AnnAssign):
+            return node is above.annotation
+        if isinstance(above, FUNCTIONS):
+            return node is above.returns
+        if isinstance(above, ast.stmt):
+            return False
+        node = above
+    return False

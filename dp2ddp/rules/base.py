@@ -27,6 +27,7 @@ class Options:
         select: the ids of the only rules to run; empty for all.
         ignore: the ids of rules not to run.
         annotate: write each note into the script as a comment.
+        allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
     """
 
     strategy: str = "auto"
@@ -35,6 +36,7 @@ class Options:
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     annotate: bool = False
+    allow_ddp: bool = False
 
     def runs(self, rule_id: str) -> bool:
         """Whether the rule with this id is to run."""
@@ -51,11 +53,18 @@ class Example:
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     clean_keys: bool = False
+    allow_ddp: bool = False
 
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
         select = frozenset({rule_id, *self.also})
-        return Options(self.strategy, sync_bn=self.sync_bn, clean_keys=self.clean_keys, select=select)
+        return Options(
+            self.strategy,
+            sync_bn=self.sync_bn,
+            clean_keys=self.clean_keys,
+            select=select,
+            allow_ddp=self.allow_ddp,
+        )
 
 
 class Rule(ABC):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.source import keyword
 from dp2ddp.edits import Finding, Note, ReplaceExpr, Span
 from dp2ddp.rules.base import Example, Options, Rule
 
@@ -148,7 +149,10 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
         return None
 
     def _replaced(self, facts: Facts, node: ast.expr) -> Finding:
-        return ReplaceExpr(self.id, facts.source.span(node), _REASON, "ddp.device()")
+        span = facts.source.span(node)
+        if facts.beside_ddp:  # the script's own distributed training goes on with its own devices
+            return ReplaceExpr(self.id, span, _REASON, "ddp.device(__h_it__)", {"it": span})
+        return ReplaceExpr(self.id, span, _REASON, "ddp.device()")
 
     def _is_whole_device(self, facts: Facts, call: ast.Call) -> bool:
         """Whether a `torch.device(...)` means the first GPU, or the CPU where there is none."""
@@ -206,11 +210,13 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             given = [k for k in call.keywords if k.arg != "device"]
             if not call.args and len(given) == len(call.keywords):
                 return None
+            if facts.beside_ddp:
+                return self._replaced(facts, call.args[0] if call.args else keyword(call, "device") or call)
             holes: dict[str, Span] = {"it": span(func.value)}
             kept = []
-            for number, keyword in enumerate(given):
-                holes[f"k{number}"] = span(keyword.value)
-                kept.append(f"{keyword.arg}=__h_k{number}__" if keyword.arg else f"**__h_k{number}__")
+            for number, named in enumerate(given):
+                holes[f"k{number}"] = span(named.value)
+                kept.append(f"{named.arg}=__h_k{number}__" if named.arg else f"**__h_k{number}__")
             for number, argument in enumerate(call.args[1:]):
                 holes[f"a{number}"] = span(argument)
                 kept.insert(number, f"non_blocking=__h_a{number}__")
@@ -225,5 +231,5 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return type(node.value) is int
         if not isinstance(node, ast.Subscript):
             return False
-        ids = {ast.unparse(w.device_ids) for w in facts.wraps.models if w.device_ids is not None}
+        ids = {ast.unparse(given) for given, _ in facts.wraps.device_ids}
         return ast.unparse(node.value) in ids

@@ -6,11 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch
+from dp2ddp.analysis.launch import Launch, bound_names
 from dp2ddp.analysis.loops import local_names
 from dp2ddp.analysis.names import Own
+from dp2ddp.analysis.own_ddp import joined, opposite
 from dp2ddp.analysis.source import FunctionNode
 from dp2ddp.edits import Finding, InsertBefore, Note
+from dp2ddp.errors import BadInput
 from dp2ddp.rules.base import Example, Options, Rule
 
 _ALL_DEVICES = frozenset({"range(torch.cuda.device_count())", "list(range(torch.cuda.device_count()))", "None"})
@@ -25,7 +27,8 @@ class LaunchRule(Rule):
         "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group, or starts the "
         "other processes when the script is run plainly. It stands after `parse_args()`, so that `--help` starts "
         "nothing, and before anything that prints, seeds, builds or reads, so that every rank does these things "
-        "alike."
+        "alike. A script that can also set up DDP itself is refused, or with `--allow-ddp` starts the processes only "
+        "where it doesn't; the lines of its own DDP stay as they are."
     )
     examples = (
         Example(
@@ -88,6 +91,45 @@ if __name__ == "__main__":
     main()
 """,
         ),
+        Example(
+            allow_ddp=True,
+            also=("DDP002",),
+            before="""\
+import argparse
+import torch.distributed as dist
+import torch.nn as nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--distributed", action="store_true")
+args = parser.parse_args()
+
+net = nn.Linear(4, 2)
+if args.distributed:
+    dist.init_process_group("nccl")
+    net = nn.parallel.DistributedDataParallel(net.cuda())
+else:
+    net = nn.DataParallel(net).cuda()
+""",
+            after="""\
+import argparse
+import torch.distributed as dist
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--distributed", action="store_true")
+args = parser.parse_args()
+
+if not args.distributed:
+    ddp.setup(beside_ddp=True)
+net = nn.Linear(4, 2)
+if args.distributed:
+    dist.init_process_group("nccl")
+    net = nn.parallel.DistributedDataParallel(net.cuda())
+else:
+    net = ddp.wrap_model(net, gather=True)
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
@@ -108,15 +150,21 @@ if __name__ == "__main__":
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        given = {self._written(facts, launch, w.device_ids): w.call for w in wraps if w.device_ids is not None}
+        test, launch = self._beside_ddp(facts, launch) if facts.beside_ddp else ("", launch)
+        assert launch.statement is not None
+        ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
+        given = {self._written(facts, launch, each): call for each, call in ids}
         texts = [text for text in given if text not in _ALL_DEVICES]
         known = [text for text in texts if text is not None]
-        argument = f"device_ids={known[0]}" if known else ""
+        arguments = [f"device_ids={known[0]}"] if known else []
+        lines = [f"ddp.setup({', '.join(arguments)})"]
+        if facts.beside_ddp:
+            lines = [f"if {test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         yield InsertBefore(
             self.id,
             facts.source.span(launch.statement),
             "starts one process per device, before anything that all of them have to do alike",
-            [f"ddp.setup({argument})"],
+            lines,
         )
         if len(texts) > 1 or None in texts:
             yield Note(
@@ -126,6 +174,48 @@ if __name__ == "__main__":
                 + (f"`{known[0]}` are used" if known else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
+
+    def _beside_ddp(self, facts: Facts, launch: Launch) -> tuple[str, Launch]:
+        """The test for a start that the script's own distributed training leaves alone, and the first place for it.
+
+        Raises:
+            BadInput: it can't be told before the models are wrapped.
+        """
+        own = facts.own_ddp
+        assert launch.statement is not None
+        block = facts.source.block(launch.statement)
+        left = block[block.index(launch.statement) :]
+        condition, visible = own.condition, launch.visible
+        while condition is not None and left:
+            here = Launch(launch.entry, left[0], visible)
+            known = self._knowable(facts, here, condition)
+            reached = list(facts.loops.reached(*left))
+            if known is not None and not any(self._sets(facts, known, node) for node in reached):
+                return opposite(known), here
+            if any(wrap.call in facts.loops.reached(left[0]) for wrap in facts.wraps.models):
+                break
+            visible |= bound_names(left.pop(0))
+        raise BadInput(
+            facts.source.file(own.place).name,
+            line=own.place.lineno - facts.source.file(own.place).before,
+            what="it can't be told where the processes start whether the script sets up DistributedDataParallel itself",
+            todo="set it up under a plain `if args.distributed:` with `args` from the command line",
+        )
+
+    def _knowable(self, facts: Facts, launch: Launch, test: ast.expr) -> ast.expr | None:
+        """What of a test can be told at a place: of an `and` perhaps only some terms."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            known = [term for term in test.values if self._knowable(facts, launch, term) is not None]
+            return joined(ast.And(), known) if known else None
+        return test if self._visible(facts, launch, test) else None
+
+    def _sets(self, facts: Facts, test: ast.expr, node: ast.AST) -> bool:
+        """Whether a node sets an attribute that the test asks for, outside of the script's own distributed training."""
+        if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+            return False
+        asked = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+        span = facts.source.span(node)
+        return node.attr in asked and not any(one.contains(span) for one in facts.own_ddp.spans)
 
     def _written(self, facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
         """`device_ids` as it can be written where the processes start, None where it can't."""

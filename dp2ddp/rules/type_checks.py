@@ -39,6 +39,5 @@ inner = net.module if hasattr(net, "module") else net
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        for reference in facts.wraps.references:
-            if facts.is_type_check(reference):
-                yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")
+        for reference in facts.wraps.type_checks:
+            yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

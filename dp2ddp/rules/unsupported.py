@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
+
+# The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
+_STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})
 
 
 class UnsupportedRule(Rule):
@@ -47,5 +52,13 @@ net = Own(nn.Linear(4, 2))
                 self.id,
                 facts.source.span(node),
                 f"{why}; nothing was converted",
-                "wrap the whole model once, then convert again",
+                "wrap the model in plain `nn.DataParallel`, then convert again",
             )
+        for node in facts.source.nodes:
+            if isinstance(node, ast.Attribute) and node.attr in _STEPS and facts.resolver.holds(node.value, Wrapped):
+                yield Note(
+                    self.id,
+                    facts.source.span(node),
+                    f"`{facts.source.brief(node)}` is a step of DataParallel's forward, and the wrapped model has none",
+                    "leave it out, or find another way for what it does",
+                )

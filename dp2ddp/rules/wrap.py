@@ -127,14 +127,41 @@ class Pair(nn.Module):
         self.head = nn.Linear(2, 2)
 """,
         ),
+        Example(
+            before="""\
+import torch.nn as nn
+
+class Open(nn.DataParallel):
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+wrappers = {"open": Open, "plain": nn.DataParallel}
+net = wrappers["open"](nn.Linear(4, 2))
+""",
+            after="""\
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+class Open(ddp.WrappedModel):
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+wrappers = {"open": Open, "plain": ddp.WrappedModel}
+net = wrappers["open"](nn.Linear(4, 2))
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         hoisted: list[Wrap] = []
         noted: set[ast.AST] = set()
         for wrap in facts.wraps.models:
-            if wrap.problem:
-                continue
             if wrap.guard is None:
                 yield from self._in_place(facts, wrap)
             elif not any(wrap.guard is other.guard and _same_wrap(wrap, other) for other in hoisted):
@@ -143,6 +170,15 @@ class Pair(nn.Module):
             if wrap.detour is not None and wrap.detour.branch not in noted:
                 noted.add(wrap.detour.branch)
                 yield self._skippable(facts, wrap.detour)
+        for value in facts.wraps.values:
+            if facts.wrap_keywords:
+                yield Note(
+                    self.id,
+                    facts.source.span(value),
+                    f"`DataParallel` is handed on here, and takes no {', '.join(facts.wrap_keywords)}",
+                    "wrap the model by a plain call of `nn.DataParallel`, then convert again",
+                )
+            yield ReplaceExpr(self.id, facts.source.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
     def _in_place(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
@@ -194,12 +230,13 @@ class Pair(nn.Module):
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
         converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
+        converted.update(facts.wraps.values, facts.wraps.type_checks)
         for node in facts.source.nodes:
             if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
                 continue
             local = node.names[0].asname or "DataParallel"
             uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
-            if all(u in converted or u in facts.wraps.references for u in uses):
+            if all(u in converted for u in uses):
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
 
 

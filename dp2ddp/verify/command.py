@@ -44,6 +44,7 @@ class Request:
         tolerance: the largest relative difference that counts as agreement.
         repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
         folder: where to run; None: a temporary folder that is gone afterwards.
+        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
     """
 
     script: Path
@@ -54,6 +55,7 @@ class Request:
     tolerance: float = TOLERANCE
     repeats: int | None = None
     folder: Path | None = None
+    allow_ddp: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class _Verification:
         self.request = request
         self.folder = folder.resolve()
         self._runs = 0
-        self._sides = sides.prepare(request.script, request.converted, request.strategy)
+        self._sides = sides.prepare(request.script, request.converted, request.strategy, allow_ddp=request.allow_ddp)
         self.notes = self._sides.notes
 
     def verdict(self) -> Verdict:

@@ -19,6 +19,7 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
+from dp2ddp_runtime import relaunch
 
 from . import cuda, mixed, scratch, synthetic
 from .recorder import Recorder, StepsDone
@@ -88,14 +89,15 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return int(relaunch.environment().get("RANK", "0"))
 
 
 def _show_cuda() -> None:
     """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
     the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    dp2ddp_runtime.device = lambda: torch.device("cuda", local_rank)
+    local_rank = int(relaunch.environment().get("LOCAL_RANK", "0"))
+    show: Any = lambda otherwise=None: torch.device("cuda", local_rank)  # noqa: E731
+    dp2ddp_runtime.device = show
     wrap = dp2ddp_runtime.wrap_model
 
     def wrap_model(*args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from .recording import Recording
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
+HIDDEN = "DP2DDP_ENV_"  # `dp2ddp_runtime.relaunch.HIDDEN`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -187,9 +188,11 @@ def start_converted(script: Path, arguments: Sequence[str], folder: Path, option
     if options.replicas == 1:
         return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}])
     common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    size = str(options.replicas)
+    # One that can also set up DDP itself would do so if it saw torchrun's variables.
+    hidden = HIDDEN if b"beside_ddp=True" in script.read_bytes() else ""
+    sizes = {f"{hidden}{name}": str(options.replicas) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     ranks = [
-        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        {**common, **sizes, f"{hidden}RANK": str(rank), f"{hidden}LOCAL_RANK": str(rank)}
         for rank in range(options.replicas)
     ]
     return _start(command, folder, options, ranks)

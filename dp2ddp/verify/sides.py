@@ -11,7 +11,7 @@ from dp2ddp import programs, project
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.programs import Program
-from dp2ddp.rules import Options
+from dp2ddp.rules import Options as ConversionOptions
 from dp2ddp.sources import Sources
 from dp2ddp.syntax import without_async_arguments
 
@@ -33,13 +33,13 @@ class Sides:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(script: Path, converted: Path | None, strategy: str) -> Sides:
+def prepare(script: Path, converted: Path | None, strategy: str, *, allow_ddp: bool = False) -> Sides:
     """Read the original, with what it imports from its own project, and its conversion.
 
     Args:
         script: the original.
         converted: the converted script; None: convert the original.
-        strategy: of the conversion, if there is one.
+        strategy, allow_ddp: of the conversion, if there is one.
 
     Raises:
         BadInput: a script that can't be read or converted.
@@ -53,7 +53,8 @@ def prepare(script: Path, converted: Path | None, strategy: str) -> Sides:
         if renamed:
             original[sources.root / path] = sources.source(path).encode(modern)
             notes.append(f"{path} says `async=`, which is no Python any more: the original is run with `non_blocking=`")
-    new = _convert(sources, program, strategy, notes) if converted is None else _given(converted, script)
+    options = ConversionOptions(strategy=strategy, allow_ddp=allow_ddp)
+    new = _convert(sources, program, options, notes) if converted is None else _given(converted, script)
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
     return Sides(top, original, new, notes)
 
@@ -66,8 +67,8 @@ def _follow(script: Path) -> tuple[Sources, Program]:
     return sources, programs.follow(sources, Layout(sources, guess=False), entry)
 
 
-def _convert(sources: Sources, program: Program, strategy: str, notes: list[str]) -> dict[Path, bytes]:
-    done = programs.convert_group([program], Options(strategy=strategy), lenient=False).conversions
+def _convert(sources: Sources, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
+    done = programs.convert_group([program], options, lenient=False).conversions
     entry = sources.source(program.entry).name
     if any(conversion.converted_before for conversion in done.values()):
         todo = "give the original, and this file as --converted"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -49,7 +50,11 @@ def shard_loader(loader: Any, gather: bool = False) -> Any:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
         return _WholeIterable(loader)
-    return _rank_loader(loader, gather)
+    # One for each loader: where it is shared out in every epoch, its persistent workers go on living.
+    known: dict[bool, DataLoader[Any]] = loader.__dict__.setdefault("_rank_loaders", {})
+    if gather not in known:
+        known[gather] = _rank_loader(loader, gather)
+    return known[gather]
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -254,9 +259,10 @@ class _Batches:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When Python ends it clears modules first: then there is nothing left to tell, and nobody to be told.
         reading = self.__dict__.get("_reading")
-        if reading is not None and reading.open:
+        if reading is not None and reading.open and not ending():
             reading.drop()
 
 

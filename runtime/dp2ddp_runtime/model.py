@@ -52,17 +52,23 @@ def wrap_model(
     """
     if isinstance(module, WrappedModel):
         return module
-    if isinstance(module, nn.DataParallel):
-        module = module.module
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+    module = _plain(module)
     root = root.module if isinstance(root, WrappedModel) else root
     root = root if isinstance(root, nn.Module) and root is not module else None
     if root is not None and not gather:
         raise ValueError("a part of a model is wrapped with gather=True: the rest of it takes whole batches")
     if sync_bn:
         module = _with_sync_bn(module)
-    return WrappedModel(module.to(world.device()), gather, dim, root)
+    return WrappedModel(module, dim=dim, gather=gather, root=root)
+
+
+def _plain(module: Any) -> nn.Module:
+    """The module itself, taken out of a wrapper."""
+    if isinstance(module, (nn.DataParallel, WrappedModel)):
+        module = module.module
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+    return module
 
 
 def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -111,14 +117,28 @@ _reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
 class WrappedModel(DistributedDataParallel):
     """A model whose replicas train on all ranks. Made by `wrap_model`.
 
+    Or by itself, with `nn.DataParallel`'s arguments, which it takes the place of where a script hands that class on or
+    derives from it: then it splits and gathers. `device_ids` and `output_device` mean nothing here: each rank has its
+    own device.
+
     A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
     `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs if made with `gather=True`, or when
     the batch at hand is whole on every rank. With a single rank it calls the module, and nothing else.
     Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
     """
 
-    def __init__(self, module: nn.Module, gather: bool = False, dim: int = 0, root: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        *,
+        gather: bool = True,
+        root: nn.Module | None = None,
+    ) -> None:
         nn.Module.__init__(self)
+        module = _plain(module).to(world.device())
         self.dim = dim
         self.device = world.device()
         self.device_ids = [self.device.index] if self.device.type == "cuda" else []
@@ -335,10 +355,10 @@ class WrappedModel(DistributedDataParallel):
             reducer.enabled = before
 
     def _get_name(self) -> str:
-        return "DataParallel"  # as the original prints itself
+        return "DataParallel" if type(self) is WrappedModel else type(self).__name__  # as the original prints itself
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
-        new = WrappedModel.__new__(WrappedModel)
+        new = type(self).__new__(type(self))
         memo[id(self)] = new
         made_anew = ("_exchange", "_params", "_sparse", "_buffered", "_joined", "_root", "_covered")
         for name, value in self.__dict__.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
@@ -76,14 +76,24 @@ def hide_cuda_if_unwanted() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def device() -> torch.device:
-    """This rank's device.
+@overload
+def device() -> torch.device: ...
+
+
+@overload
+def device(otherwise: Any) -> Any: ...
+
+
+def device(otherwise: Any = None) -> Any:
+    """This rank's device, as a `torch.device`; `otherwise`, if given, where `setup` has not started any ranks.
 
     Without `setup` it is told from the environment: `LOCAL_RANK`'s CUDA device under torchrun, the first one otherwise;
     the current one in a process group that the script has made itself.
     """
     if _world.ready:
         return _world.device
+    if otherwise is not None:
+        return otherwise
     if wants_cpu():
         return torch.device("cpu")
     if dist.is_initialized():

@@ -186,7 +186,7 @@ def test_strict_fails_while_notes_are_open(script: Path) -> None:
 def test_notes_can_be_written_into_the_script(script: Path) -> None:
     script.write_text(f"{SCRIPT}\nif a:\n    b(\n        odd)\nelif odd:\n    c\n")
     result = run("convert", "train.py", "--annotate", "-o", "-")
-    note = "# TODO(DDP009): it is odd; look at it"
+    note = "# dp2ddp: DDP009: it is odd; look at it"
     assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
 
 

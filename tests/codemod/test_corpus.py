@@ -15,7 +15,8 @@ WRAP = "import torch.nn as nn\n\nnet = nn.DataParallel(Net())\n"
 def test_every_script_is_judged(tmp_path: Path) -> None:
     files = {
         "one/train.py": WRAP,
-        "one/part.py": f"{WRAP}net.features = nn.DataParallel(nn.Linear(4, 2))\nclass Mine(nn.DataParallel): pass\n",
+        "one/part.py": f"{WRAP}net.features = nn.DataParallel(nn.Linear(4, 2))\n"
+        "class Mine(nn.DataParallel):\n    def scatter(self): pass\nMine(net)\n",
         "one/old.py": "print 'DataParallel'\n",
         "one/plain.py": "for i in range(3): print(i)\n",
         "two/dist.py": f"import deepspeed\n{WRAP}",

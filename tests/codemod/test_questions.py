@@ -29,6 +29,7 @@ LEFT = [
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
     "found = os.path.exists(p)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
+    "class Reader:\n    def __call__(self, i):\n        if os.path.exists(i):\n            return i\n",
     "def read(i):\n    if os.path.exists(i):\n        return i\n"
     "class Images:\n    def __getitem__(self, i):\n        return read(i)\n",
     "def read(i):\n    if os.path.exists(i):\n        return i\nload = Lambda(read)\n",

@@ -60,3 +60,12 @@ def test_not_refused(source: str) -> None:
 )
 def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
     assert is_converted(parse(source, "train.py").files[0]) is expected
+
+
+def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
+    (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
+    with pytest.raises(BadInput, match="dp2ddp converts scripts"):
+        refuse(file)
+    with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
+        refuse(file, beside=True)
+    refuse(file, allow_ddp=True)

@@ -198,6 +198,13 @@ ON_EVERY_PATH = {
             return nn.DataParallel(net).cuda()
         net = build()
         """,
+    "a branch that ends the script": """
+        if args.test:
+            net = nn.DataParallel(load())
+            print(net(torch.ones(3, 4)))
+            raise SystemExit
+        net = nn.DataParallel(nn.Linear(4, 2))
+        """,
     "a choice between two": "net = nn.DataParallel(nn.Linear(4, 2)) if args.a else nn.DataParallel(nn.Linear(4, 2))\n",
     "a guard on devices": """
         net = nn.Linear(4, 2)
@@ -286,3 +293,159 @@ def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
     assert "        net.features = ddp.wrap_model(net.features, gather=True, root=net)\n" in conversion.new_text
     assert "        net = ddp.wrap_model(net, gather=True)\n" in conversion.new_text
     assert ["where `torch.cuda.is_available()` is false" in note.what for note in conversion.notes] == [True]
+
+
+# Each with the line that it becomes.
+VALUES = {
+    "another name": ("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n", "wrap = ddp.WrappedModel"),
+    "a choice": (
+        "wrap = nn.DataParallel if args.gpus > 1 else nn.Identity\nnet = wrap(nn.Linear(4, 2))\n",
+        "wrap = ddp.WrappedModel if args.gpus > 1 else nn.Identity",
+    ),
+    "partial": (
+        "from functools import partial\nwrap = partial(nn.DataParallel, dim=0)\nnet = wrap(nn.Linear(4, 2))\n",
+        "wrap = partial(ddp.WrappedModel, dim=0)",
+    ),
+    "map": (
+        "nets = list(map(nn.DataParallel, [nn.Linear(4, 2)]))\nnet = nets[0]\n",
+        "nets = list(map(ddp.WrappedModel, [nn.Linear(4, 2)]))",
+    ),
+    "a table": (
+        'wrappers = {"dp": nn.DataParallel}\nnet = wrappers["dp"](nn.Linear(4, 2))\n',
+        'wrappers = {"dp": ddp.WrappedModel}',
+    ),
+    "a default": (
+        "def build(wrap=nn.DataParallel):\n    return wrap(nn.Linear(4, 2))\nnet = build()\n",
+        "def build(wrap=ddp.WrappedModel):",
+    ),
+    "arguments in a list": ("net = nn.DataParallel(*arguments)\n", "net = ddp.WrappedModel(*arguments)"),
+    "options in a dictionary": (
+        "net = nn.DataParallel(nn.Linear(4, 2), **options)\n",
+        "net = ddp.WrappedModel(nn.Linear(4, 2), **options)",
+    ),
+    "a class with properties": (
+        """
+        class Mine(nn.DataParallel):
+            @property
+            def layers(self):
+                return self.module.layers
+        net = Mine(nn.Linear(4, 2))
+        """,
+        "class Mine(ddp.WrappedModel):",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", VALUES)
+def test_the_class_itself_is_handed_on(shape: str) -> None:
+    body, line = VALUES[shape]
+    conversion = converted(body)
+    assert line in conversion.new_text.splitlines()
+    assert [each.strategy for each in conversion.strategies] == ["gathered"]
+    assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("net = ")
+    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in conversion.new_text
+    assert not conversion.notes
+
+
+def test_device_ids_are_found_wherever_they_are_given() -> None:
+    by_name = converted("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2), device_ids=[0, 2])\n")
+    by_partial = converted(
+        "import functools\nwrap = functools.partial(nn.DataParallel, device_ids=[0, 2])\nnet = wrap(nn.Linear(4, 2))\n"
+    )
+    for conversion in (by_name, by_partial):
+        assert "ddp.setup(device_ids=[0, 2])" in conversion.new_text
+
+
+REFUSED = {
+    "a class with its own scatter": (
+        "class Mine(nn.DataParallel):\n    def scatter(self, *args):\n        pass\nnet = Mine(nn.Linear(4, 2))\n",
+        "`Mine` changes how `DataParallel` works (`scatter`)",
+    ),
+    "a class with a second base": (
+        "class Mine(Other, nn.DataParallel):\n    pass\nnet = Mine(nn.Linear(4, 2))\n",
+        "`Mine` derives from more than `DataParallel`",
+    ),
+    "a method of the class": (
+        "net = nn.DataParallel(nn.Linear(4, 2))\nnn.DataParallel.forward(net, 1)\n",
+        "`nn.DataParallel.forward` reaches into `DataParallel`",
+    ),
+    "the class exchanged": (
+        "nn.DataParallel = Other\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "`DataParallel` itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_what_changes_data_parallel_itself_is_left_alone(shape: str) -> None:
+    body, what = REFUSED[shape]
+    conversion = converted(body)
+    assert not conversion.changed
+    assert [(note.rule, note.what.startswith(what)) for note in conversion.notes] == [("DDP016", True)]
+
+
+def test_a_class_that_nothing_uses_may_stay() -> None:
+    body = """
+        class Mine(nn.DataParallel):
+            def replicate(self, module, device_ids):
+                return super().replicate(module, device_ids)
+        net = nn.DataParallel(nn.Linear(4, 2))
+        """
+    conversion = converted(body)
+    assert "class Mine(nn.DataParallel):" in conversion.new_text
+    assert "net = ddp.wrap_model(nn.Linear(4, 2))" in conversion.new_text
+
+
+def test_steps_of_data_parallel_s_forward_are_named() -> None:
+    conversion = converted("net = nn.DataParallel(nn.Linear(4, 2))\nreplicate = net.replicate\n")
+    assert [(note.rule, note.what) for note in conversion.notes] == [
+        ("DDP016", "`net.replicate` is a step of DataParallel's forward, and the wrapped model has none")
+    ]
+
+
+def test_annotations_name_the_new_class_and_decide_nothing() -> None:
+    body = """
+        def keep(net: nn.DataParallel) -> nn.DataParallel:
+            same: nn.DataParallel = net
+            return same
+        net = keep(nn.DataParallel(nn.Linear(4, 2)))
+        """
+    conversion = converted(body)
+    assert [each.strategy for each in conversion.strategies] == ["sharded"]
+    assert "def keep(net: ddp.WrappedModel) -> ddp.WrappedModel:" in conversion.new_text
+    assert "    same: ddp.WrappedModel = net" in conversion.new_text
+
+
+AT_IMPORT = {
+    "a class attribute": "class Config:\n    net = nn.DataParallel(nn.Linear(4, 2))\nnet = Config().net\n",
+    "a default": "def keep(net=nn.DataParallel(nn.Linear(4, 2))):\n    return net\nnet = keep()\n",
+}
+
+
+@pytest.mark.parametrize("shape", AT_IMPORT)
+def test_processes_start_before_what_a_definition_wraps(shape: str) -> None:
+    conversion = converted(AT_IMPORT[shape])
+    assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("ddp.wrap_model(")
+    assert "ddp.shard_loader(" in conversion.new_text
+
+
+def test_a_model_wrapped_in_each_function_is_wrapped_in_each() -> None:
+    body = """
+        def train(net, loader):
+            net = nn.DataParallel(net)
+            for x, y in loader:
+                nn.functional.cross_entropy(net(x), y).backward()
+        def test(net, loader):
+            net = nn.DataParallel(net)
+            right = 0
+            with torch.no_grad():
+                for x, y in loader:
+                    right += (net(x).argmax(1) == y).sum().item()
+            print(right)
+        net = nn.Linear(4, 2)
+        train(net, DataLoader(data, 4))
+        test(net, DataLoader(more, 4))
+        """
+    conversion = converted(body, loop="")
+    assert conversion.new_text.count("    net = ddp.wrap_model(net)\n") == 2
+    assert not conversion.notes

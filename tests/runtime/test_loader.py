@@ -150,6 +150,17 @@ def test_everything_else_of_a_loader_stays(ranks: RankPool) -> None:
     assert ranks(2, kept) == [expected] * 2
 
 
+def shared_out_again() -> list[bool]:
+    original = DataLoader(TensorDataset(torch.arange(8)), 4)
+    first, other = loaders.shard_loader(original, gather=True), loaders.shard_loader(original)
+    again = loaders.shard_loader(original, gather=True), loaders.shard_loader(original)
+    return [again[0] is first, again[1] is other, first is not other, [len(x) for (x,) in other] == [2, 2]]
+
+
+def test_a_loader_that_is_shared_out_in_every_epoch_is_one(ranks: RankPool) -> None:
+    assert ranks(2, shared_out_again) == [[True] * 4] * 2
+
+
 def test_with_one_rank_a_loader_is_itself() -> None:
     original = DataLoader(TensorDataset(torch.arange(3)))
     assert loaders.shard_loader(original, gather=True) is original

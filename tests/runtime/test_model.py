@@ -194,6 +194,43 @@ def test_only_modules_are_wrapped() -> None:
     assert models.wrap_model(nn.DataParallel(module)).module is module
 
 
+class Open(models.WrappedModel):
+    """What scripts derive from `nn.DataParallel` to reach the model's attributes without `.module`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
+def the_class_itself() -> None:
+    net = models.WrappedModel(nn.Linear(3, 2), [0, 1], 0)
+    assert list(map(type, (net, models.wrap_model(net)))) == [models.WrappedModel] * 2
+    x = torch.arange(15.0).view(5, 3)
+    assert net(x).shape == (5, 2)
+    wrapped_twice = models.WrappedModel(net, dim=0)
+    assert wrapped_twice.module is net.module
+    opened = Open(nn.Linear(3, 2), device_ids=[0, 1], output_device=0)
+    assert opened.in_features == 3
+    assert opened(x).shape == (5, 2)
+    opened(x).sum().backward()
+    assert opened.weight.grad.tolist() == ranks_agree(opened.weight.grad.tolist())
+    twin = copy.deepcopy(opened)
+    assert type(twin) is Open
+    assert twin.out_features == 2
+    assert repr(opened).startswith("Open(")
+    with pytest.raises(AttributeError):
+        opened.nothing  # noqa: B018
+    with pytest.raises(TypeError, match="SGD"):
+        models.WrappedModel(torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
+
+
+def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from(ranks: RankPool) -> None:
+    for n in (1, 2):
+        ranks(n, the_class_itself)
+
+
 def saved() -> bytes:
     net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), gather=True)
     net(torch.ones(4, 3)).sum().backward()

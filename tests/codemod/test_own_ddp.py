@@ -1,0 +1,244 @@
+"""Scripts that can also set up DistributedDataParallel themselves: refused, or converted with --allow-ddp."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.errors import BadInput
+from dp2ddp.pipeline import Conversion, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import argparse
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+"""
+
+
+def converted(body: str, *, allow: bool = True) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n"), "train.py", Options(allow_ddp=allow))
+
+
+def lines_around_setup(conversion: Conversion) -> list[str]:
+    lines = conversion.new_text.splitlines()
+    at = next(index for index, line in enumerate(lines) if "ddp.setup(" in line)
+    return [line.strip() for line in lines[at - 1 : at + 2]]
+
+
+# Each with the test under which setup stands, and the line that follows it.
+CONDITIONS = {
+    "a flag": (
+        """
+        net = Net()
+        if args.distributed:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        else:
+            net = nn.DataParallel(net)
+        """,
+        "if not args.distributed:",
+        "net = Net()",
+    ),
+    "the other way round": (
+        """
+        net = Net()
+        if not args.distributed:
+            net = nn.DataParallel(net)
+        else:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        """,
+        "if not args.distributed:",
+        "net = Net()",
+    ),
+    "a rank": (
+        """
+        net = Net()
+        if args.local_rank != -1:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        elif torch.cuda.device_count() > 1:
+            net = nn.DataParallel(net)
+        """,
+        "if args.local_rank == -1:",
+        "net = Net()",
+    ),
+    "a flag that is computed": (
+        """
+        torch.manual_seed(0)
+        args.distributed = args.world_size > 1
+        def worker():
+            net = Net()
+            if args.distributed:
+                dist.init_process_group("nccl")
+                net = DDP(net)
+            else:
+                net = nn.DataParallel(net)
+        worker()
+        """,
+        "if not args.distributed:",
+        "def worker():",
+    ),
+    "a worker function that is spawned": (
+        """
+        def worker(gpu, args):
+            dist.init_process_group("nccl", rank=gpu, world_size=4)
+            net = DDP(Net())
+        def single(args):
+            net = nn.DataParallel(Net())
+        if args.multiprocessing:
+            mp.spawn(worker, nprocs=4, args=(args,))
+        else:
+            single(args)
+        """,
+        "if not args.multiprocessing:",
+        "if args.multiprocessing:",
+    ),
+    "a function that returns early": (
+        """
+        def join():
+            if "RANK" in os.environ:
+                args.gpu = int(os.environ["LOCAL_RANK"])
+            elif "SLURM_PROCID" in os.environ:
+                args.gpu = 0
+            else:
+                args.distributed = False
+                return
+            dist.init_process_group("nccl")
+        join()
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not ('RANK' in os.environ or 'SLURM_PROCID' in os.environ):",
+        "join()",
+    ),
+    "only the wrapper is seen": (
+        """
+        from tools import join
+        if args.distributed:
+            net = DDP(Net())
+        else:
+            net = nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "a part of the test that isn't known there": (
+        """
+        def build(gpu):
+            if args.distributed and gpu is not None:
+                dist.init_process_group("nccl")
+                return DDP(Net())
+            return nn.DataParallel(Net())
+        net = build(0)
+        """,
+        "if not args.distributed:",
+        "net = build(0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", CONDITIONS)
+def test_processes_start_where_the_script_sets_up_nothing(shape: str) -> None:
+    body, test, following = CONDITIONS[shape]
+    assert lines_around_setup(converted(body)) == [test, "ddp.setup(beside_ddp=True)", following]
+
+
+UNKNOWN = {
+    "always": 'dist.init_process_group("nccl")\nnet = nn.DataParallel(Net())\n',
+    "decided too late": """
+        def run():
+            args.distributed = bool(os.environ.get("SLURM_NTASKS"))
+            if args.distributed:
+                dist.init_process_group("nccl")
+            return nn.DataParallel(Net())
+        net = run()
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", UNKNOWN)
+def test_where_it_can_t_be_told_nothing_is_converted(shape: str) -> None:
+    with pytest.raises(BadInput, match=r"^train\.py:\d+: it can't be told where the processes start whether"):
+        converted(UNKNOWN[shape])
+
+
+_FULL = """
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+if args.distributed:
+    torch.cuda.set_device(args.local_rank)
+    dist.init_process_group("nccl")
+    data = prepare(torch.load("data.pt"))
+    sampler = DistributedSampler(data)
+    net = DDP(net.cuda(args.local_rank), device_ids=[args.local_rank])
+else:
+    sampler = None
+    net = nn.DataParallel(net).cuda()
+loader = DataLoader(data, 4, sampler=sampler)
+for epoch in range(3):
+    if args.distributed:
+        sampler.set_epoch(epoch)
+    for x, y in loader:
+        x, y = x.cuda(args.local_rank), y.cuda(0, non_blocking=True)
+        nn.functional.cross_entropy(net(x), y).backward()
+    if not args.distributed or dist.get_rank() == 0:
+        torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_its_own_lines_stay_and_what_both_share_is_right_for_both() -> None:
+    conversion = converted(_FULL)
+    own = _FULL[_FULL.index("if args.distributed:") : _FULL.index("else:")]
+    assert own in conversion.new_text
+    assert "    net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert "loader = ddp.shard_loader(DataLoader(data, 4, sampler=sampler))" in conversion.new_text
+    shared = "x, y = x.cuda(ddp.device(args.local_rank)), y.cuda(ddp.device(0), non_blocking=True)"
+    assert shared in conversion.new_text
+    assert '        ddp.save(net.state_dict(), "net.pt")\n' in conversion.new_text
+    assert not conversion.notes
+
+
+def test_without_the_option_the_line_says_what_it_does() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_FULL, allow=False)
+    assert str(raised.value) == (
+        "train.py:7: sets up distributed training already: imports DistributedDataParallel; "
+        "--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+    )
+    with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
+        converted("net = DDP(Net())\n", allow=False)
+
+
+def test_frameworks_are_refused_all_the_same() -> None:
+    with pytest.raises(BadInput, match=r"imports Accelerate; dp2ddp converts .* nn\.DataParallel alone"):
+        converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
+
+
+def test_a_guard_around_both_keeps_the_wrap() -> None:
+    conversion = converted(
+        """
+        net = Net()
+        if args.multi_gpu:
+            if args.distributed:
+                dist.init_process_group("nccl")
+                net = DDP(net)
+            else:
+                net = nn.DataParallel(net)
+        """
+    )
+    assert "        net = ddp.wrap_model(net, gather=True)\n" in conversion.new_text
+    assert ["where `args.multi_gpu` is false" in note.what for note in conversion.notes] == [True]
+
+
+def test_an_import_that_isn_t_used_is_no_ddp() -> None:
+    assert "\nddp.setup()\n" in converted("net = nn.DataParallel(Net())\n").new_text

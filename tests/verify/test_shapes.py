@@ -1,0 +1,218 @@
+"""Shapes of wraps and loops in which training takes other ways: converted, run beside the original, and equal to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
+from dp2ddp.verify import runs
+
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+_HEAD = """\
+import itertools
+import os
+import sys
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(nn.Module):
+    def __init__(self, wrap=False):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh())
+        self.norm = nn.BatchNorm1d(6)
+        if wrap:
+            self.norm = nn.DataParallel(self.norm)
+        self.head = nn.Linear(6, 3)
+    def encode(self, x):
+        return self.norm(self.features(x))
+    def forward(self, x):
+        return self.head(self.encode(x))
+
+def make(size, batch):
+    x = torch.randn(size, 4)
+    return DataLoader(TensorDataset(x, x.argmax(1) % 3), batch, shuffle=True)
+
+torch.manual_seed(5)
+loader, other = make(31, 8), make(20, 6)
+"""
+_STEP = """
+optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+def step(x, y):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(x.cuda()), y.cuda())
+    loss.backward()
+    optimizer.step()
+    print("loss %.5f" % loss.item())
+"""
+_EPOCHS = """
+for epoch in range(2):
+    net.train()
+    for x, y in loader:
+        step(x, y)
+    net.eval()
+    print("right", sum((net(x.cuda()).argmax(1).cpu() == y).sum().item() for x, y in other))
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, "net.pt")
+"""
+
+SCRIPTS = {
+    "a part, and its checkpoint": (
+        """
+        net = Net()
+        if len(sys.argv) < 2:
+            net.features = nn.DataParallel(net.features)
+            net.cuda()
+        else:
+            net = nn.DataParallel(net).cuda()
+        """,
+        _STEP,
+        _EPOCHS,
+        'net.load_state_dict(torch.load("net.pt")["net"])\nstep(*next(iter(other)))\n',
+    ),
+    "two parts, and a head that is exchanged": (
+        """
+        net = Net(wrap=True)
+        net.features = nn.DataParallel(net.features)
+        net.cuda()
+        """,
+        _STEP,
+        _EPOCHS,
+        "net.head = nn.Linear(6, 3)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\nstep(*next(iter(other)))\n",
+    ),
+    "past forward": (
+        """
+        net = nn.DataParallel(Net()).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for x, y in itertools.islice(loader, 3):
+            features = net.module.encode(x.cuda())
+            loss = F.cross_entropy(net(x.cuda()), y.cuda()) + F.cross_entropy(net.module.head(features), y.cuda())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            print("loss %.5f" % loss.item())
+        """,
+    ),
+    "a wrapped loss": (
+        """
+        net = nn.DataParallel(Net()).cuda()
+        criterion = nn.DataParallel(nn.CrossEntropyLoss()).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for x, y in loader:
+            losses = criterion(net(x.cuda()), y.cuda())
+            optimizer.zero_grad()
+            losses.mean().backward()
+            optimizer.step()
+            print("loss %.5f" % losses.sum().item())
+        """,
+    ),
+    "iterations over two loaders": (
+        """
+        net = nn.DataParallel(Net()).cuda()
+        """,
+        _STEP,
+        """
+batches, forever = iter(loader), itertools.cycle(other)
+for i in range(9):
+    try:
+        x, y = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        x, y = next(batches)
+    more = next(forever)
+    step(torch.cat([x, more[0]]), torch.cat([y, more[1]]))
+    if i % 4 == 3:
+        net.eval()
+        with torch.no_grad():
+            print("right", sum((net(x.cuda()).argmax(1).cpu() == y).sum().item() for x, y in other))
+        net.train()
+""",
+    ),
+    "models in a list, by turns": (
+        """
+        nets = [nn.DataParallel(Net()).cuda() for _ in range(2)]
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+        for i, (x, y) in enumerate(loader):
+            loss = sum(F.cross_entropy(net(x.cuda()), y.cuda()) for net in nets)
+            optimizers[i % 2].zero_grad()
+            loss.backward()
+            optimizers[i % 2].step()
+            print("loss %.5f" % loss.item())
+        """,
+    ),
+}
+
+OWN_DDP = """
+distributed = "RANK" in os.environ
+if distributed:
+    dist.init_process_group("gloo")
+net = Net()
+if distributed:
+    net = nn.parallel.DistributedDataParallel(net)
+else:
+    net = nn.DataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for x, y in loader:
+    loss = F.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("loss %.5f" % loss.item(), flush=True)
+torch.save(net.state_dict(), "net%s.pt" % os.environ.get("RANK", ""))
+"""
+
+
+def verify(*arguments: str) -> str:
+    result = CliRunner(**_SEPARATE).invoke(main, ["verify", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+@pytest.mark.parametrize("shape", SCRIPTS)
+def test_shapes_train_the_same(script: Path, shape: str) -> None:
+    script.write_text(_HEAD + "".join(map(textwrap.dedent, SCRIPTS[shape])))
+    assert "They agree" in verify("train.py", "--nproc", "2")
+
+
+def test_beside_a_branch_of_its_own_the_rest_trains_the_same(script: Path) -> None:
+    script.write_text(_HEAD + OWN_DDP)
+    assert "They agree" in verify("train.py", "--nproc", "2", "--allow-ddp")
+
+
+def test_the_branch_of_its_own_does_what_it_did(script: Path) -> None:
+    script.write_text(_HEAD + OWN_DDP)
+    converted = script.with_name("train_ddp.py")
+    result = CliRunner().invoke(main, ["convert", "train.py", "-o", converted.name, "--allow-ddp"])
+    assert result.exit_code == 0, result.output
+    printed = [_run_as_ranks(path, script.parent) for path in (script, converted)]
+    assert len(printed[0][0]) == 4
+    assert printed[0] == printed[1]
+
+
+def _run_as_ranks(path: Path, folder: Path) -> list[list[str]]:
+    """What two ranks print, started as torchrun starts them."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs._free_port()), "WORLD_SIZE": "2"}
+    common = {**os.environ, **place, "PYTHONPATH": runs._python_path(), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(path)]
+    started = [
+        subprocess.Popen(command, cwd=folder, env={**common, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE)
+        for rank in "01"
+    ]
+    return [process.communicate(timeout=120)[0].decode().splitlines() for process in started]
