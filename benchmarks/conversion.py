@@ -95,11 +95,16 @@ def long_script(text: str) -> str:
     return text
 
 
+def originals() -> list[Path]:
+    """The fixtures that are one script."""
+    return sorted(path.with_name("train.py") for path in FIXTURES.glob("*/train_ddp.py"))
+
+
 def scripts(files: Sequence[Path]) -> list[tuple[str, str]]:
     """Names and texts of what is measured."""
     if files:
         return [(path.name, reading.read(str(path)).text) for path in files]
-    fixtures = sorted(FIXTURES.glob("*/train.py"))
+    fixtures = originals()
     found = [(path.parent.name, reading.read(str(path)).text) for path in fixtures]
     longest = max((text for _, text in found), key=lambda text: len(text.splitlines()))
     return [*found, (f"{LONG} lines", long_script(longest))]
@@ -110,7 +115,10 @@ def project(folder: Path) -> list[str]:
 
     Each of the three imports about ten of the others, all have 300 lines.
     """
-    texts = [long_script(path.read_text()) for path in sorted(FIXTURES.glob("*/train.py"))]
+    texts = [
+        long_script(path.read_text())
+        for path in sorted(path.with_name("train.py") for path in FIXTURES.glob("*/train_ddp.py"))
+    ]
     wrapping = [f"train_{number}.py" for number in range(3)]
     for number, (name, text) in enumerate(zip(wrapping, texts)):
         (folder / name).write_text(f"{text}\n\nimport package.module_{20 + number}\n")
