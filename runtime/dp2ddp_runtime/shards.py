@@ -67,6 +67,8 @@ _readings: list[Reading] = []  # the most recently shown batch last; at most one
 
 def being_read(rows: int | None) -> Batch | None:
     """The latest batch of the loaders being iterated over; among several of its kind the one with `rows` rows."""
+    if len(_readings) == 1:  # mostly
+        return _readings[0].batch if _readings[0].open else None
     batches = [reading.batch for reading in reversed(_readings) if reading.open and reading.batch is not None]
     alike = [batch for batch in batches if batch.whole == batches[0].whole]
     return next((batch for batch in alike if batch.rows == rows), batches[0] if batches else None)

@@ -8,10 +8,7 @@ instead, so whatever a shard draws there leaves the shared stream as it was.
 
 from __future__ import annotations
 
-import ctypes
 import pickle
-import random
-import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -19,12 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from . import world
-
-try:
-    import numpy as np
-except ImportError:  # torch works without NumPy, and so does this runtime
-    np = None  # type: ignore[assignment]
+from . import twisters, world
 
 _SEEDS = 2**63
 _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (epoch, rank) share a seed
@@ -44,113 +36,35 @@ def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
     return own % _SEEDS
 
 
-class _NumpyMemory:
-    """NumPy's global Mersenne Twister, read and written as the 2500 bytes it is.
-
-    `get_state` and `set_state` cost 35 us each, more than all other generators together, and run at each batch. The
-    bytes say all there is unless a normally distributed number is cached, so `_Numpy` uses them where none is.
-    """
-
-    size = 625 * 4
-
-    def __init__(self) -> None:
-        self.generator: Any = _numpy_random()._bit_generator
-        self.address: int = self.generator.ctypes.state_address
-
-    def is_current(self) -> bool:
-        return self.generator is _numpy_random()._bit_generator
-
-    def read(self) -> bytes:
-        return ctypes.string_at(self.address, self.size)
-
-    def write(self, state: bytes) -> None:
-        ctypes.memmove(self.address, state, self.size)
-
-    @classmethod
-    def usable(cls) -> bool:
-        """Whether the documented interface and the layout are what this class takes them for."""
-        kind, key, position, *_ = _numpy_state()
-        if kind != "MT19937" or not hasattr(_numpy_random(), "_bit_generator"):
-            return False
-        return cls().read() == bytes(key.tobytes()) + int(position).to_bytes(4, sys.byteorder)
-
-
-def _numpy_random() -> Any:
-    """The `RandomState` behind `np.random`'s functions."""
-    return np.random.mtrand._rand
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state()
-
-
-class NumpyState(NamedTuple):
-    """What `np.random.get_state()` gives, and the same as raw bytes where these say it all."""
-
-    full: Any
-    raw: bytes | None
-
-
-class _Numpy:
-    """Captures and restores NumPy's global state, cheaply as long as nobody draws from it."""
-
-    def __init__(self) -> None:
-        self.memory: _NumpyMemory | None = None
-        self.held: NumpyState | None = None  # what the generator held when last looked at
-
-    def capture(self) -> NumpyState:
-        if self.memory is None or not self.memory.is_current():
-            self.memory = _NumpyMemory() if _NumpyMemory.usable() else None
-            self.held = None
-        if self.memory and self.held and self.held.raw is not None and self.memory.read() == self.held.raw:
-            return self.held
-        full = _numpy_state()
-        self.held = NumpyState(full, self.memory.read() if self.memory and not full[3] else None)
-        return self.held
-
-    def restore(self, state: NumpyState) -> None:
-        held, self.held = self.held, state
-        memory = self.memory if self.memory and self.memory.is_current() else None
-        # A draw of a normal number since `capture` would have moved the generator: then take the long way.
-        if memory and held and held.raw and state.raw and memory.read() == held.raw:
-            memory.write(state.raw)
-        else:
-            np.random.set_state(state.full)
-
-
-_numpy = _Numpy()
-
-
 class State(NamedTuple):
     """The state of the global generators."""
 
     torch: torch.Tensor
-    python: tuple[Any, ...]
-    numpy: NumpyState | None
+    python: twisters.State
+    numpy: twisters.State | None
     cuda: torch.Tensor | None
 
 
 def capture(device: torch.device | None = None) -> State:
     """The global generators' state; with a CUDA `device`, that device's generator's too."""
     cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
-    return State(torch.get_rng_state(), random.getstate(), _numpy.capture() if np is not None else None, cuda)
+    return State(torch.get_rng_state(), twisters.capture_python(), twisters.capture_numpy(), cuda)
 
 
 def alike(one: State, other: State) -> bool:
     """Whether two states of the CPU's generators are the same."""
-    if not torch.equal(one.torch, other.torch) or one.python != other.python:
+    if not torch.equal(one.torch, other.torch) or not one.python.same(other.python):
         return False
-    if one.numpy is None or other.numpy is None or one.numpy is other.numpy:
+    if one.numpy is None or other.numpy is None:
         return one.numpy is other.numpy
-    return all(bool(np.all(a == b)) for a, b in zip(one.numpy.full, other.numpy.full))
+    return one.numpy.same(other.numpy)
 
 
 def restore(state: State, device: torch.device | None = None) -> None:
     """Put the global generators into `state`."""
     torch.default_generator.set_state(state.torch)
-    random.setstate(state.python)
-    if state.numpy is not None:
-        _numpy.restore(state.numpy)
+    twisters.restore_python(state.python)
+    twisters.restore_numpy(state.numpy)
     if state.cuda is not None and device is not None:
         torch.cuda.set_rng_state(state.cuda, device)
 
@@ -159,16 +73,12 @@ def fresh(seed: int, device: torch.device | None = None) -> State:
     """The state that seeding all generators with `seed` gives; the generators themselves stay as they are."""
     generator = torch.Generator()
     generator.manual_seed(seed)
-    numpy = None
-    if np is not None:
-        full: Any = np.random.RandomState(seed % 2**32).get_state()
-        numpy = NumpyState(full, full[1].tobytes() + int(full[2]).to_bytes(4, sys.byteorder))
     cuda = None
     if device is not None and device.type == "cuda":
         on_device = torch.Generator(device)
         on_device.manual_seed(seed)
         cuda = on_device.get_state()
-    return State(generator.get_state(), random.Random(seed).getstate(), numpy, cuda)
+    return State(generator.get_state(), twisters.python_seeded(seed), twisters.numpy_seeded(seed), cuda)
 
 
 class Stream:
@@ -259,9 +169,7 @@ def _cuda_device() -> torch.device | None:
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, NumPy and torch (CPU and CUDA)."""
-    random.seed(seed)
-    if np is not None:
-        np.random.seed(seed % 2**32)
+    twisters.seed(seed)
     torch.manual_seed(seed)
 
 
@@ -301,13 +209,18 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
 
 def _pack(state: State) -> Any:
     cuda = None if state.cuda is None else bytes(state.cuda.tolist())
-    numpy = None if state.numpy is None else (state.numpy.full, state.numpy.raw)
-    return bytes(state.torch.tolist()), state.python, numpy, cuda
+    numpy = None if state.numpy is None else tuple(state.numpy)
+    return bytes(state.torch.tolist()), tuple(state.python), numpy, cuda
 
 
 def _unpack(told: Any) -> State:
     main, python, numpy, cuda = told
-    return State(_as_tensor(main), python, numpy and NumpyState(*numpy), None if cuda is None else _as_tensor(cuda))
+    return State(
+        _as_tensor(main),
+        twisters.State(*python),
+        None if numpy is None else twisters.State(*numpy),
+        None if cuda is None else _as_tensor(cuda),
+    )
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:

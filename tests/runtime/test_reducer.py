@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from dp2ddp_runtime import buckets, world
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime import reducer as reducers
-from dp2ddp_runtime import world
 from rank_pool import RankPool
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,18 +20,42 @@ def params(*sizes: int) -> list[nn.Parameter]:
     return [nn.Parameter(torch.zeros(size)) for size in sizes]
 
 
-def test_buckets_follow_backward_and_their_sizes() -> None:
+def test_buckets_follow_backward_and_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     mega = 1 << 18  # floats in 1 MB
     given = params(10, 30 * mega, 5, 20 * mega, mega, 3)
     given.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
-    sizes = [[param.numel() for param in bucket] for bucket in reducers._plan_buckets(given)]
-    assert sizes == [[2], [3, mega, 20 * mega, 5, 30 * mega], [10]]
-    sizes = [[param.numel() for param in bucket] for bucket in reducers._plan_buckets(given[:-1])]
-    assert sizes == [[3, mega], [20 * mega, 5, 30 * mega], [10]]
+    sizes = [[param.numel() for param in bucket] for bucket in buckets.plan(given)]
+    assert sizes == [[mega], [20 * mega], [30 * mega], [2], [3, 5, 10]]
+    monkeypatch.setattr(buckets, "_ALONE", {})
+    sizes = [[param.numel() for param in bucket] for bucket in buckets.plan(given)]
+    assert sizes == [[3, mega], [30 * mega], [2], [20 * mega, 5, 10]]
+    sizes = [[param.numel() for param in bucket] for bucket in buckets.plan(given[:-1])]
+    assert sizes == [[3, mega], [30 * mega], [20 * mega, 5, 10]]
 
 
-def averaged_gradients() -> list[Any]:
+def test_half_gradients_never_travel_alone_on_the_cpu_as_they_are_added_in_float32() -> None:
+    weight = nn.Parameter(torch.zeros(1 << 20, dtype=torch.bfloat16))
+    (bucket,), last = buckets.make_buckets([weight])
+    assert bucket is last
+    assert last._flat.dtype == torch.float32
+
+
+@contextlib.contextmanager
+def everything_alone(alone: bool) -> Iterator[None]:
+    """Let every gradient travel by itself, however small."""
+    before = buckets._ALONE
+    buckets._ALONE = {"cpu": 0} if alone else before
+    yield
+    buckets._ALONE = before
+
+
+def averaged_gradients(alone: bool) -> list[Any]:
     """What each parameter's gradient becomes when ranks differ in what they use."""
+    with everything_alone(alone):
+        return _averaged_gradients()
+
+
+def _averaged_gradients() -> list[Any]:
     torch.set_default_dtype(torch.float64)
     rank = world.rank()
     a, b, c, d = params(3, 2, 2, 1)
@@ -48,17 +74,52 @@ def averaged_gradients() -> list[Any]:
     return [first, a.grad.tolist(), b.grad.tolist()]
 
 
-def test_gradients_are_averaged_and_flags_tell_what_was_used(ranks: RankPool) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_are_averaged_and_flags_tell_what_was_used(ranks: RankPool, alone: bool) -> None:
     for n in (2, 3):
         mean = sum(range(1, n + 1)) / n
         expected = [[[mean] * 3, [1 / n] * 2, None, None], [mean + 10 * (mean - 1) + 1] * 3, [1 / n] * 2]
-        for result in ranks(n, averaged_gradients):
+        for result in ranks(n, averaged_gradients, alone):
             assert result[0][2:] == [None, None]
             torch.testing.assert_close(torch.tensor(result[1]), torch.tensor(expected[1]))
             torch.testing.assert_close(
                 torch.tensor(result[0][0] + result[0][1]), torch.tensor([mean] * 3 + [1 / n] * 2)
             )
             assert result[2] == result[0][1]
+
+
+def odd_gradients(alone: bool) -> list[torch.Tensor]:
+    """The averages of a gradient that isn't contiguous, a complex one, one with a graph, and one of a few backwards."""
+    torch.set_default_dtype(torch.float32)
+    rank = world.rank()
+    turned = nn.Parameter(torch.ones(2, 3).t())
+    complexes = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    squared, piled = params(2, 2)
+    with everything_alone(alone):
+        reducer = reducers.Reducer([turned, complexes, squared, piled])
+    weights = torch.arange(6.0).view(3, 2) * (rank + 1)
+    loss = (turned * weights).sum() + (complexes * (rank + 1j)).imag.sum() + ((squared + rank + 1) ** 3).sum() / 3
+    reducer.watch([loss])
+    loss.backward(create_graph=True)
+    again = (piled * rank).sum()
+    reducer.watch([again])
+    again.backward()
+    assert turned.grad is not None
+    assert turned.grad.stride() == turned.stride()
+    assert squared.grad is not None
+    (second,) = torch.autograd.grad(squared.grad.sum(), squared)
+    return [param.grad.detach() for param in (turned, complexes, squared, piled)] + [second]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_of_every_kind(ranks: RankPool, alone: bool) -> None:
+    for rank, got in enumerate(ranks(2, odd_gradients, alone)):
+        turned, complexes, squared, piled, second = got
+        torch.testing.assert_close(turned, torch.arange(6.0).view(3, 2) * 1.5)
+        torch.testing.assert_close(complexes, torch.full((2,), 1.0 + 0.5j))
+        torch.testing.assert_close(squared, torch.full((2,), (1 + 4) / 2))
+        torch.testing.assert_close(piled, torch.full((2,), 0.5))
+        torch.testing.assert_close(second, torch.full((2,), 2.0 * (rank + 1)))
 
 
 def a_rank_whose_backward_reaches_no_parameter() -> Any:
