@@ -1,9 +1,9 @@
 """Time of a training step of converted scripts, as a ratio to hand-written DDP: same ranks, one run.
 
-All variants live in the same rank processes and take turns, an epoch each, in another order in each round, so that the
-machine's load falls on all of them. The ratio is the median over rounds of (variant's epoch / hand-written epoch of the
-same round). On a busy machine ranks wait for each other's turn on a processor, the more often they meet the longer:
-ratios mean something only where there is a processor for each rank.
+All variants live in the same rank processes. In each round they train an epoch, and take turns in it, some steps each,
+in another order each time, so that the machine's load falls on all of them. The ratio is the median over rounds of
+(variant's epoch / hand-written epoch of the same round). On a busy machine ranks wait for each other's turn on a
+processor, the more often they meet the longer: ratios mean something only where there is a processor for each rank.
 
     python benchmarks/training.py [--ranks 2] [--rounds 15] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
 
@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
-Epoch = Callable[[], tuple[float, float]]
+Epoch = Callable[[], Iterator[None]]
+"""Trains an epoch; stops ahead of each step."""
+TURN = 8  # steps
 
 
 def main() -> None:
@@ -62,15 +65,23 @@ def _measure(arguments: argparse.Namespace) -> None:
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
+    steps = -(-arguments.samples // arguments.batch_size)
     for number in range(arguments.rounds + 1):
-        random.Random(number).shuffle(order)  # the same on all ranks
-        for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            variants[name]()
-            dist.barrier()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
+        epochs = {name: epoch() for name, epoch in variants.items()}
+        taken = dict.fromkeys(variants, 0.0)
+        for turn in range(-(-(steps + 1) // TURN)):
+            random.Random(f"{number} {turn}").shuffle(order)  # the same on all ranks
+            for name in order:
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in itertools.islice(epochs[name], TURN):
+                    pass
+                dist.barrier()
+                taken[name] += time.perf_counter() - start
+        assert all(next(epoch, "ended") == "ended" for epoch in epochs.values())
+        if number:  # the first round warms up
+            for name in variants:
+                seconds[name].append(taken[name])
     if dist.get_rank() == 0:
         _report(seconds, arguments, limits)
     dist.barrier()
@@ -94,9 +105,11 @@ def _converted(strategy: str) -> str:
 
 
 def _epoch_of(text: str) -> Epoch:
-    """Run a script's own text, and hand out its `run_epoch`."""
+    """Run a script's own text, and hand out its `run_epoch`, which is made to stop ahead of each step."""
+    step = "        optimizer.zero_grad()\n"
+    assert text.count(step) == 1
     scope: dict[str, object] = {"__name__": "__benchmark__"}
-    exec(compile(text, "benchmark", "exec"), scope)
+    exec(compile(text.replace(step, f"        yield\n{step}"), "benchmark", "exec"), scope)
     return scope["run_epoch"]  # type: ignore[return-value]
 
 

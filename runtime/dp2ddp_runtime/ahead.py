@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from . import columns, samplers
-from .exchange import Exchange, group_beside
+from .collectives import group_beside
+from .exchange import Exchange
 
 
 class Ahead:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
-import torch.distributed as dist
 
-from . import hooks, world
+from . import collectives, hooks, world
 
 _FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
 _BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
@@ -131,7 +130,7 @@ class Together(Bucket):
             parts = [self._sent(slot).reshape(-1) for slot in self.slots]
             torch.cat(parts, out=self._flat.narrow(0, 0, len(self._flat) - len(self._flags)))
         self._flat.div_(world.world_size())
-        self.work = dist.all_reduce(self._flat, group=group, async_op=True)
+        self.work = collectives.start_sum(self._flat, group)
 
     def _sent(self, slot: Slot) -> torch.Tensor:
         if not slot.filled:
@@ -162,7 +161,7 @@ class Alone(Bucket):
             self._sent = torch.div(param.grad.detach(), world.world_size()).contiguous()
         else:
             self._sent = torch.zeros_like(param, memory_format=torch.contiguous_format)
-        self.work = dist.all_reduce(_real(self._sent), group=group, async_op=True)
+        self.work = collectives.start_sum(_real(self._sent), group)
 
     def average(self, slot: Slot) -> torch.Tensor:
         average, self._sent = self._sent, torch.empty(0)

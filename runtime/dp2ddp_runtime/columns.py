@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from . import journal, nesting, samplers, world
-from .exchange import Exchange, Part, Pending, concatenate
+from .exchange import Exchange, Pending
+from .outputs import concatenate
+from .payload import Part
 
 
 def is_column(value: Any) -> bool:

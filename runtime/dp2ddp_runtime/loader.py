@@ -15,7 +15,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import columns, nesting, samplers, shards, source, streams, world
 from .ahead import Ahead
-from .exchange import Exchange, carrier
+from .collectives import carrier
+from .exchange import Exchange
 from .together import Together
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files

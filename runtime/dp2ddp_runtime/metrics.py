@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from . import nesting, shards, world
-from .exchange import Exchange, Part, concatenate
+from .exchange import Exchange
+from .outputs import concatenate
+from .payload import Part
 
 _OPS = ("sum", "mean", "max", "min")
 _exchange = Exchange()

@@ -15,9 +15,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import exchange, nesting, shards, streams, world
+from . import collectives, nesting, shards, streams, world
 from .checkpoint import fit_prefix
+from .outputs import gather_outputs, take_rows
+from .payload import Part
 from .reducer import Reducer
+from .repeating import Repeating
 
 
 def wrap_model(
@@ -148,7 +151,7 @@ class WrappedModel(DistributedDataParallel):
         self._gathers = gather
         self._inside = False  # inside another wrapped model, which then does everything
         self._checked = False
-        self._exchange = exchange.Exchange()
+        self._exchange = Repeating()
         self.module = module
         self._root = None if root is None else weakref.ref(root)
         self._covered: weakref.ref[nn.Module] = weakref.ref(module)
@@ -168,12 +171,12 @@ class WrappedModel(DistributedDataParallel):
         tensors = {**new, **dict(model.named_buffers())}
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-        told = self._exchange(exchange.Part([], (digest, self.device.index)), torch.device("cpu"))
+        told = self._exchange(Part([], (digest, self.device.index)), torch.device("cpu"))
         if any(part.note[0] != digest for part in told):
             raise RuntimeError("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
         if self.device.type == "cuda":
             self._all_device_ids = list(dict.fromkeys(part.note[1] for part in told))
-        exchange.broadcast_coalesced(list(tensors.values()))
+        collectives.broadcast_coalesced(list(tensors.values()))
 
     def step_aside(self) -> None:
         """Leave everything to the wrapped model that this one is now inside of."""
@@ -293,7 +296,7 @@ class WrappedModel(DistributedDataParallel):
         self._agree_on_buffers()
         rows = next((-(-t.size(self.dim) // world.world_size()) for t in nesting.batch_tensors((args, kwargs))), 0)
         key = (self.training, torch.is_grad_enabled(), rows)
-        output = exchange.gather_outputs(output, self._exchange, count, self.dim, key, self.device)
+        output = gather_outputs(output, self._exchange, count, self.dim, key, self.device)
         self._watch(output)
         return output
 
@@ -304,7 +307,7 @@ class WrappedModel(DistributedDataParallel):
         return any(isinstance(inner, nn.SyncBatchNorm) for inner in self._buffered)
 
     def _rows(self, tensor: torch.Tensor, index: int, count: int) -> torch.Tensor:
-        return exchange.take_rows(tensor, self._exchange, self.dim, index, count, self.device)
+        return take_rows(tensor, self._exchange, self.dim, index, count, self.device)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
@@ -319,7 +322,7 @@ class WrappedModel(DistributedDataParallel):
     def _agree_on_buffers(self) -> None:
         if any(inner.training for inner in self._buffered):
             found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]
-            exchange.broadcast_coalesced(found)
+            collectives.broadcast_coalesced(found)
 
     def _watch(self, output: Any) -> None:
         if self._reducer is not None and torch.is_grad_enabled():
@@ -364,7 +367,7 @@ class WrappedModel(DistributedDataParallel):
         for name, value in self.__dict__.items():
             if name not in made_anew:
                 new.__dict__[name] = copy.deepcopy(value, memo)
-        new._exchange = exchange.Exchange()
+        new._exchange = Repeating()
         new._root, new._covered = None, weakref.ref(new.module)
         new._rescan()
         new._joined = {id(param): param for param in new._params}
@@ -423,7 +426,7 @@ def _weighted(output: Any, factor: float) -> Any:
 def _check_equal(params: Mapping[str, torch.Tensor]) -> None:
     """Raise if the parameters aren't the same, bit for bit, on all ranks."""
     sums = torch.stack([_checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
-    rows = exchange.all_gather_rows(sums.view(-1))
+    rows = collectives.all_gather_rows(sums.view(-1))
     for index, name in enumerate(params):
         if len({tuple(row[2 * index : 2 * index + 2].tolist()) for row in rows}) > 1:
             raise RuntimeError(

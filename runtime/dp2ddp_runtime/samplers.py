@@ -17,8 +17,9 @@ from torch.utils.data import (
 )
 
 from . import streams, world
-from .exchange import Exchange, Part
+from .exchange import Exchange
 from .nesting import chunk_sizes
+from .payload import Part
 
 _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from . import world
-from .exchange import carrier
+from .collectives import carrier
 
 
 def average(grad: torch.Tensor | None, param: torch.Tensor, group: Any) -> torch.Tensor | None:

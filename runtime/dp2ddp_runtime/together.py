@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from . import columns, nesting, samplers, world
-from .exchange import Exchange, Part, bytes_of, plain
+from .exchange import Exchange
+from .payload import Part, bytes_of, plain
 from .source import Loaded, Source
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files

@@ -34,10 +34,12 @@ class State(NamedTuple):
         """Whether both are the same state."""
         if self.raw is not None and other.raw is not None:
             return self.raw == other.raw and self.cached == other.cached
-        return len(self.full) == len(other.full) and all(_same(a, b) for a, b in zip(self.full, other.full))
+        return _same(self.full, other.full)
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
     equal = one == other
     return bool(equal if np is None else np.all(equal))
 
@@ -93,7 +95,7 @@ class _Python:
 
 
 class _Numpy:
-    """The generator behind the functions of `numpy.random`. (A script may set one of another kind.)"""
+    """The generator behind the functions of `numpy.random`: a Mersenne Twister, unless a script sets another one."""
 
     def __init__(self) -> None:
         self._bits: Any = self  # what was looked at last; nothing yet
@@ -107,7 +109,7 @@ class _Numpy:
             return
         self._bits, self._memory, self._held = bits, None, None
         full: Any = np.random.get_state()
-        if bits is not None and full[0] == "MT19937":
+        if bits is not None and isinstance(full, tuple):  # another kind's state is a dict
             memory = _Memory(bits.ctypes.state_address)
             self._memory = memory if memory.read() == self.raw(full) else None
 

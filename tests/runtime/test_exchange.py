@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dp2ddp_runtime import exchange, nesting, world
+from dp2ddp_runtime import collectives, exchange, mesh, nesting, outputs, payload, repeating, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool
@@ -24,18 +24,18 @@ class Fields:
     name: str = "x"
 
 
-def exchanged() -> list[Any]:
-    """Parts that shrink and grow, so that the foreseen slots fit and don't; how many collectives each took."""
-    carry = exchange.Exchange()
+def exchanged(kind: type[exchange.Exchange]) -> list[Any]:
+    """Parts that shrink and grow, so that the foreseen slots fit and don't; how many gatherings each took."""
+    carry = kind()
     calls: list[int] = []
-    real = dist.all_gather
-    dist.all_gather = lambda rows, row, **kwargs: calls.append(len(row)) or real(rows, row, **kwargs)
+    real = kind._start
+    kind._start = lambda self, row: calls.append(len(row)) or real(self, row)
     taken = []
     try:
         for size in (3, 3, 20000, 20000, 5, 100000):
             rows = size * (world.rank() + 1)
             tensors = [torch.arange(rows), torch.rand(0, 4), torch.tensor(True), torch.full((2, 1), 1j).mT]
-            for rank, part in enumerate(carry(exchange.Part(tensors, ("note", world.rank())), CPU)):
+            for rank, part in enumerate(carry(payload.Part(tensors, ("note", world.rank())), CPU)):
                 assert part.note == ("note", rank)
                 assert torch.equal(part.tensors[0], torch.arange(size * (rank + 1)))
                 assert part.tensors[1].shape == (0, 4)
@@ -44,13 +44,50 @@ def exchanged() -> list[Any]:
             taken.append(len(calls))
             calls.clear()
     finally:
-        dist.all_gather = real
+        kind._start = real
     return taken
 
 
 def test_one_collective_where_the_size_can_be_foreseen(ranks: RankPool) -> None:
     for n in (2, 3):
-        assert ranks(n, exchanged) == [[1, 1, 2, 1, 1, 2]] * n
+        assert ranks(n, exchanged, exchange.Exchange) == [[1, 1, 2, 1, 1, 2]] * n
+        assert ranks(n, exchanged, repeating.Repeating) == [[1, 1, 2, 1, 1, 2]] * n
+
+
+def repeated(connected: bool) -> list[Any]:
+    """Parts of which some are like those before, on all ranks or on some; and how many were sent as before."""
+    joined = mesh.joined
+    if not connected:
+        mesh.joined = lambda: None
+    carry = repeating.Repeating()
+    hits: list[str] = []
+    send = repeating._Lane.send
+    repeating._Lane.send = lambda self, part: hits.append("again") or send(self, part)
+    taken = []
+    try:
+        # The notes are equal where the types aren't. At call 6, only rank 1 sends another shape.
+        for call, note in enumerate([1, 1, 1, True, True, 1.0, 1.0, 1.0, 1.0]):
+            rows = 3 + (call == 6 and world.rank() == 1)
+            sent = payload.Part([torch.full((rows, 2), call + 10.0 * world.rank())], (note,))
+            parts = carry(sent, CPU, "key")
+            for rank, part in enumerate(parts):
+                assert part.note == (note,)
+                assert type(part.note[0]) is type(note)
+                shape = (3 + (call == 6 and rank == 1), 2)
+                assert torch.equal(part.tensors[0], torch.full(shape, call + 10.0 * rank)), (call, rank)
+            taken.append(len(hits))
+            hits.clear()
+    finally:
+        repeating._Lane.send = send
+        mesh.joined = joined
+    return taken
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_what_is_like_before_is_only_copied(ranks: RankPool, connected: bool) -> None:
+    first, second = ranks(2, repeated, connected)
+    assert first == [0, 0, 1, 0, 1, 0, 1, 1, 1]
+    assert second == [0, 0, 1, 0, 1, 0, 0, 0, 1]
 
 
 def nothing_shared_between_calls() -> bool:
@@ -58,28 +95,28 @@ def nothing_shared_between_calls() -> bool:
     carry = exchange.Exchange()
     for call in range(3):
         sparse = torch.eye(2).to_sparse().coalesce()
-        for rank, part in enumerate(carry(exchange.Part([torch.ones(2), sparse], {"list": [world.rank()]}), CPU)):
+        for rank, part in enumerate(carry(payload.Part([torch.ones(2), sparse], {"list": [world.rank()]}), CPU)):
             assert part.note == {"list": [rank]}, call
             assert part.tensors[1].to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]], call
             part.note["list"].append(0)
             part.tensors[1].values().zero_()
     for note in ((1, None), (True, None), (1.0, "x" * 3000), (0.0,), (-0.0,), (1, None)):
-        for part in carry(exchange.Part([torch.ones(1)], note), CPU):
+        for part in carry(payload.Part([torch.ones(1)], note), CPU):
             assert repr(part.note) == repr(note)
     return True
 
 
 def under_way() -> list[float]:
     """Exchanges that overlap with others and with collectives, one that is dropped, and one in inference mode."""
-    beside = exchange.Exchange(exchange.group_beside())
+    beside = exchange.Exchange(collectives.group_beside())
     rank = float(world.rank())
-    first = beside.start(exchange.Part([torch.full((3,), rank)]), CPU)
-    beside.start(exchange.Part([torch.full((9000,), -1.0)]), CPU)
-    second = beside.start(exchange.Part([torch.full((70000,), rank + 10)]), CPU)
+    first = beside.start(payload.Part([torch.full((3,), rank)]), CPU)
+    beside.start(payload.Part([torch.full((9000,), -1.0)]), CPU)
+    second = beside.start(payload.Part([torch.full((70000,), rank + 10)]), CPU)
     total = torch.ones(1)
     dist.all_reduce(total)
     with torch.inference_mode():
-        third = beside.start(exchange.Part([torch.full((2,), rank + 20)]), CPU)
+        third = beside.start(payload.Part([torch.full((2,), rank + 20)]), CPU)
         parts = [*first.wait(), *second.wait(), *third.wait()]
     assert not any(tensor.is_inference() for part in parts for tensor in part.tensors)
     assert all(len(set(part.tensors[0].tolist())) == 1 for part in parts)
@@ -98,9 +135,10 @@ def by_the_devices_route(empty: bool) -> bool:
     """What `start` does with CUDA tensors, on the CPU: the heads and the rest travel first, the data by itself."""
     rows = 0 if empty else 2 + world.rank()
     tensors = [torch.arange(rows), torch.eye(2).to_sparse(), torch.rand(rows, 0), torch.arange(3.0 * rows).view(3, -1)]
-    head, data, rest = exchange._packed(exchange.Part(tensors, ["note", world.rank()]))
-    payloads = exchange.Exchange()._start_cpu(head, rest, None)()
-    parts = exchange._gather_device([exchange._read_control(payload) for payload in payloads], data, CPU)
+    head, data, rest = payload.packed(payload.Part(tensors, ["note", world.rank()]))
+    carry = exchange.Exchange()
+    payloads = carry._receive(carry._send(head, rest, None), None)
+    parts = exchange._gather_device(payloads, data, CPU)
     for rank, part in enumerate(parts):
         rows = 0 if empty else 2 + rank
         assert part.note == ["note", rank]
@@ -118,7 +156,7 @@ def test_tensors_of_a_device_travel_by_themselves(ranks: RankPool, empty: bool) 
 
 def sparse_and_shared() -> bool:
     matrix = torch.eye(2).to_sparse() * (world.rank() + 1)
-    parts = exchange.Exchange()(exchange.Part([matrix, torch.ones(1)]), CPU)
+    parts = exchange.Exchange()(payload.Part([matrix, torch.ones(1)]), CPU)
     assert [part.tensors[0].to_dense()[0, 0].item() for part in parts] == [1.0, 2.0]
     values = [
         torch.full((2, 2), float(world.rank())).t(),
@@ -128,7 +166,7 @@ def sparse_and_shared() -> bool:
     ]
     leaf = torch.zeros(2, requires_grad=True)
     version = leaf._version
-    exchange.broadcast_coalesced([*values, leaf])
+    collectives.broadcast_coalesced([*values, leaf])
     assert leaf._version == version
     return values[0].sum().item() == 0 and values[1].item() == 0
 
@@ -180,7 +218,7 @@ def outputs_on_one_device(dim: int) -> Any:
     """A gather by itself, with gradients, where only the first ranks have rows."""
     own = torch.full((2, 2), world.rank() + 1.0, requires_grad=True)
     ran = world.rank() < 2
-    whole = exchange.gather_outputs({"out": own * 2} if ran else None, exchange.Exchange(), 2, dim)["out"]
+    whole = outputs.gather_outputs({"out": own * 2} if ran else None, exchange.Exchange(), 2, dim)["out"]
     (whole * torch.arange(float(whole.numel())).view(whole.shape)).sum().backward()
     return whole.tolist(), None if own.grad is None else own.grad.tolist()
 

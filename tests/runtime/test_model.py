@@ -17,6 +17,8 @@ from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime import reducer as reducers
 from dp2ddp_runtime import world
+from dp2ddp_runtime.exchange import Exchange
+from dp2ddp_runtime.payload import Part
 from rank_pool import RankError, RankPool
 from scenarios import SCENARIOS, Tensors, mlp, run_all
 from torch import nn
@@ -94,7 +96,7 @@ def wrapping_details() -> None:
 def ranks_agree(value: Any) -> Any:
     if world.world_size() == 1:
         return value
-    told = models.exchange.Exchange()(models.exchange.Part([], value), torch.device("cpu"))
+    told = Exchange()(Part([], value), torch.device("cpu"))
     assert all(part.note == told[0].note for part in told)
     return told[0].note
 

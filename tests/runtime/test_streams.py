@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import streams, world
+from dp2ddp_runtime import streams, twisters, world
 from rank_pool import RankPool
 
 
@@ -91,6 +91,53 @@ def test_epochs_have_streams_of_their_own_that_can_be_had_again() -> None:
         start = draw(2)
     assert start == epoch(0) != epoch(1)
     assert epoch(1) == epoch(1) != epoch(2)
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_generators_states_are_kept_with_and_without_their_memory(
+    monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    if not readable:
+        monkeypatch.setattr(twisters._python, "_memory", None)
+        monkeypatch.setattr(twisters._numpy, "_look", lambda: None)
+        monkeypatch.setattr(twisters._numpy, "_memory", None)
+    else:
+        assert twisters._python._memory is not None
+    streams.seed_everything(5)
+    expected = [*draw(1), (random.gauss(0, 1), float(np.random.randn())), *draw(2)]
+    streams.seed_everything(5)
+    got: list[tuple[float, ...]] = draw(1)
+    with streams.forward:
+        random.gauss(0, 1)  # leaves a cached number behind
+        np.random.randn()
+    got.append((random.gauss(0, 1), float(np.random.randn())))
+    with streams.forward:
+        pass
+    assert got + draw(2) == expected
+
+
+def test_states_are_alike_only_if_all_generators_are() -> None:
+    streams.seed_everything(5)
+    before = streams.capture()
+    assert streams.alike(before, streams.capture())
+    for drawing in (random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn, lambda: torch.rand(1)):
+        drawing()
+        assert not streams.alike(before, streams.capture())
+        streams.restore(before)
+        assert streams.alike(before, streams.capture())
+
+
+def test_numpys_generator_may_be_another_one() -> None:
+    before: object = np.random.mtrand._rand._bit_generator
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        state = streams.capture()
+        first = np.random.rand()
+        streams.restore(state)
+        assert np.random.rand() == first
+    finally:
+        np.random.set_bit_generator(before)
 
 
 def test_seed_everything_is_what_seeding_by_hand_gives() -> None:

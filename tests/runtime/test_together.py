@@ -8,8 +8,7 @@ from typing import Any, Callable
 
 import pytest
 import torch
-import torch.distributed as dist
-from dp2ddp_runtime import columns, streams, together, world
+from dp2ddp_runtime import columns, exchange, streams, together, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime.together import Way
 from rank_pool import RankPool
@@ -86,8 +85,8 @@ def read(dataset: Any, epochs: int, size: int = 5, wrapped: bool = True) -> tupl
 def cheap_samples(seconds: float, slow: int | None, gathering: float) -> Any:
     """How the ranks go on after the trial, what each loads then, and in how many collectives."""
     undo = delay_gathering(gathering)
-    real, calls = dist.all_gather, []
-    dist.all_gather = lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+    real, calls = exchange.start_all_gather, []
+    exchange.start_all_gather = lambda *args: calls.append(1) or real(*args)
     try:
         data = Samples(seconds, slow)
         first, loader = read(data, 1)
@@ -96,7 +95,7 @@ def cheap_samples(seconds: float, slow: int | None, gathering: float) -> Any:
         second = [described(batch) for batch in loader]
     finally:
         undo()
-        dist.all_gather = real
+        exchange.start_all_gather = real
     return [batch for batch, _ in first], second, loader._together.way, before, data.loaded, len(calls)
 
 

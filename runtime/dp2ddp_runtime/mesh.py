@@ -1,0 +1,184 @@
+"""Sockets between the ranks of one machine, for small messages in every step.
+
+A gathered model's outputs are some kilobytes, and every rank waits for them in the middle of its step. gloo hands them
+through two threads a rank, and asks before it sends: about 0.2 ms, on busy processors 0.7. A message that lies in the
+socket's buffer already is read in 0.02 ms, without waking any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from . import world
+from .exchange import Exchange
+from .journal import PeerError
+from .payload import Part
+
+#: Bytes of the largest message. Two of them fit into any socket's buffer, and no rank is further ahead of another than
+#: that: so sending never waits, and the ranks can all send before they read.
+LARGEST = 1 << 15
+
+_HEAD = struct.Struct("QQ")  # a message's number and size
+_RANK = 4  # bytes, which the connecting side says first
+_CONNECT_WITHIN = 30.0  # seconds
+_CPU = torch.device("cpu")
+
+
+class Mesh:
+    """A connection to each other rank.
+
+    Args:
+        peers: the sockets, by rank.
+    """
+
+    def __init__(self, peers: dict[int, socket.socket]) -> None:
+        self._peers = peers
+        self._number = 0  # of the gathering
+        for peer in peers.values():
+            peer.settimeout(world.current().timeout)
+
+    def start(self, rows: Sequence[torch.Tensor], row: torch.Tensor) -> Gathering:
+        """Start gathering every rank's `row` into `rows`: CPU tensors of bytes, all of one size, at most `LARGEST`.
+
+        All ranks have to do so in the same order, and to wait for one gathering before they start the next.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        self._number += 1
+        message = _memory(row)
+        parts: list[Any] = [_HEAD.pack(self._number, len(message)), message]
+        ctypes.memmove(rows[world.rank()].data_ptr(), row.data_ptr(), len(message))
+        for rank, peer in self._peers.items():
+            try:
+                sent = peer.sendmsg(parts)
+                if sent < _HEAD.size + len(message):
+                    peer.sendall(b"".join(parts)[sent:])
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it goes on from there
+                self._fail(rank, error)
+        return Gathering(self, rows)
+
+    def receive(self, rows: Sequence[torch.Tensor]) -> None:
+        """Read a message from each other rank.
+
+        Raises:
+            PeerError: a rank is gone, has sent nothing in time, or is elsewhere in the script.
+        """
+        for rank, peer in self._peers.items():
+            try:
+                self._read(peer, _memory(rows[rank]))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it goes on from there
+                self._fail(rank, error)
+
+    def _read(self, peer: socket.socket, memory: memoryview) -> None:
+        head = bytearray(_HEAD.size)
+        count = peer.recvmsg_into([head, memory])[0]
+        if count < len(head):
+            _fill(peer, memoryview(head)[count:], started=count > 0)
+            count = len(head)
+        told = _HEAD.unpack(head)
+        if told != (self._number, len(memory)):
+            raise ConnectionError(f"it sends {told}, not {(self._number, len(memory))}: it is elsewhere in the script")
+        _fill(peer, memory[count - len(head) :])
+
+    def _fail(self, rank: int, error: BaseException) -> NoReturn:
+        """Hang up: after half a message, nothing that follows could be understood. What was sent can still be read."""
+        for peer in self._peers.values():
+            peer.close()
+        if isinstance(error, OSError):
+            raise PeerError(f"rank {rank} can't be reached any more: {error}") from error
+        raise error
+
+
+class Gathering:
+    """A gathering that is under way, as `torch.distributed`'s `Work`."""
+
+    def __init__(self, mesh: Mesh, rows: Sequence[torch.Tensor]) -> None:
+        self._mesh: Mesh | None = mesh
+        self._rows = rows
+
+    def wait(self) -> None:
+        """Wait for the other ranks' rows, if they aren't here yet."""
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.receive(self._rows)
+
+
+def _memory(row: torch.Tensor) -> memoryview:
+    return memoryview((ctypes.c_char * len(row)).from_address(row.data_ptr())).cast("B")
+
+
+def _fill(peer: socket.socket, memory: memoryview, started: bool = True) -> None:
+    while len(memory):
+        count = peer.recv_into(memory) if started else 0
+        if not count:
+            raise ConnectionError("it has hung up")
+        memory = memory[count:]
+
+
+@functools.lru_cache(maxsize=1)
+def joined() -> Mesh | None:
+    """The mesh of all ranks. None where they are on several machines, or some can't reach each other.
+
+    The first call is a collective.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dp2ddp-"))  # nobody else may enter it
+    tell = Exchange()
+    try:
+        listener = _listen(folder) if world.current().local_world_size == world.world_size() else None
+        places = [part.note for part in tell(Part([], listener and str(listener.getsockname())), _CPU)]
+        peers = None if listener is None or None in places else _connect(listener, places)
+        reached = [part.note for part in tell(Part([], peers is not None), _CPU)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if peers is not None and all(reached):
+        return Mesh(peers)
+    for peer in (peers or {}).values():
+        peer.close()
+    return None
+
+
+def _listen(folder: Path) -> socket.socket | None:
+    if not hasattr(socket, "AF_UNIX"):
+        return None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(folder / "rank"))
+        listener.listen(world.world_size())
+    except OSError:  # such as a name that is too long
+        listener.close()
+        return None
+    return listener
+
+
+def _connect(listener: socket.socket, places: Sequence[str]) -> dict[int, socket.socket] | None:
+    """Call the ranks before this one, and wait for the calls of those after it."""
+    peers: dict[int, socket.socket] = {}
+    try:
+        with listener:
+            listener.settimeout(_CONNECT_WITHIN)
+            for rank in range(world.rank()):
+                peers[rank] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                peers[rank].connect(places[rank])
+                peers[rank].sendall(world.rank().to_bytes(_RANK, "little"))
+            while len(peers) < len(places) - 1:
+                peer, _ = listener.accept()
+                peer.settimeout(_CONNECT_WITHIN)
+                name = bytearray(_RANK)
+                _fill(peer, memoryview(name))
+                peers[int.from_bytes(name, "little")] = peer
+    except OSError:
+        for peer in peers.values():
+            peer.close()
+        return None
+    return dict(sorted(peers.items()))

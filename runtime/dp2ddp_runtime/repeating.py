@@ -1,0 +1,81 @@
+"""Exchanges that are mostly like the one before, as a model's outputs are from step to step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from . import mesh
+from .collectives import new_rows, start_all_gather
+from .exchange import MOST_KEYS, Exchange, Sending, normal_mode
+from .payload import Part, data_start, fill, packed, plain, signature, unpack, whole_head
+
+
+class Repeating(Exchange):
+    """An `Exchange` for calls that are mostly like the one before: then only the data is copied, between buffers that
+    are there already. What it returns lies in them until the next call with the same key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lanes: dict[Hashable, _Lane] = {}
+
+    def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
+        sent = signature(part) if device.type == "cpu" and self._route(device).type == "cpu" else None
+        if sent is None:
+            return super().__call__(part, device, key)
+        with normal_mode():
+            # Taken out, and put back when all went well: nothing else must write where a failed call still receives.
+            lane = self._lanes.pop(key, None)
+            if lane is not None and lane.sent == sent and lane.slot == self._slot(key):
+                lane.send(part)
+                lane.sending.work.wait()
+                if not lane.told_the_same():
+                    lane = self._open(lane.sending, sent, key)
+            else:
+                head, data, _ = packed(part)
+                lane = self._open(self._send(head, data, key), sent, key)
+            if len(self._lanes) > MOST_KEYS:
+                self._lanes.clear()
+            self._lanes[key] = lane
+            return lane.parts
+
+    def _start(self, row: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+        rows = new_rows(row)
+        return rows, _start(rows, row)
+
+    def _open(self, sending: Sending, sent: Any, key: Hashable) -> _Lane:
+        """Read what was received, and keep it all for the next call."""
+        received = self._receive(sending, key)
+        return _Lane(Sending(sending.payload, received, sending.work), sent)
+
+
+class _Lane:
+    """The buffers of the latest call with some key, and what was read in them."""
+
+    def __init__(self, sending: Sending, sent: Any) -> None:
+        self.sending = sending
+        self.sent = sent
+        self.slot = len(sending.received[0])
+        self.parts = [unpack(row) for row in sending.received]
+        self._heads = [whole_head(row) for row in sending.received]
+
+    def send(self, part: Part) -> None:
+        """Send a part of the same signature."""
+        payload = self.sending.payload
+        fill(payload, b"", data_start(payload), [plain(tensor) for tensor in part.tensors])
+        self.sending.work = _start(self.sending.received, payload[: self.slot])
+
+    def told_the_same(self) -> bool:
+        """Whether all ranks' parts were laid out as before: then `parts` shows the new ones."""
+        return all(
+            ctypes.string_at(row.data_ptr(), len(head)) == head for row, head in zip(self.sending.received, self._heads)
+        )
+
+
+def _start(rows: list[torch.Tensor], row: torch.Tensor) -> Any:
+    """Start gathering rows, over the mesh if it is there and they are small."""
+    connected = mesh.joined() if len(row) <= mesh.LARGEST else None
+    return start_all_gather(rows, row) if connected is None else connected.start(rows, row)
