@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 from dp2ddp import refusals
 from dp2ddp.analysis.source import File, Source, link, parse
-from dp2ddp.edits import Edit, InsertBefore, Note, at, moved
+from dp2ddp.edits import Edit, InsertBefore, Note, Span, at, moved
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.modules import Layout
 from dp2ddp.plan import Plan, StrategyDecision, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.rules.old_names import OldNamesRule
+from dp2ddp.rules.wrap import WrapRule
 
 # What a file has to speak of to have to do with training: models, data, losses, devices, files, randomness, time,
 # output, arguments. One that says nothing of the kind (constants, formulas, parsing of strings) needs no analysis.
@@ -98,7 +99,11 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
 def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
-        return {name: Conversion(text, converted_before=name in converted) for name, text in texts.items()}
+        notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
+        return {
+            name: Conversion(text, converted_before=name in converted, notes=notes.get(name, []))
+            for name, text in texts.items()
+        }
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files:
         refusals.refuse(file, allow_ddp=options.allow_ddp, beside=beside)
@@ -106,6 +111,24 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+
+
+def _left_behind(file: File, converted: set[str]) -> list[Note]:
+    """What to do about a file that still wraps models, in a program of which others were converted without it."""
+    where = refusals.first_use_of_data_parallel(file)
+    if where is None:
+        return []
+    line, column = where
+    span = Span.of(line - file.before, column, line - file.before, column + 1)
+    others = ", ".join(sorted(converted))
+    return [
+        Note(
+            WrapRule.id,
+            span,
+            f"still uses nn.DataParallel, in one program with {others}, which was converted before",
+            "convert them together, from the originals",
+        )
+    ]
 
 
 def _convert_file(file: File, original: str, source: Source, planned: Plan, options: Options) -> Conversion:

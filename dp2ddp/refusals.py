@@ -68,8 +68,15 @@ def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
 
 def uses_data_parallel(file: File) -> bool:
     """Whether a file names `DataParallel` or `data_parallel`."""
-    named = any(name in file.text for name in _CONVERTED)
-    return named and any(_names_data_parallel(node) for node in ast.walk(file.tree))
+    return first_use_of_data_parallel(file) is not None
+
+
+def first_use_of_data_parallel(file: File) -> tuple[int, int] | None:
+    """Line (counted over the program) and column where a file first names `DataParallel` or `data_parallel`."""
+    if not any(name in file.text for name in _CONVERTED):
+        return None
+    uses = (node for node in ast.walk(file.tree) if _names_data_parallel(node))
+    return min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
 
 
 def _names_data_parallel(node: ast.AST) -> bool:

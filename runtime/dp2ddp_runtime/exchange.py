@@ -28,7 +28,7 @@ from .payload import (
 )
 
 _FIRST_SLOT = 16384
-MOST_KEYS = 256
+_MOST_KEYS = 256
 
 
 class Pending:
@@ -83,6 +83,7 @@ class Exchange:
             device: where the tensors live. Must be of the same kind on all ranks.
             key: calls with the same key need about the same space. Must be equal on all ranks.
         """
+        self._forget_old_keys()
         with normal_mode():
             route = self._route(device)
             head, data, rest = packed(part)
@@ -95,6 +96,11 @@ class Exchange:
 
     def _route(self, device: torch.device) -> torch.device:
         return carrier(device) if self._group is None else torch.device("cpu")
+
+    def _forget_old_keys(self) -> None:
+        """Before each call, so that all ranks do so at the same one."""
+        if len(self._slots) > _MOST_KEYS:
+            self._slots.clear()
 
     def _slot(self, key: Hashable) -> int:
         return self._slots.get(key, _FIRST_SLOT)
@@ -119,8 +125,6 @@ class Exchange:
             payload = payload if len(payload) >= largest else torch.cat([payload, payload.new_empty(largest)])
             received, work = self._start(payload[:largest])
             work.wait()
-        if len(self._slots) > MOST_KEYS:
-            self._slots.clear()
         # The heads' sizes vary by some bytes (numbers of different lengths).
         self._slots[key] = aligned(largest) + 64
         return received

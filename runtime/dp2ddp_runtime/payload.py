@@ -121,14 +121,14 @@ def whole_head(payload: torch.Tensor) -> bytes:
     return ctypes.string_at(payload.data_ptr(), SIZES.size + sizes(payload)[1])
 
 
-def _head_of(payload: torch.Tensor) -> tuple[Head, int]:
+def head_of(payload: torch.Tensor) -> tuple[Head, int]:
     """The head, and where the data begins."""
     _, length = sizes(payload)
     return _parsed(ctypes.string_at(payload.data_ptr() + SIZES.size, length)), aligned(SIZES.size + length)
 
 
 def unpack(payload: torch.Tensor) -> Part:
-    head, offset = _head_of(payload)
+    head, offset = head_of(payload)
     tensors, offset = read(payload, offset, head.specs)
     return completed(tensors, head, payload, offset)
 
@@ -164,7 +164,7 @@ class Control(NamedTuple):
 
 
 def read_control(payload: torch.Tensor) -> Control:
-    head, offset = _head_of(payload)
+    head, offset = head_of(payload)
     return Control(head, payload, offset)
 
 

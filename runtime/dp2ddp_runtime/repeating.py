@@ -10,8 +10,8 @@ import torch
 
 from . import mesh
 from .collectives import new_rows, start_all_gather
-from .exchange import MOST_KEYS, Exchange, Sending, normal_mode
-from .payload import Part, data_start, fill, packed, plain, signature, unpack, whole_head
+from .exchange import Exchange, Sending, normal_mode
+from .payload import Part, data_start, fill, head_of, packed, plain, signature, unpack, whole_head
 
 
 class Repeating(Exchange):
@@ -24,11 +24,13 @@ class Repeating(Exchange):
 
     def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
         sent = signature(part) if device.type == "cpu" and self._route(device).type == "cpu" else None
+        # Taken out, and put back when all went well: nothing else must write where a failed call still receives. And a
+        # lane is always the latest call's, so where it tells the same, the next slot is the same, too.
+        lane = self._lanes.pop(key, None)
         if sent is None:
             return super().__call__(part, device, key)
+        self._forget_old_keys()
         with normal_mode():
-            # Taken out, and put back when all went well: nothing else must write where a failed call still receives.
-            lane = self._lanes.pop(key, None)
             if lane is not None and lane.sent == sent and lane.slot == self._slot(key):
                 lane.send(part)
                 lane.sending.work.wait()
@@ -37,10 +39,14 @@ class Repeating(Exchange):
             else:
                 head, data, _ = packed(part)
                 lane = self._open(self._send(head, data, key), sent, key)
-            if len(self._lanes) > MOST_KEYS:
-                self._lanes.clear()
-            self._lanes[key] = lane
+            if lane.is_plain:
+                self._lanes[key] = lane
             return lane.parts
+
+    def _forget_old_keys(self) -> None:
+        super()._forget_old_keys()
+        if not self._slots:
+            self._lanes.clear()
 
     def _start(self, row: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
         rows = new_rows(row)
@@ -60,6 +66,7 @@ class _Lane:
         self.sent = sent
         self.slot = len(sending.received[0])
         self.parts = [unpack(row) for row in sending.received]
+        self.is_plain = not any(head_of(row)[0].rest for row in sending.received)  # else heads don't say it all
         self._heads = [whole_head(row) for row in sending.received]
 
     def send(self, part: Part) -> None:

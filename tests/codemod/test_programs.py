@@ -126,6 +126,16 @@ def test_converting_twice_changes_nothing() -> None:
     assert all(conversion.converted_before for conversion in again.values())
 
 
+def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
+    once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
+    late = "from torch import nn\nfrom lib.models import build\n\nnet = nn.DataParallel(nn.Linear(1, 1))\n"
+    done = converted({**once, "late.py": late}, "late.py")
+    assert not any(conversion.changed for conversion in done.values())
+    (note,) = done["late.py"].notes
+    assert note.span.start == (4, 6)
+    assert "lib/models.py, which was converted before" in note.what
+
+
 def test_two_entries_share_a_conversion() -> None:
     test = """\
 from engine import test

@@ -90,6 +90,47 @@ def test_what_is_like_before_is_only_copied(ranks: RankPool, connected: bool) ->
     assert second == [0, 0, 1, 0, 1, 0, 0, 0, 1]
 
 
+def notes_in_between(sizes: list[int]) -> bool:
+    """Rank 0 has a note of its own at times, which isn't plain and may take more room; the slots must stay the same."""
+    carry = repeating.Repeating()
+    for call, size in enumerate(sizes):
+        told = [f"{call:04}" * size] if size else None
+        note = told if world.rank() == 0 else None
+        rows = 6 if size == 0 and call % 5 == 4 else 2
+        sent = payload.Part([torch.full((rows,), call + 10 * world.rank())], note)
+        for rank, part in enumerate(carry(sent, CPU, "key")):
+            assert part.note == (told if rank == 0 else None), call
+            assert part.tensors[0].tolist() == [call + 10 * rank] * rows, call
+    return True
+
+
+def test_the_ranks_foresee_the_same_sizes_after_other_notes(ranks: RankPool) -> None:
+    for size in range(1, 40):
+        assert ranks(2, notes_in_between, [0, 0, 0, size, 0, 0, size, size, size, size, 0, 0]) == [True, True]
+
+
+def more_keys_than_are_kept() -> bool:
+    exchange._MOST_KEYS = 3
+    carry = repeating.Repeating()
+    try:
+        for call in range(60):
+            key = call % 5 if call < 20 else call % 2 if call < 50 else call
+            note = [call] if world.rank() == 0 and call % 7 == 0 else None
+            sent = payload.Part([torch.full((call % 4,), world.rank())], note)
+            for rank, part in enumerate(carry(sent, CPU, key)):
+                assert part.note == ([call] if rank == 0 and call % 7 == 0 else None)
+                assert part.tensors[0].tolist() == [rank] * (call % 4)
+            assert len(carry._slots) <= 4
+            assert len(carry._lanes) <= 4
+    finally:
+        exchange._MOST_KEYS = 256
+    return True
+
+
+def test_keys_are_forgotten_by_all_ranks_at_once(ranks: RankPool) -> None:
+    assert ranks(2, more_keys_than_are_kept) == [True, True]
+
+
 def nothing_shared_between_calls() -> bool:
     """Notes and sparse tensors that the receiver changes; heads that change, grow and come back."""
     carry = exchange.Exchange()
