@@ -7,7 +7,6 @@ socket's buffer already is read in 0.02 ms, without waking any thread.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import shutil
 import socket
@@ -22,7 +21,7 @@ import torch
 from . import world
 from .exchange import Exchange
 from .journal import PeerError
-from .payload import Part
+from .payload import Part, memory_of
 
 #: Bytes of the largest message. Two of them fit into any socket's buffer, and no rank is further ahead of another than
 #: that: so sending never waits, and the ranks can all send before they read.
@@ -55,10 +54,12 @@ class Mesh:
         Raises:
             PeerError: a rank is gone.
         """
+        return Gathering(self, rows, row).start()
+
+    def send(self, message: memoryview) -> None:
+        """Send a message to each other rank."""
         self._number += 1
-        message = _memory(row)
         parts: list[Any] = [_HEAD.pack(self._number, len(message)), message]
-        ctypes.memmove(rows[world.rank()].data_ptr(), row.data_ptr(), len(message))
         for rank, peer in self._peers.items():
             try:
                 sent = peer.sendmsg(parts)
@@ -66,17 +67,19 @@ class Mesh:
                     peer.sendall(b"".join(parts)[sent:])
             except BaseException as error:  # noqa: BLE001 - whatever it is, it goes on from there
                 self._fail(rank, error)
-        return Gathering(self, rows)
 
-    def receive(self, rows: Sequence[torch.Tensor]) -> None:
+    def receive(self, messages: Sequence[memoryview]) -> None:
         """Read a message from each other rank.
+
+        Args:
+            messages: room for them, by rank.
 
         Raises:
             PeerError: a rank is gone, has sent nothing in time, or is elsewhere in the script.
         """
         for rank, peer in self._peers.items():
             try:
-                self._read(peer, _memory(rows[rank]))
+                self._read(peer, messages[rank])
             except BaseException as error:  # noqa: BLE001 - whatever it is, it goes on from there
                 self._fail(rank, error)
 
@@ -101,21 +104,27 @@ class Mesh:
 
 
 class Gathering:
-    """A gathering that is under way, as `torch.distributed`'s `Work`."""
+    """A gathering that is under way, as `torch.distributed`'s `Work`; it may be started again between the same rows."""
 
-    def __init__(self, mesh: Mesh, rows: Sequence[torch.Tensor]) -> None:
-        self._mesh: Mesh | None = mesh
-        self._rows = rows
+    def __init__(self, mesh: Mesh, rows: Sequence[torch.Tensor], row: torch.Tensor) -> None:
+        self._mesh = mesh
+        self._tensors = rows, row  # kept, as the views don't keep them
+        self._message = memory_of(row)
+        self._rows = [memory_of(each) for each in rows]
+        self._under_way = False
+
+    def start(self) -> Gathering:
+        """Send this rank's row."""
+        self._rows[world.rank()][:] = self._message
+        self._mesh.send(self._message)
+        self._under_way = True
+        return self
 
     def wait(self) -> None:
         """Wait for the other ranks' rows, if they aren't here yet."""
-        mesh, self._mesh = self._mesh, None
-        if mesh is not None:
-            mesh.receive(self._rows)
-
-
-def _memory(row: torch.Tensor) -> memoryview:
-    return memoryview((ctypes.c_char * len(row)).from_address(row.data_ptr())).cast("B")
+        if self._under_way:
+            self._under_way = False
+            self._mesh.receive(self._rows)
 
 
 def _fill(peer: socket.socket, memory: memoryview, started: bool = True) -> None:

@@ -111,9 +111,9 @@ def lay_out(payload: torch.Tensor, offset: int, data: Sequence[torch.Tensor]) ->
         offset += aligned(size)
 
 
-def data_start(payload: torch.Tensor) -> int:
-    """Where the data begins."""
-    return aligned(SIZES.size + sizes(payload)[1])
+def memory_of(payload: torch.Tensor) -> memoryview:
+    """The bytes of a payload, or any other row of bytes; valid as long as that lives."""
+    return memoryview((ctypes.c_char * len(payload)).from_address(payload.data_ptr())).cast("B")
 
 
 def whole_head(payload: torch.Tensor) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Hashable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from . import mesh
 from .collectives import new_rows, start_all_gather
 from .exchange import Exchange, Sending, normal_mode
-from .payload import Part, data_start, fill, head_of, packed, plain, signature, unpack, whole_head
+from .payload import Part, head_of, memory_of, packed, signature, unpack, whole_head
 
 
 class Repeating(Exchange):
@@ -66,20 +65,22 @@ class _Lane:
         self.sent = sent
         self.slot = len(sending.received[0])
         self.parts = [unpack(row) for row in sending.received]
+        heads = [whole_head(row) for row in sending.received]
         self.is_plain = not any(head_of(row)[0].rest for row in sending.received)  # else heads don't say it all
-        self._heads = [whole_head(row) for row in sending.received]
+        self._heads = [(memory_of(row)[: len(head)], head) for row, head in zip(sending.received, heads)]
+        self._mine = unpack(sending.payload).tensors
 
     def send(self, part: Part) -> None:
         """Send a part of the same signature."""
-        payload = self.sending.payload
-        fill(payload, b"", data_start(payload), [plain(tensor) for tensor in part.tensors])
-        self.sending.work = _start(self.sending.received, payload[: self.slot])
+        for mine, tensor in zip(self._mine, part.tensors):
+            mine.copy_(tensor.detach())
+        row = self.sending.payload[: self.slot]
+        work = self.sending.work
+        self.sending.work = work.start() if isinstance(work, mesh.Gathering) else _start(self.sending.received, row)
 
     def told_the_same(self) -> bool:
         """Whether all ranks' parts were laid out as before: then `parts` shows the new ones."""
-        return all(
-            ctypes.string_at(row.data_ptr(), len(head)) == head for row, head in zip(self.sending.received, self._heads)
-        )
+        return all(memory.tobytes() == head for memory, head in self._heads)
 
 
 def _start(rows: list[torch.Tensor], row: torch.Tensor) -> Any:

@@ -50,13 +50,14 @@ class _Memory:
     size = _WORDS * 4
 
     def __init__(self, address: int) -> None:
-        self.address = address
+        # A view, because calls by way of ctypes take several times as long.
+        self._view = memoryview((ctypes.c_char * self.size).from_address(address)).cast("B")
 
     def read(self) -> bytes:
-        return ctypes.string_at(self.address, self.size)
+        return self._view.tobytes()
 
     def write(self, raw: bytes) -> None:
-        ctypes.memmove(self.address, raw, self.size)
+        self._view[:] = raw
 
 
 class _Python:
@@ -98,13 +99,14 @@ class _Numpy:
     """The generator behind the functions of `numpy.random`: a Mersenne Twister, unless a script sets another one."""
 
     def __init__(self) -> None:
+        self._state: Any = getattr(np.random.mtrand, "_rand", None)  # stays the same for good
         self._bits: Any = self  # what was looked at last; nothing yet
         self._memory: _Memory | None = None
         self._held: State | None = None
 
     def _look(self) -> None:
         """Find the memory again if another generator was set."""
-        bits = getattr(np.random.mtrand._rand, "_bit_generator", None)
+        bits = getattr(self._state, "_bit_generator", None)
         if bits is self._bits:
             return
         self._bits, self._memory, self._held = bits, None, None
@@ -158,7 +160,7 @@ def numpy_seeded(seed: int) -> State | None:
 
 
 _python = _Python()
-_numpy = _Numpy()
+_numpy = _Numpy() if np is not None else None
 
 capture_python: Callable[[], State] = _python.capture
 restore_python: Callable[[State], None] = _python.restore
@@ -166,10 +168,10 @@ restore_python: Callable[[State], None] = _python.restore
 
 def capture_numpy() -> State | None:
     """NumPy's state; None without NumPy."""
-    return None if np is None else _numpy.capture()
+    return None if _numpy is None else _numpy.capture()
 
 
 def restore_numpy(state: State | None) -> None:
     """Put NumPy's generator into `state`."""
-    if state is not None:
+    if _numpy is not None and state is not None:
         _numpy.restore(state)

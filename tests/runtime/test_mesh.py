@@ -53,6 +53,7 @@ def waiting_twice() -> list[int]:
         gathering = connected.start(rows, message(world.rank(), number, 8))
         gathering.wait()
         gathering.wait()
+    gathering.start().wait()
     return [int(row[0]) for row in rows]
 
 
