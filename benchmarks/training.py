@@ -28,7 +28,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "scripts"
 Epoch = Callable[[], Iterator[None]]
 """Trains an epoch; stops ahead of each step."""
-TURN = 16  # steps: enough of them for the processor to have a variant at hand
+TURN = 8  # steps
 
 
 def main() -> None:
