@@ -7,6 +7,7 @@ socket's buffer already is read in 0.02 ms, without waking any thread.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import socket
@@ -23,13 +24,14 @@ from .exchange import Exchange
 from .journal import PeerError
 from .payload import Part, memory_of
 
-#: Bytes of the largest message. Two of them fit into any socket's buffer, and no rank is further ahead of another than
-#: that: so sending never waits, and the ranks can all send before they read.
+#: Bytes of the largest message. Two of them have to fit into a socket's buffer, and no rank is further ahead of another
+#: than that: so sending never waits, and the ranks can all send before they read.
 LARGEST = 1 << 15
 
 _HEAD = struct.Struct("QQ")  # a message's number and size
 _RANK = 4  # bytes, which the connecting side says first
 _CONNECT_WITHIN = 30.0  # seconds
+_LONGEST_WAIT = 2e6  # seconds: a socket counts milliseconds in 32 bits
 _CPU = torch.device("cpu")
 
 
@@ -44,7 +46,7 @@ class Mesh:
         self._peers = peers
         self._number = 0  # of the gathering
         for peer in peers.values():
-            peer.settimeout(world.current().timeout)
+            peer.settimeout(min(world.current().timeout, _LONGEST_WAIT))
 
     def start(self, rows: Sequence[torch.Tensor], row: torch.Tensor) -> Gathering:
         """Start gathering every rank's `row` into `rows`: CPU tensors of bytes, all of one size, at most `LARGEST`.
@@ -141,15 +143,12 @@ def joined() -> Mesh | None:
 
     The first call is a collective.
     """
-    folder = Path(tempfile.mkdtemp(prefix="dp2ddp-"))  # nobody else may enter it
     tell = Exchange()
-    try:
-        listener = _listen(folder) if world.current().local_world_size == world.world_size() else None
+    with contextlib.ExitStack() as stack:
+        listener = _listen(stack) if world.current().local_world_size == world.world_size() else None
         places = [part.note for part in tell(Part([], listener and str(listener.getsockname())), _CPU)]
         peers = None if listener is None or None in places else _connect(listener, places)
         reached = [part.note for part in tell(Part([], peers is not None), _CPU)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if peers is not None and all(reached):
         return Mesh(peers)
     for peer in (peers or {}).values():
@@ -157,35 +156,58 @@ def joined() -> Mesh | None:
     return None
 
 
-def _listen(folder: Path) -> socket.socket | None:
-    if not hasattr(socket, "AF_UNIX"):
-        return None
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listen(stack: contextlib.ExitStack) -> socket.socket | None:
+    """A socket that the other ranks can find; `stack` takes it away again. None where there can't be one."""
     try:
-        listener.bind(str(folder / "rank"))
+        if not hasattr(socket, "AF_UNIX") or not _holds_two_messages():
+            return None
+        folder = tempfile.mkdtemp(prefix="dp2ddp-")  # nobody else may enter it
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        listener = stack.enter_context(_new_socket())
+        listener.bind(str(Path(folder, "rank")))
         listener.listen(world.world_size())
-    except OSError:  # such as a name that is too long
-        listener.close()
+    except OSError:  # no folder can be written, its name is too long, sockets are forbidden, ...
         return None
     return listener
+
+
+def _new_socket() -> socket.socket:
+    return _with_room(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+
+
+def _with_room(one: socket.socket) -> socket.socket:
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        one.setsockopt(socket.SOL_SOCKET, buffer, 4 * LARGEST)
+    return one
+
+
+def _holds_two_messages() -> bool:
+    """Whether this system's sockets have room for what may be under way."""
+    size = _HEAD.size + LARGEST
+    one, other = map(_with_room, socket.socketpair(socket.AF_UNIX))
+    with one, other:
+        one.setblocking(False)
+        try:
+            return all(one.send(bytes(size)) == size for _ in range(2))
+        except BlockingIOError:
+            return False
 
 
 def _connect(listener: socket.socket, places: Sequence[str]) -> dict[int, socket.socket] | None:
     """Call the ranks before this one, and wait for the calls of those after it."""
     peers: dict[int, socket.socket] = {}
     try:
-        with listener:
-            listener.settimeout(_CONNECT_WITHIN)
-            for rank in range(world.rank()):
-                peers[rank] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                peers[rank].connect(places[rank])
-                peers[rank].sendall(world.rank().to_bytes(_RANK, "little"))
-            while len(peers) < len(places) - 1:
-                peer, _ = listener.accept()
-                peer.settimeout(_CONNECT_WITHIN)
-                name = bytearray(_RANK)
-                _fill(peer, memoryview(name))
-                peers[int.from_bytes(name, "little")] = peer
+        listener.settimeout(_CONNECT_WITHIN)
+        for rank in range(world.rank()):
+            peers[rank] = _new_socket()
+            peers[rank].connect(places[rank])
+            peers[rank].sendall(world.rank().to_bytes(_RANK, "little"))
+        while len(peers) < len(places) - 1:
+            peer = _with_room(listener.accept()[0])
+            peer.settimeout(_CONNECT_WITHIN)
+            name = bytearray(_RANK)
+            _fill(peer, memoryview(name))
+            peers[int.from_bytes(name, "little")] = peer
     except OSError:
         for peer in peers.values():
             peer.close()

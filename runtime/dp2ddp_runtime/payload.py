@@ -60,8 +60,8 @@ def packed(part: Part) -> tuple[bytes, list[torch.Tensor], list[torch.Tensor]]:
 
 
 def signature(part: Part) -> Any:
-    """What decides on a part's head: equal for two parts only if their heads are. None where the head isn't all."""
-    if not _is_plain(part.note) or not all(map(_travels, part.tensors)):
+    """What decides on a CPU part's head: equal for two parts only if their heads are. None where the head isn't all."""
+    if not _is_plain(part.note) or not all(_travels(tensor) and tensor.device.type == "cpu" for tensor in part.tensors):
         return None
     # By its text: 1, 1.0 and True are equal, but not the same.
     return [(tensor.dtype, tensor.shape) for tensor in part.tensors], repr(part.note)

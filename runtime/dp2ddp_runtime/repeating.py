@@ -12,6 +12,8 @@ from .collectives import new_rows, start_all_gather
 from .exchange import Exchange, Sending, normal_mode
 from .payload import Part, head_of, memory_of, packed, signature, unpack, whole_head
 
+_LARGEST_KEPT = mesh.LARGEST  # bytes: for larger ones the copying decides, and there may be many keys
+
 
 class Repeating(Exchange):
     """An `Exchange` for calls that are mostly like the one before: then only the data is copied, between buffers that
@@ -38,7 +40,7 @@ class Repeating(Exchange):
             else:
                 head, data, _ = packed(part)
                 lane = self._open(self._send(head, data, key), sent, key)
-            if lane.is_plain:
+            if lane.is_plain and lane.slot <= _LARGEST_KEPT:
                 self._lanes[key] = lane
             return lane.parts
 
@@ -52,9 +54,11 @@ class Repeating(Exchange):
         return rows, _start(rows, row)
 
     def _open(self, sending: Sending, sent: Any, key: Hashable) -> _Lane:
-        """Read what was received, and keep it all for the next call."""
+        """Read what was received, so that it can be kept for the next call."""
         received = self._receive(sending, key)
-        return _Lane(Sending(sending.payload, received, sending.work), sent)
+        lane = _Lane(Sending(sending.payload, received, sending.work), sent)
+        lane.is_plain &= received is sending.received  # else it took a second gathering, and these are its rows
+        return lane
 
 
 class _Lane:

@@ -227,7 +227,7 @@ def _as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-_SLOT = 16384  # holds the three states (about 11 kB) in one broadcast; a larger one takes a second
+_SLOT = 32768  # holds the three states (about 17 kB) in one broadcast; a larger one takes a second
 
 
 def _broadcast(data: bytes) -> bytes:

@@ -90,6 +90,22 @@ def test_what_is_like_before_is_only_copied(ranks: RankPool, connected: bool) ->
     assert second == [0, 0, 1, 0, 1, 0, 0, 0, 1]
 
 
+def large_parts() -> list[int]:
+    """How many buffers are kept after small parts, and after large ones with other keys."""
+    carry = repeating.Repeating()
+    kept = []
+    for rows in (10, mesh.LARGEST):
+        for call in range(4):
+            parts = carry(payload.Part([torch.full((rows,), call + world.rank())]), CPU, rows)
+            assert [int(part.tensors[0].sum()) for part in parts] == [rows * (call + rank) for rank in range(2)]
+        kept.append(len(carry._lanes))
+    return kept
+
+
+def test_the_buffers_of_large_parts_are_not_kept(ranks: RankPool) -> None:
+    assert ranks(2, large_parts) == [[1, 1]] * 2
+
+
 def notes_in_between(sizes: list[int]) -> bool:
     """Rank 0 has a note of its own at times, which isn't plain and may take more room; the slots must stay the same."""
     carry = repeating.Repeating()

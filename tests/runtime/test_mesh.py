@@ -103,19 +103,27 @@ def test_nobody_waits_for_ever(ranks: RankPool) -> None:
 
 
 def without_a_mesh(how: str) -> bool:
-    """Whether there is none, if one rank is on another machine or can't listen, or none of them reaches the others."""
-    before, listen = world.current(), mesh._listen
+    """Whether there is none: one rank is elsewhere or can't listen, or none of them reaches the others."""
+    before, listen, largest, mkdtemp = world.current(), mesh._listen, mesh.LARGEST, mesh.tempfile.mkdtemp
     try:
         if how == "elsewhere" and world.rank() == 1:
             world.enter(dataclasses.replace(before, local_world_size=1))
         if how == "deaf" and world.rank() == 0:
-            mesh._listen = lambda folder: None
+            mesh._listen = lambda stack: None
+        if how == "small" and world.rank() == 0:
+            mesh.LARGEST = 1 << 25
+        if how == "full" and world.rank() == 1:
+            mesh.tempfile.mkdtemp = no_room
         if how == "unreachable":
-            mesh._listen = lambda folder: (made := listen(folder)) and Mislaid(made)
+            mesh._listen = lambda stack: (made := listen(stack)) and Mislaid(made)
         return mesh.joined.__wrapped__() is None
     finally:
         world.enter(before)
-        mesh._listen = listen
+        mesh._listen, mesh.LARGEST, mesh.tempfile.mkdtemp = listen, largest, mkdtemp
+
+
+def no_room(prefix: str) -> str:
+    raise OSError(28, "No space left on device")
 
 
 class Mislaid:
@@ -133,13 +141,7 @@ class Mislaid:
     def accept(self) -> object:
         return self.listener.accept()
 
-    def __enter__(self) -> Mislaid:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.listener.close()
-
-
-@pytest.mark.parametrize("how", ["elsewhere", "deaf", "unreachable"])
+@pytest.mark.parametrize("how", ["elsewhere", "deaf", "small", "full", "unreachable"])
 def test_without_all_ranks_in_reach_there_is_no_mesh(ranks: RankPool, how: str) -> None:
     assert ranks(2, without_a_mesh, how) == [True, True]

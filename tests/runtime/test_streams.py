@@ -168,7 +168,7 @@ def adopt(oversized: bool) -> Any:
     draw(1 + world.rank())
     before = draw(1)
     streams.adopt_main_state()
-    streams._SLOT = 16384
+    streams._SLOT = 32768
     with streams.forward:
         own = draw(1)
     return before, draw(3), own, torch.initial_seed()
