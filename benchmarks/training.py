@@ -1,11 +1,14 @@
 """Time of a training step of converted scripts, as a ratio to hand-written DDP: same ranks, one run.
 
 All variants live in the same rank processes. In each round they train an epoch, and take turns in it, some steps each,
-in another order each time, so that the machine's load falls on all of them. The ratio is the median over rounds of
-(variant's epoch / hand-written epoch of the same round). On a busy machine ranks wait for each other's turn on a
-processor, the more often they meet the longer: ratios mean something only where there is a processor for each rank.
+in another order each time, so that the machine's load falls on all of them. Where a process finds memory favours one
+variant or another for as long as it lives, by some hundredths: so the ranks are started several times. The ratio is the
+median over all rounds of (variant's epoch / hand-written epoch of the same round). On a busy machine ranks wait for
+each other's turn on a processor, the more often they meet the longer: ratios mean something only where there is a
+processor for each rank.
 
-    python benchmarks/training.py [--ranks 2] [--rounds 15] [--samples 2048] [--batch-size 64] [--max sharded=1.05 ...]
+    python benchmarks/training.py [--ranks 2] [--starts 5] [--rounds 12] [--samples 2048] [--batch-size 64]
+                                  [--max sharded=1.05 ...]
 
 Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's
 ratio is above its bound.
@@ -16,46 +19,65 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Epoch = Callable[[], Iterator[None]]
 """Trains an epoch; stops ahead of each step."""
+Round = dict[str, float]
+"""Seconds of an epoch, by variant."""
 TURN = 8  # steps
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks several times, or be one."""
     arguments = _parse()
     if "RANK" in os.environ:
         _measure(arguments)
         return
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={arguments.ranks}", "--standalone"]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    raise SystemExit(subprocess.run([*command, *sys.argv], env=environment, check=False).returncode)
+    starts = []
+    for number in range(arguments.starts):
+        starts.append(_start_ranks(arguments))
+        print(f"start {number + 1}: {_told(_ratios(starts[-1]))}", flush=True)
+    _report(list(itertools.chain(*starts)), arguments)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12, help="at each start, behind one to warm up")
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max", nargs="*", default=[], metavar="VARIANT=RATIO")
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # where rank 0 leaves its rounds
     return parser.parse_args()
+
+
+def _start_ranks(arguments: argparse.Namespace) -> list[Round]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={arguments.ranks}", "--standalone"]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rounds.json")
+        sizes = [f"--samples={arguments.samples}", f"--batch-size={arguments.batch_size}"]
+        script = [sys.argv[0], f"--rounds={arguments.rounds}", *sizes, f"--out={out}"]
+        subprocess.run([*command, *script], env=environment, check=True)
+        rounds: list[Round] = json.loads(out.read_text())
+    return rounds
 
 
 def _measure(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
-    limits = {name: float(ratio) for name, ratio in (limit.split("=") for limit in arguments.max)}
     sys.argv = [sys.argv[0], f"--samples={arguments.samples}", f"--batch-size={arguments.batch_size}"]
     variants = {
         "sharded": _epoch_of(_converted("sharded")),
@@ -63,28 +85,35 @@ def _measure(arguments: argparse.Namespace) -> None:
         "by hand": _epoch_of((SCRIPTS / "by_hand.py").read_text()),
         **_frameworks(),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    order = list(variants)
-    steps = -(-arguments.samples // arguments.batch_size)
-    for number in range(arguments.rounds + 1):
-        epochs = {name: epoch() for name, epoch in variants.items()}
-        taken = dict.fromkeys(variants, 0.0)
-        for turn in range(-(-(steps + 1) // TURN)):
-            random.Random(f"{number} {turn}").shuffle(order)  # the same on all ranks
-            for name in order:
-                dist.barrier()
-                start = time.perf_counter()
-                for _ in itertools.islice(epochs[name], TURN):
-                    pass
-                dist.barrier()
-                taken[name] += time.perf_counter() - start
-        assert all(next(epoch, "ended") == "ended" for epoch in epochs.values())
-        if number:  # the first round warms up
-            for name in variants:
-                seconds[name].append(taken[name])
+    turns = -(-(_steps(arguments) + 1) // TURN)  # one step more: it ends the epoch
+    rounds = [_one_round(variants, turns, number) for number in range(arguments.rounds + 1)]
     if dist.get_rank() == 0:
-        _report(seconds, arguments, limits)
+        arguments.out.write_text(json.dumps(rounds[1:]))
     dist.barrier()
+
+
+def _one_round(variants: Mapping[str, Epoch], turns: int, number: int) -> Round:
+    """Train an epoch of each variant, in turns."""
+    import torch.distributed as dist
+
+    epochs = {name: epoch() for name, epoch in variants.items()}
+    seconds = dict.fromkeys(variants, 0.0)
+    order = list(variants)
+    for turn in range(turns):
+        random.Random(f"{number} {turn}").shuffle(order)  # the same on all ranks
+        for name in order:
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in itertools.islice(epochs[name], TURN):
+                pass
+            dist.barrier()
+            seconds[name] += time.perf_counter() - start
+    assert all(next(epoch, "ended") == "ended" for epoch in epochs.values())
+    return seconds
+
+
+def _steps(arguments: argparse.Namespace) -> int:
+    return -(-int(arguments.samples) // int(arguments.batch_size))
 
 
 def _frameworks() -> dict[str, Epoch]:
@@ -113,19 +142,23 @@ def _epoch_of(text: str) -> Epoch:
     return scope["run_epoch"]  # type: ignore[return-value]
 
 
-def _report(seconds: dict[str, list[float]], arguments: argparse.Namespace, limits: dict[str, float]) -> None:
-    steps = -(-arguments.samples // arguments.batch_size)
-    out = sys.__stdout__
-    assert out is not None
-    print(f"{arguments.ranks} ranks, batch {arguments.batch_size}, {arguments.rounds} rounds", file=out)
+def _ratios(rounds: list[Round]) -> dict[str, list[float]]:
+    return {name: [each[name] / each["by hand"] for each in rounds] for name in rounds[0]}
+
+
+def _told(ratios: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {statistics.median(all_of):.3f}" for name, all_of in ratios.items())
+
+
+def _report(rounds: list[Round], arguments: argparse.Namespace) -> None:
+    limits = {name: float(ratio) for name, ratio in (limit.split("=") for limit in arguments.max)}
+    print(f"{arguments.ranks} ranks, batch {arguments.batch_size}, starts: {arguments.starts}, rounds: {len(rounds)}")
     failed = False
-    for name, times in seconds.items():
-        ratios = [mine / hand for mine, hand in zip(times, seconds["by hand"])]
+    for name, ratios in _ratios(rounds).items():
         ratio, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        step = statistics.median(times) / steps * 1000
-        print(f"{name:>16}  {step:7.2f} ms a step   ratio {ratio:.3f}  ({low:.3f} to {high:.3f})", file=out)
+        step = statistics.median(each[name] for each in rounds) / _steps(arguments) * 1000
+        print(f"{name:>16}  {step:7.2f} ms a step   ratio {ratio:.3f}  ({low:.3f} to {high:.3f})")
         failed |= ratio > limits.get(name, float("inf"))
-    out.flush()
     if failed:
         raise SystemExit("a ratio is above its bound")
 
