@@ -40,7 +40,7 @@ class Repeating(Exchange):
             else:
                 head, data, _ = packed(part)
                 lane = self._open(self._send(head, data, key), sent, key)
-            if lane.is_plain and lane.slot <= _LARGEST_KEPT:
+            if lane.reusable:
                 self._lanes[key] = lane
             return lane.parts
 
@@ -57,7 +57,7 @@ class Repeating(Exchange):
         """Read what was received, so that it can be kept for the next call."""
         received = self._receive(sending, key)
         lane = _Lane(Sending(sending.payload, received, sending.work), sent)
-        lane.is_plain &= received is sending.received  # else it took a second gathering, and these are its rows
+        lane.reusable &= received is sending.received  # else it took a second gathering, and these are its rows
         return lane
 
 
@@ -70,7 +70,8 @@ class _Lane:
         self.slot = len(sending.received[0])
         self.parts = [unpack(row) for row in sending.received]
         heads = [whole_head(row) for row in sending.received]
-        self.is_plain = not any(head_of(row)[0].rest for row in sending.received)  # else heads don't say it all
+        heads_say_all = not any(head_of(row)[0].rest for row in sending.received)
+        self.reusable = heads_say_all and self.slot <= _LARGEST_KEPT
         self._heads = [(memory_of(row)[: len(head)], head) for row, head in zip(sending.received, heads)]
         self._mine = unpack(sending.payload).tensors
 

@@ -116,7 +116,11 @@ class Stream:
     def _prepare(self) -> None:
         base = torch.initial_seed()
         device = _cuda_device()
-        if self._own is None or base != self._base or device != self._device:
+        if (
+            self._own is None
+            or (base, device) != (self._base, self._device)
+            or not twisters.numpy_fits(self._own.numpy)
+        ):
             rank = world.rank() if self.rank is None else self.rank
             self._base, self._device = base, device
             self._own = fresh(replica_seed(base, rank, self.epoch), device)
@@ -227,7 +231,7 @@ def _as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-_SLOT = 32768  # holds the three states (about 17 kB) in one broadcast; a larger one takes a second
+_SLOT = 16384  # holds the three states (about 10 kB) in one broadcast; a larger one takes a second
 
 
 def _broadcast(data: bytes) -> bytes:

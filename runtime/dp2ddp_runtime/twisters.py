@@ -2,7 +2,7 @@
 
 Random streams change at each batch and each forward, but most scripts draw from neither there. `getstate` makes 625
 Python integers, which costs more between two layers (whose data has filled the processor's cache) than all other
-generators together. So the 2500 bytes behind a generator are compared first; the long way is only taken if it moved.
+generators together. So the 2500 bytes behind a generator are read and written directly, where they are found.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ except ImportError:  # torch works without NumPy, and so does this runtime
     np = None  # type: ignore[assignment]
 
 _WORDS = 625  # 624 of the generator's, and its position in them
-_as_words = struct.Struct(f"{_WORDS}I").pack
+_words = struct.Struct(f"{_WORDS}I")
+_TWISTER = "MT19937"  # NumPy's name for it
 
 
 class State(NamedTuple):
-    """What a generator's `getstate` gives, and the same as raw bytes where these say it all."""
+    """The state of one generator."""
 
-    full: Any
     raw: bytes | None
+    """A Mersenne Twister's words, as they lie in memory."""
     cached: float | None = None
-    """A normally distributed number that was drawn along with the last one, outside of the raw bytes."""
+    """A normally distributed number that was drawn along with the last one, and is handed out next."""
+    other: dict[str, Any] | None = None
+    """The state of NumPy's generator where a script has set one that is no Mersenne Twister."""
 
     def same(self, other: State) -> bool:
         """Whether both are the same state."""
-        if self.raw is not None and other.raw is not None:
-            return self.raw == other.raw and self.cached == other.cached
-        return _same(self.full, other.full)
+        return self[:2] == other[:2] and _same(self.other, other.other)
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    equal = one == other
-    return bool(equal if np is None else np.all(equal))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return one is other or bool(np.array_equal(one, other))
 
 
 class _Memory:
@@ -69,30 +69,27 @@ class _Python:
         start = object.__basicsize__
         known = sys.implementation.name == "cpython" and random.Random.__basicsize__ >= start + _Memory.size
         memory = _Memory(id(self._generator) + start)
-        self._memory = memory if known and memory.read() == self.raw(random.getstate()) else None
-        self._held: State | None = None  # what it held when last looked at
+        self._memory = memory if known and memory.read() == self.state_of(random.getstate()).raw else None
 
     @staticmethod
-    def raw(full: Any) -> bytes:
-        _, (*words, index), _ = full
-        return _as_words(index, *words)
+    def state_of(full: Any) -> State:
+        """What `getstate` gives, as a `State`."""
+        _, (*words, index), cached = full
+        return State(_words.pack(index, *words), cached)
 
     def capture(self) -> State:
         if self._memory is None:
-            return State(random.getstate(), None)
-        raw, cached = self._memory.read(), self._generator.gauss_next
-        held = self._held
-        if held is None or held.raw != raw or held.cached != cached:
-            held = self._held = State(random.getstate(), raw, cached)
-        return held
+            return self.state_of(random.getstate())
+        return State(self._memory.read(), self._generator.gauss_next)
 
     def restore(self, state: State) -> None:
-        if self._memory is None or state.raw is None:
-            random.setstate(state.full)
+        assert state.raw is not None
+        if self._memory is None:
+            index, *words = _words.unpack(state.raw)
+            random.setstate((random.Random.VERSION, (*words, index), state.cached))
             return
         self._memory.write(state.raw)
         self._generator.gauss_next = state.cached
-        self._held = state
 
 
 class _Numpy:
@@ -101,8 +98,9 @@ class _Numpy:
     def __init__(self) -> None:
         self._state: Any = getattr(np.random.mtrand, "_rand", None)  # stays the same for good
         self._bits: Any = self  # what was looked at last; nothing yet
+        self._kind = _TWISTER
         self._memory: _Memory | None = None
-        self._held: State | None = None
+        self._held: State | None = None  # what it held when last looked at
 
     def _look(self) -> None:
         """Find the memory again if another generator was set."""
@@ -110,32 +108,55 @@ class _Numpy:
         if bits is self._bits:
             return
         self._bits, self._memory, self._held = bits, None, None
-        full: Any = np.random.get_state()
-        if bits is not None and isinstance(full, tuple):  # another kind's state is a dict
+        full = np.random.get_state(legacy=False)
+        self._kind = full["bit_generator"]
+        if bits is not None and self._kind == _TWISTER:
             memory = _Memory(bits.ctypes.state_address)
-            self._memory = memory if memory.read() == self.raw(full) else None
+            self._memory = memory if memory.read() == self.state_of(full).raw else None
 
     @staticmethod
-    def raw(full: Any) -> bytes:
-        return bytes(full[1].tobytes()) + int(full[2]).to_bytes(4, sys.byteorder)
+    def state_of(full: Any) -> State:
+        """What `get_state(legacy=False)` gives, as a `State`."""
+        if full["bit_generator"] != _TWISTER:
+            return State(None, None, full)
+        key, position = full["state"]["key"], full["state"]["pos"]
+        raw = key.astype(np.uint32).tobytes() + int(position).to_bytes(4, sys.byteorder)
+        return State(raw, float(full["gauss"]) if full["has_gauss"] else None)
+
+    @staticmethod
+    def full(state: State) -> Any:
+        """What `set_state` takes."""
+        if state.raw is None:
+            return state.other
+        *key, position = _words.unpack(state.raw)
+        return _TWISTER, np.array(key, np.uint32), position, int(state.cached is not None), state.cached or 0.0
+
+    def seeded(self, value: int) -> State:
+        self._look()
+        source = value if self._kind == _TWISTER else type(self._bits)(value)
+        return self.state_of(np.random.RandomState(source).get_state(legacy=False))
+
+    def fits(self, state: State) -> bool:
+        self._look()
+        return bool(self._kind == (_TWISTER if state.other is None else state.other["bit_generator"]))
 
     def capture(self) -> State:
         self._look()
         # A cached normal number can be used up without a trace in the raw bytes, so then these don't say it all.
-        if self._memory and self._held and self._held.raw is not None and self._memory.read() == self._held.raw:
+        if self._memory and self._held and self._held.cached is None and self._memory.read() == self._held.raw:
             return self._held
-        full: Any = np.random.get_state()
-        self._held = State(full, self._memory.read() if self._memory and not full[3] else None)
+        self._held = self.state_of(np.random.get_state(legacy=False))
         return self._held
 
     def restore(self, state: State) -> None:
         self._look()
         held, self._held = self._held, state
         # A draw of a normal number since `capture` would have moved the generator: then take the long way.
-        if self._memory and held and held.raw and state.raw and self._memory.read() == held.raw:
+        plain = held is not None and held.cached is None and state.cached is None
+        if self._memory and held and plain and state.raw and self._memory.read() == held.raw:
             self._memory.write(state.raw)
         else:
-            np.random.set_state(state.full)
+            np.random.set_state(self.full(state))
 
 
 def seed(value: int) -> None:
@@ -147,16 +168,17 @@ def seed(value: int) -> None:
 
 def python_seeded(seed: int) -> State:
     """The state that `random.seed(seed)` gives."""
-    full = random.Random(seed).getstate()
-    return State(full, _Python.raw(full))
+    return _Python.state_of(random.Random(seed).getstate())
 
 
 def numpy_seeded(seed: int) -> State | None:
-    """The state that `np.random.seed(seed % 2**32)` gives; None without NumPy."""
-    if np is None:
-        return None
-    full: Any = np.random.RandomState(seed % 2**32).get_state()
-    return State(full, _Numpy.raw(full))
+    """The state that `np.random.seed(seed % 2**32)` gives, of the kind of generator that is set; None without NumPy."""
+    return None if _numpy is None else _numpy.seeded(seed % 2**32)
+
+
+def numpy_fits(state: State | None) -> bool:
+    """Whether the state is one of the kind of generator that is set."""
+    return _numpy is None or state is None or _numpy.fits(state)
 
 
 _python = _Python()

@@ -100,7 +100,7 @@ def test_the_generators_states_are_kept_with_and_without_their_memory(
 ) -> None:
     if not readable:
         monkeypatch.setattr(twisters._python, "_memory", None)
-        monkeypatch.setattr(twisters._numpy, "_look", lambda: None)
+        monkeypatch.setattr(twisters._numpy, "_bits", twisters._numpy._state._bit_generator)  # it was looked at
         monkeypatch.setattr(twisters._numpy, "_memory", None)
     else:
         assert twisters._python._memory is not None
@@ -128,16 +128,29 @@ def test_states_are_alike_only_if_all_generators_are() -> None:
         assert streams.alike(before, streams.capture())
 
 
-def test_numpys_generator_may_be_another_one() -> None:
-    before: object = np.random.mtrand._rand._bit_generator
+@pytest.mark.usefixtures("rank_1_of_2")
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.SFC64, np.random.Philox])
+def test_numpys_generator_may_be_another_one(kind: Any) -> None:
+    before: Any = np.random.mtrand._rand._bit_generator
+    expected = np.random.RandomState(kind(3)).rand(3).tolist()
+    with streams.forward:  # an own stream that is a Mersenne Twister's
+        pass
     try:
-        np.random.set_bit_generator(np.random.PCG64(3))
-        state = streams.capture()
-        first = np.random.rand()
+        np.random.set_bit_generator(kind(3))
+        got, state = [np.random.rand()], streams.capture()
+        with streams.forward:
+            own = np.random.rand()
+        got.append(np.random.rand())
+        assert not streams.alike(state, streams.capture())
         streams.restore(state)
-        assert np.random.rand() == first
+        assert streams.alike(state, streams.capture())
+        assert np.random.rand() == got[1]
+        assert [*got, np.random.rand()] == expected
+        assert own not in expected
     finally:
         np.random.set_bit_generator(before)
+    with streams.forward:
+        pass
 
 
 def test_seed_everything_is_what_seeding_by_hand_gives() -> None:
