@@ -95,7 +95,7 @@ class LaunchFinder:
         if self.names.qualified(call.func) == "torch.nn.DataParallel" or self.resolver.holds(call.func, Wrapper):
             return True
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        return any(map(self.resolver.is_wrapper_class, classes))
+        return any(map(self.resolver.classes.is_wrapper, classes))
 
     # -- what has no effect ----------------------------------------------------------------------------------------
 

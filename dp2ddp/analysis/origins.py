@@ -62,13 +62,15 @@ class Origins:
 
     def _keys(self, node: ast.expr) -> list[Hashable]:
         if isinstance(node, ast.Name):
-            variable = self.resolver.variable(node)
+            variable = self.resolver.bindings.variable(node)
             target = self.resolver.names.target(node)
             imported = [(target.module, target.name)] if isinstance(target, Own) else []
             return [*([variable] if variable is not None else []), *imported]
         if isinstance(node, ast.Attribute):
             owners = (r.definition for r in self.resolver.roles(node.value) if isinstance(r, (Instance, Module)))
-            return [(owner, node.attr) for one in owners if one is not None for owner in self.resolver.lineage(one)]
+            return [
+                (owner, node.attr) for one in owners if one is not None for owner in self.resolver.classes.lineage(one)
+            ]
         return []
 
     @cached_property

@@ -83,7 +83,7 @@ class Parts:
 
     def _has_strange_base(self, definition: ast.ClassDef) -> bool:
         """Whether a class derives from one that isn't known, which may be a module."""
-        for owner in self.resolver.lineage(definition):
+        for owner in self.resolver.classes.lineage(definition):
             for base in owner.bases:
                 path = self.names.qualified(base) or ""
                 known = path.startswith(("builtins.", "abc.", "typing.")) or self.resolver.holds(base, Class)
@@ -113,7 +113,7 @@ class Parts:
     def _built(self, call: ast.Call) -> Part | None:
         roles = self.resolver.roles(call.func)
         classes = [role.definition for role in roles if isinstance(role, Class)]
-        if any(map(self.resolver.is_module_class, classes)):
+        if any(map(self.resolver.classes.is_module, classes)):
             return Part(None, _KNOWN)
         if classes and not any(map(self._has_strange_base, classes)):
             return None
@@ -161,7 +161,7 @@ class Parts:
         if path is not None:
             return _is_module_path(path)
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        return any(map(self.resolver.is_module_class, classes))
+        return any(map(self.resolver.classes.is_module, classes))
 
 
 def _is_known(role: Role) -> bool:

@@ -111,7 +111,7 @@ class Wraps:
         if self.names.qualified(call.func) == "functools.partial":
             return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        return self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.is_wrapper_class, classes))
+        return self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
 
     def _reference(self, node: ast.expr) -> None:
         """Sort a use of `DataParallel` that is no call."""

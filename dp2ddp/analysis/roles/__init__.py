@@ -1,0 +1,49 @@
+"""The roles that names play: which hold the wrapped model, the optimizer, a loader, a loss.
+
+Roles start at calls (`nn.DataParallel(...)`, `DataLoader(...)`, `optim.SGD(...)`) and move through assignment,
+unpacking, `self.` attributes, parameters and returns, until nothing changes. Flow decides, never spelling. The
+analysis is flow-insensitive: a name's roles are all that it ever holds.
+"""
+
+from dp2ddp.analysis.roles.kinds import (
+    Class,
+    Criterion,
+    Function,
+    Group,
+    Instance,
+    Loader,
+    LoaderIterator,
+    Module,
+    Optimizer,
+    Role,
+    Scaler,
+    Table,
+    Wrapped,
+    WrappedOptimizer,
+    Wrapper,
+)
+from dp2ddp.analysis.roles.libraries import DRAWING, PROGRESS_BARS, SAME_OBJECT
+from dp2ddp.analysis.roles.resolver import Resolver, defaults
+
+__all__ = [
+    "DRAWING",
+    "PROGRESS_BARS",
+    "SAME_OBJECT",
+    "Class",
+    "Criterion",
+    "Function",
+    "Group",
+    "Instance",
+    "Loader",
+    "LoaderIterator",
+    "Module",
+    "Optimizer",
+    "Resolver",
+    "Role",
+    "Scaler",
+    "Table",
+    "Wrapped",
+    "WrappedOptimizer",
+    "Wrapper",
+    "defaults",
+]

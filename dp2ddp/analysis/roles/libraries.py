@@ -1,0 +1,81 @@
+"""What the calls of libraries make."""
+
+from __future__ import annotations
+
+import ast
+from typing import Callable
+
+from dp2ddp.analysis.roles.kinds import (
+    NONE,
+    Criterion,
+    Loader,
+    LoaderIterator,
+    Module,
+    Optimizer,
+    Role,
+    Scaler,
+    Table,
+    Wrapped,
+    WrappedOptimizer,
+    Wrapper,
+)
+
+# Methods that give back the object they were called on.
+SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+# Calls that draw from the loaders that they are given.
+DRAWING = frozenset(
+    "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
+    "itertools.islice itertools.cycle itertools.chain".split()
+)
+# Calls that hand on their first argument's elements.
+PROGRESS_BARS = frozenset(
+    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.tqdm_notebook", "rich.progress.track"}
+)
+
+
+def library_call(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset[Role]]) -> frozenset[Role]:
+    """The roles of what a call of a library's function makes.
+
+    Args:
+        path: the function's dotted path.
+        node: the call.
+        roles: gives an expression's roles.
+    """
+    first = roles(node.args[0]) if node.args else NONE
+    if path == "torch.nn.DataParallel":
+        if any(isinstance(r, (Optimizer, WrappedOptimizer)) for r in first):
+            return frozenset({WrappedOptimizer(node)})
+        return frozenset({Wrapped(node)})
+    if path in PROGRESS_BARS:
+        return frozenset(r for r in first if isinstance(r, (Loader, LoaderIterator)))
+    if path in DRAWING:
+        drawn = _drawn(path, node, roles)
+        if drawn:
+            return drawn
+    if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy"):
+        return first
+    made = _made(path, node)
+    return NONE if made is None else frozenset({made})
+
+
+def _made(path: str, node: ast.Call) -> Role | None:
+    """What a call builds whatever it is given."""
+    if path == "torch.utils.data.DataLoader":
+        return Loader(node)
+    if path.endswith(".GradScaler"):
+        return Scaler()
+    if path.startswith("torch.optim."):
+        return Optimizer()
+    if path.startswith("torch.nn.") and path.endswith("Loss"):
+        return Criterion(path, node)
+    if path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith("torch.nn.functional."):
+        return Module()
+    return None
+
+
+def _drawn(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset[Role]]) -> frozenset[Role]:
+    """What `map`, `zip`, `iter` and the like make of loaders, and of models that they wrap."""
+    if path == "builtins.map" and node.args and Wrapper() in roles(node.args[0]):
+        return frozenset({Table(frozenset({Wrapped(node)}))})
+    given = [role for argument in node.args for role in roles(argument)]
+    return frozenset(LoaderIterator(role.site) for role in given if isinstance(role, (Loader, LoaderIterator)))
