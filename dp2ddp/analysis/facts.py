@@ -175,6 +175,22 @@ class Facts:
                 roots += [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
         return set(self.loops.reached(*roots))
 
+    def on_all_ranks(self, node: ast.expr) -> bool:
+        """Whether every rank runs a line, and equally often."""
+        return not self._before_launch(node) and node not in self.per_sample
+
+    def in_handler(self, node: ast.AST) -> bool:
+        """Whether a node stands in an `except`, where the ranks may not be together."""
+        return any(isinstance(above, ast.ExceptHandler) for above in self.source.ancestors(node))
+
+    def _before_launch(self, node: ast.expr) -> bool:
+        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether."""
+        if self.source.function(node) is not None:
+            return all(launch.statement is None for launch in self.launches)
+        module = self.source.module(node)
+        launch = next((one for one in self.launches if one.entry is module), None)
+        return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
+
     @cached_property
     def gathers_in_training(self) -> list[ast.expr]:
         """The tensors that a sharded training loop would have to gather in every step."""

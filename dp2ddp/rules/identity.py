@@ -65,7 +65,7 @@ print(time.strftime("%H:%M"), time.time() - start)
             return
         unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]
         for value in [*facts.own_values.values, *unseeded]:
-            if value not in facts.per_sample and not _in_handler(facts, value):
+            if value not in facts.per_sample and not facts.in_handler(value):
                 span = facts.source.span(value)
                 reason = "each rank would have its own, and look elsewhere or draw other numbers"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
@@ -89,8 +89,3 @@ print(time.strftime("%H:%M"), time.time() - start)
 def _is_bare(call: ast.Call) -> bool:
     """Whether no seed is given."""
     return not call.args and not call.keywords
-
-
-def _in_handler(facts: Facts, node: ast.AST) -> bool:
-    """Whether `node` stands in an `except`, where the ranks may not be together."""
-    return any(isinstance(above, ast.ExceptHandler) for above in facts.source.ancestors(node))

@@ -57,12 +57,12 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            if self._asks(facts, call) and self._decides(facts, call) and self._on_all_ranks(facts, call):
+            if self._asks(facts, call) and self._decides(facts, call) and facts.on_all_ranks(call):
                 span = facts.source.span(call)
                 reason = "the ranks must decide alike"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
         for test in facts.own_tests:
-            if self._on_all_ranks(facts, test):
+            if facts.on_all_ranks(test):
                 span = facts.source.span(test)
                 reason = "the ranks' own clocks and terminals must not part them"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
@@ -97,15 +97,3 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
             return False
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
         return method or facts.names.qualified(call.func) in _FOLDERS
-
-    def _on_all_ranks(self, facts: Facts, call: ast.expr) -> bool:
-        """Whether every rank runs the line, and equally often."""
-        return not self._before_launch(facts, call) and call not in facts.per_sample
-
-    def _before_launch(self, facts: Facts, call: ast.expr) -> bool:
-        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether."""
-        if facts.source.function(call) is not None:
-            return all(launch.statement is None for launch in facts.launches)
-        module = facts.source.module(call)
-        launch = next((one for one in facts.launches if one.entry is module), None)
-        return launch is None or launch.statement is None or call.lineno < launch.statement.lineno

@@ -19,7 +19,7 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime import relaunch
+from dp2ddp_runtime import relaunch, terminal
 
 from . import cuda, mixed, scratch, synthetic
 from .recorder import Recorder, StepsDone
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(options: argparse.Namespace) -> None:
+    _show_terminal()
     scratch.protect(options.out)  # the working directory, and the script's own where that is another one
     if options.cpu is not None:
         cuda.without_cuda(options.cpu)
@@ -86,6 +87,13 @@ def _prepare(options: argparse.Namespace) -> None:
         seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
     if options.shift:
         shift_seeds(options.shift)
+
+
+def _show_terminal() -> None:
+    """Standard input is a terminal, as it is to whom starts the script by hand; nobody types there."""
+    opened = terminal.open_silent(lines=24, columns=80)
+    if opened is not None:
+        os.dup2(opened[1], 0)
 
 
 def _rank() -> int:

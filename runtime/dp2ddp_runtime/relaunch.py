@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from . import journal
+from . import journal, terminal
 from .failure import FAILED, SIGNAL_BASE, exit_now
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ def _orig_argv() -> list[str]:
     return [values[i] or "" for i in range(count.value)]
 
 
+def _no_input() -> int:
+    """Standard input for ranks other than 0: never anything to read, but a terminal where rank 0's is one."""
+    try:
+        size = os.get_terminal_size(0)
+    except OSError:
+        return subprocess.DEVNULL
+    opened = terminal.open_silent(size.lines, size.columns)
+    return subprocess.DEVNULL if opened is None else opened[1]
+
+
 class Job:
     """The ranks of one run, as child processes.
 
@@ -126,6 +136,7 @@ class Job:
 
     def _start(self) -> None:
         common = self._environment()
+        no_input = _no_input()
         for rank in range(self._nproc):
             if self._received:
                 return
@@ -136,7 +147,7 @@ class Job:
                     self._command,
                     env=env,
                     cwd=_started_in,
-                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdin=None if rank == 0 else no_input,
                     stdout=None if rank == 0 else subprocess.DEVNULL,
                     start_new_session=True,
                 )

@@ -95,6 +95,31 @@ def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
     assert [done.stderr.count(word) for word in ("to stderr", "logged", "UserWarning: warned")] == [1, 1, 1]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_all_ranks_see_the_terminal_and_rank_0_reads_from_it(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        """
+        ddp.setup()
+        try:
+            typed = input()
+        except EOFError:
+            typed = None
+        os.write(2, f"{ddp.rank()} {sys.stdin.isatty()} {os.get_terminal_size(0).columns} {typed}\\n".encode())
+        """,
+    )
+    keyboard, terminal = os.openpty()
+    try:
+        subprocess.run(["stty", "rows", "30", "cols", "100"], stdin=terminal, check=True)
+        os.write(keyboard, b"typed\n")
+        done = start(script, stdin=terminal)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.splitlines()) == ["0 True 100 typed", "1 True 100 None"]
+
+
 def test_failing_rank_shows_its_own_traceback_once(tmp_path: Path) -> None:
     body = """
         ddp.setup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ def test_augmentation_in_workers_is_told_and_final_numbers_are_compared(
 def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:
     (workplace / "told.py").write_text("import sys\nprint(sys.argv[1:])\n" + tiny.ORIGINAL)
     result = verify("told.py", "--steps", "2", "--json", "--", "--steps", "a b")
+    told = json.loads(result.stdout)
+    assert told["verdict"] == "agree", told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_scripts_find_a_terminal(verify, workplace: Path) -> None:
+    (workplace / "bar.py").write_text("import os\nprint(os.get_terminal_size(0).columns)\n" + tiny.ORIGINAL)
+    result = verify("bar.py", "--steps", "2", "--json")
     told = json.loads(result.stdout)
     assert told["verdict"] == "agree", told
 

@@ -1,0 +1,85 @@
+"""DDP022: what a user types."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_READING = frozenset(
+    "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "
+    "sys.stdin.readlines".split()
+)
+_END_OF_INPUT = frozenset({"builtins.EOFError", "builtins.Exception", "builtins.BaseException"})
+
+
+class AnswersRule(Rule):
+    """What is typed is read by rank 0, and told to all ranks."""
+
+    id = "DDP022"
+    title = "Let rank 0 read what is typed"
+    why = (
+        "There is one terminal. If every rank asked, each would wait for an answer of its own, or find that nobody can "
+        "type one. Rank 0 asks; `ddp.broadcast` gives all ranks the answer."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if input("Go on from net.pt? [y/N] ").lower() == "y":
+    net.load_state_dict(torch.load("net.pt"))
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if ddp.broadcast(input("Go on from net.pt? [y/N] ") if ddp.is_main() else None).lower() == "y":
+    net.load_state_dict(torch.load("net.pt"))
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.parallel:
+            return
+        for call in facts.source.calls:
+            if facts.names.qualified(call.func) in _READING and facts.on_all_ranks(call):
+                yield from self._read_on_main(facts, call)
+
+    def _read_on_main(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
+        span = facts.source.span(call)
+        if facts.in_handler(call):
+            what = "every rank that comes here would ask, and only rank 0 can be answered"
+            todo = f'ask there alone: `{facts.source.brief(call)} if ddp.is_main() else ""`'
+            yield Note(self.id, span, what, todo)
+            return
+        code = "ddp.broadcast(__h_it__ if ddp.is_main() else None)"
+        yield ReplaceExpr(self.id, span, "rank 0 asks, all ranks get the answer", code, {"it": span})
+        if _ending_is_caught(facts, call):
+            what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"
+            yield Note(self.id, span, what, "ask nothing in such runs, by an option of the script, for instance")
+
+
+def _ending_is_caught(facts: Facts, call: ast.Call) -> bool:
+    """Whether the script goes on where there is nothing to read."""
+    inner: ast.AST = call
+    for above in facts.source.ancestors(call):
+        if isinstance(above, ast.Try) and inner in above.body:
+            caught = (kind for handler in above.handlers for kind in _kinds(handler))
+            if any(kind is None or facts.names.qualified(kind) in _END_OF_INPUT for kind in caught):
+                return True
+        inner = above
+    return False
+
+
+def _kinds(handler: ast.ExceptHandler) -> list[ast.expr | None]:
+    """The exceptions that a handler is for; None stands for all."""
+    return [*handler.type.elts] if isinstance(handler.type, ast.Tuple) else [handler.type]
