@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.source import same
@@ -11,6 +11,11 @@ from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 _OTHERS = frozenset({"random.seed", "numpy.random.seed"})
+# What makes generators of the script's own.
+_GENERATORS = frozenset(
+    "random.Random random.SystemRandom numpy.random.Generator numpy.random.RandomState numpy.random.SeedSequence "
+    "numpy.random.default_rng".split()
+)
 _ALL = _OTHERS | {"torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}
 
 
@@ -23,7 +28,8 @@ class SeedsRule(Rule):
         "Every rank runs the script's own seeding, so weights, `random_split` and shuffles come out alike. "
         "`ddp.seed_everything` also starts this rank's own stream for dropout and augmentation, which must differ "
         "between ranks. It seeds `random` and NumPy, too, so it is only used where the script seeds them alike, or "
-        "not at all; otherwise the script's lines stay, and the ranks' own streams start from torch's seed."
+        "neither seeds nor draws from them; otherwise the script's lines stay, and the ranks' own streams start from "
+        "torch's seed."
     )
     examples = (
         Example(
@@ -97,7 +103,17 @@ net = nn.DataParallel(nn.Linear(4, 2))
         others = [s for s in seeds if facts.names.qualified(s.func) in _OTHERS]
         torchs = [s for s in seeds if facts.names.qualified(s.func) == "torch.manual_seed"]
         alike = all(o in together and o.args and same(o.args[0], call.args[0]) for o in others)
-        return alike and (bool(others) or len(torchs) == 1)
+        seeded = {facts.names.qualified(s.func) for s in others}
+        return alike and (bool(others) or len(torchs) == 1) and not self._draws_from(facts, _OTHERS - seeded)
+
+    def _draws_from(self, facts: Facts, unseeded: Iterable[str]) -> bool:
+        """Whether the script draws from generators that it doesn't seed, so that each of its runs has other numbers."""
+        modules = tuple(path.rpartition("seed")[0] for path in unseeded)
+        if not modules:
+            return False
+        names = (n for n in facts.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
+        paths = (facts.names.qualified(name) or "" for name in names)
+        return any(path.startswith(modules) and path not in _GENERATORS for path in paths)
 
     def _run_of_seeds(self, facts: Facts, block: list[ast.stmt], statement: ast.stmt) -> list[ast.Expr]:
         """The uninterrupted run of seeding calls around `statement`."""

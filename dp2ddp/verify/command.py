@@ -27,6 +27,7 @@ AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 REPEATS = 3
+_TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
 _RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
 
@@ -308,14 +309,19 @@ def _finish(side: str, running: runs.Running) -> Run:
         raise _CouldNotRun(Failure(side, f"still running after {late.timeout:.0f} seconds", stderr)) from late
 
 
+def _exception_in(stderr: str) -> str:
+    """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
+    lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
+    return next((line for line in lines if line.strip() and not line.startswith(" ")), "an exception")
+
+
 def _check(side: str, run: Run, codes: Sequence[int]) -> None:
     """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
     if not run.exit_code:
         return
     outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-    own = next((text for text in outputs if "Traceback (most recent call last)" in text), None)
+    own = next((text for text in outputs if _TRACEBACK in text), None)
     if own is not None:
-        reason = _RANK.sub("", own.strip().splitlines()[-1])
-        raise _CouldNotRun(Failure(side, reason, own))
+        raise _CouldNotRun(Failure(side, _exception_in(own), own))
     if run.exit_code < 0 or (side == "converted" and not codes[0]):
         raise _CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))

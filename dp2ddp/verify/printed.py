@@ -16,8 +16,11 @@ _TIMES = (
     re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?|\b\d+:\d\d(?::\d\d(?:\.\d+)?)?\b"),
     re.compile(rf"(?i)(?:time|took|elapsed?|duration|eta|throughput|speed)\W{{0,3}}(?:{_N})(?:\s*\(\s*(?:{_N})\))?"),
     re.compile(rf"\bData\s+(?:{_N})\s*\(\s*(?:{_N})\)"),  # the usual meter of loading time
-    re.compile(rf"(?i)(?:{_N})\s*(?:ms|s|secs?|seconds?|mins?|minutes?|it/s|s/it|\w+/s|\w+/sec)\b"),
+    re.compile(rf"(?i)(?:{_N})\s*(?:it/s|s/it|\w+/s|\w+/sec)\b"),
 )
+_UNIT = r"(days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|ms|s)(?![a-z])"
+_DURATION = re.compile(rf"(?i)(?:{_N})\s*{_UNIT}(?:[\s,]*\d+(?:\.\d+)?\s*{_UNIT})*")
+_AMBIGUOUS = frozenset("dhm")  # as a unit by itself: parameters are counted in m, too
 
 
 @dataclass(frozen=True)
@@ -56,26 +59,35 @@ def differences(original: str, converted: str) -> Iterator[LineDifference]:
 
 def without_times(line: str) -> str:
     """`line` with the numbers that only tell how long something took, and when, left out."""
+    rest = line
     for pattern in _TIMES:
-        line = pattern.sub(_hidden, line)
-    return line
+        rest = pattern.sub(_hidden, rest)
+    rest = _DURATION.sub(_hidden_duration, rest)
+    return line if rest == line else re.sub(" +", " ", rest)  # lines are filled up with blanks behind a short one
 
 
 def _hidden(match: re.Match[str]) -> str:
     return "".join(NUMBER.sub("#", match.group()).split())  # a shorter number may be padded with blanks
 
 
+def _hidden_duration(match: re.Match[str]) -> str:
+    """`5.3 s`, `827ms` and `1m5s` may be the same thing on a quicker machine."""
+    alone = match.group(2) is None
+    return match.group() if alone and match.group(1).lower() in _AMBIGUOUS else "#s"
+
+
 def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifference:
     if ours is None or theirs is None:
         return LineDifference(line, ours, theirs, None)
-    pairs = [(a, b) for a, b in zip(NUMBER.findall(ours), NUMBER.findall(theirs)) if a != b]
+    texts = without_times(ours), without_times(theirs)
+    pairs = [(a, b) for a, b in zip(*map(NUMBER.findall, texts)) if a != b]
     whole = any(re.fullmatch(r"[-+]?\d+", a) and re.fullmatch(r"[-+]?\d+", b) for a, b in pairs)
     relative = max((abs(float(a) - float(b)) / abs(float(a)) if float(a) else math.inf for a, b in pairs), default=0.0)
-    return LineDifference(line, ours, theirs, _places(ours, theirs), whole, relative)
+    return LineDifference(line, ours, theirs, _places(*texts), whole, relative)
 
 
-def _places(ours: str | None, theirs: str | None) -> float | None:
-    if ours is None or theirs is None or NUMBER.split(ours) != NUMBER.split(theirs):
+def _places(ours: str, theirs: str) -> float | None:
+    if NUMBER.split(ours) != NUMBER.split(theirs):
         return None
     pairs = list(zip(NUMBER.findall(ours), NUMBER.findall(theirs)))
     if any(not Decimal(a).is_finite() or not Decimal(b).is_finite() for a, b in pairs if a != b):

@@ -18,7 +18,7 @@ from dp2ddp.verify import scratch
 # Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
-FAILS = "\nraise ValueError('on purpose')\n"
+FAILS = "\nraise ValueError('on purpose\\nand so on')\n"
 AUGMENTED = tiny.ORIGINAL.replace(
     "loader = DataLoader(TensorDataset(inputs, targets)",
     """
@@ -83,7 +83,7 @@ def test_a_side_that_fails_shows_its_own_traceback(verify, workplace: Path, side
     result = verify("original.py", "--converted", "converted.py")
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
-    assert f"the {side} script could not run: ValueError: on purpose" in result.stderr
+    assert f"the {side} script could not run: ValueError: on purpose\n" in result.stderr
 
 
 def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Path) -> None:

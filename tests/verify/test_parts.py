@@ -73,6 +73,12 @@ def test_times_are_no_differences(text: str) -> None:
     assert list(printed.differences(*pair)) == []
 
 
+@pytest.mark.parametrize("pair", [("160ms", "1s27ms"), ("59.9 s", "1m2s"), ("2h 5min", "59 m, 3s"), ("1d2h", "59m3s")])
+def test_durations_are_no_differences(pair: tuple[str, str]) -> None:
+    lines = [f" [==>...]  Step: {duration} | Tot: 3ms | Loss: 0.5{'':>{9 - len(duration)}} (3/4)" for duration in pair]
+    assert list(printed.differences(*lines)) == []
+
+
 @pytest.mark.parametrize(
     ("original", "converted", "relative", "whole"),
     [
@@ -81,6 +87,8 @@ def test_times_are_no_differences(text: str) -> None:
         ("a 1.5 b 2", "a 1.5 b 3", 0.5, True),
         ("2024-05-01 10:11:12: 0.50", "2024-05-01 10:11:12: 0.25", 0.5, False),
         ("Time 1.5 (2.5) 0.50", "Time 1.5 (2.5) 0.25", 0.5, False),
+        ("Step: 1s27ms 0.50", "Step: 160ms 0.25", 0.5, False),
+        ("a net of 10m parameters", "a net of 5m parameters", 0.5, True),
     ],
 )
 def test_other_numbers_of_a_line_still_are(original: str, converted: str, relative: float, whole: bool) -> None:
