@@ -160,14 +160,14 @@ def _compiles(text: str, path: str) -> bool:
 
 def _classes(sources: Mapping[str, str]) -> frozenset[str]:
     """The repository's own subclasses of `DataParallel`."""
-    found: set[str] = set()
+    trees = []
     for path in sources:
         try:
             if wrapcalls.CLASS in sources[path]:
-                found |= wrapcalls.subclasses(syntax.parse_old(sources[path], path))
+                trees.append(syntax.parse_old(sources[path], path))
         except BadInput:
             continue
-    return frozenset(found)
+    return wrapcalls.subclasses(trees)
 
 
 def _reason(error: BadInput) -> str:

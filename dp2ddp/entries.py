@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dp2ddp import syntax, wrapcalls
@@ -69,14 +69,17 @@ class _Guesser:
 
     def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:
         """The lines of the wraps; those of the project's own subclasses may be in files that name them only."""
-        trees = {path: tree for path in named if (tree := self._tree(path)) is not None}
-        classes = frozenset(name for tree in trees.values() for name in wrapcalls.subclasses(tree))
-        marks = [name.encode() for name in classes]
-        if marks:
-            using = [path for path in self._sources if any(mark in self._sources.data(path) for mark in marks)]
-            trees.update({path: tree for path in using if (tree := self._tree(path)) is not None})
+        trees = self._readable(named)
+        classes: frozenset[str] = frozenset()
+        while classes != (found := wrapcalls.subclasses(trees.values())):
+            classes, marks = found, [name.encode() for name in found]
+            naming = (p for p in self._sources if p in trees or any(mark in self._sources.data(p) for mark in marks))
+            trees = self._readable(naming)
         lines = {path: [call.lineno for call in wrapcalls.find(tree, classes)] for path, tree in trees.items()}
-        return {path: found for path, found in lines.items() if found}
+        return {path: numbers for path, numbers in lines.items() if numbers}
+
+    def _readable(self, paths: Iterable[str]) -> dict[str, ast.Module]:
+        return {path: tree for path in paths if (tree := self._tree(path)) is not None}
 
     def _importers(self, wraps: Collection[str]) -> list[str]:
         """The files that may reach one of `wraps`, by the words in their imports; these themselves included."""

@@ -10,6 +10,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.source import Source
 from dp2ddp.edits import Edit, Note
 from dp2ddp.rules import Options, all_rules
+from dp2ddp.rules.unsupported import UnsupportedRule
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,17 @@ def plan(source: Source, options: Options) -> Plan:
     strategy, reason = _strategy(facts, options)
     facts.strategy = strategy
     rules = [rule for rule in all_rules() if options.runs(rule.id)]
+    if facts.blockers:
+        # Half a conversion would train something else: where one wrap can't be converted, none is.
+        rules = [rule for rule in all_rules() if isinstance(rule, UnsupportedRule)]
     for rule in rules:
         facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
     findings = [finding for rule in rules for finding in rule.edits(facts, options)]
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
-    notes = [f for f in findings if isinstance(f, Note)]
-    # Half a conversion would train something else: where one wrap can't be converted, none is.
-    edits = [] if facts.blockers else [f for f in findings if isinstance(f, Edit)]
+    notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
+    edits = [f for f in findings if isinstance(f, Edit)]
     models: list[tuple[ast.expr, ast.expr]] = [(w.model or w.call, w.call) for w in facts.wraps.models]
     models += [(c.args[0] if c.args else c, c) for c in facts.wraps.functional]
     models += [(value, value) for value in facts.wraps.values]

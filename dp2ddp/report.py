@@ -108,7 +108,7 @@ def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iter
         yield Text(f"{name}: converted already, nothing to do", "bold")
         return
     if not conversion.changed:
-        yield Text(f"{name}: nothing to convert", "bold")
+        yield Text(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", "bold")
         yield from _notes(conversion.notes, name)
         return
     rules = {edit.rule for edit in conversion.edits}

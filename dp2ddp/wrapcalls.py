@@ -6,7 +6,7 @@ Cheaper and coarser than `analysis`: names are taken at their word, and files ar
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"
@@ -18,13 +18,15 @@ def mentions(data: bytes) -> bool:
     return any(mark in data for mark in _MARKS)
 
 
-def subclasses(tree: ast.Module) -> frozenset[str]:
-    """The names of the file's own subclasses of `DataParallel`."""
-    return frozenset(
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and any(_last(base) == CLASS for base in node.bases)
-    )
+def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
+    """The names of the files' own classes that derive from `DataParallel`, be it by way of another one."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.bases]
+    found: set[str] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        found.update(node.name for node in classes if any(_last(base) in {CLASS, *found} for base in node.bases))
+    return frozenset(found)
 
 
 def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:

@@ -16,6 +16,10 @@ from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard, k
 # A test that asks for devices, or for the wish to use several: the wrap must not depend on it.
 _DEVICE_GUARD = re.compile(r"cuda|gpu|device|parallel|multi|dist\b", re.IGNORECASE)
 _MOVES = frozenset({"cuda", "to"})
+_KNOWN = frozenset({"torch", "dp2ddp_runtime"})
+_OTHERWISE_PARALLEL = re.compile(
+    "Distributed|Sharded"
+)  # these replace DataParallel, and are their script's own business
 # What a class derived from `DataParallel` may not define, as the conversion does these things in its own way; and what
 # it may although it begins with an underscore.
 _INNER = frozenset(
@@ -91,6 +95,9 @@ class Wraps:
                     self.models.append(self._wrap(call))
             elif path == "torch.nn.parallel.data_parallel":
                 self.functional.append(call)
+            elif path is not None and _is_foreign(path):
+                module, _, name = path.rpartition(".")
+                self.refused.append((call.func, f"`{name}` comes from `{module}`, which is no part of this program"))
         named = [n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in called]
         for node in named:
             if self.names.qualified(node) == "torch.nn.DataParallel":
@@ -230,6 +237,12 @@ def _bare(model: ast.expr) -> ast.expr:
     while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in _MOVES:
         model = model.func.value
     return model
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether a dotted path names what another library has in `DataParallel`'s place."""
+    library, _, name = path.partition(".")[0], *path.rpartition(".")[1:]
+    return library not in _KNOWN and "DataParallel" in name and not _OTHERWISE_PARALLEL.search(name)
 
 
 def asks_for_type(source: Source, names: Names, reference: ast.expr) -> bool:

@@ -236,21 +236,21 @@ def _write_folder(job: _Job, contents: dict[str, bytes], target: Path) -> None:
 
 
 def _report(job: _Job, written: str | None) -> None:
-    changed = set(job.outcome.changed())
-    elsewhere = {program.entry for program in job.outcome.programs if not changed.isdisjoint(program.files)}
+    conversions = job.outcome.conversions
+    programs = {program.entry: program.files for program in job.outcome.programs}
 
     def done(path: str) -> overview.File:
         output = None if written is None else str(Path(written, path))
-        return overview.File(job.names.shown(path), output, job.outcome.conversions[path], path in elsewhere)
+        state = overview.of_program(programs.get(path, ()), conversions)
+        return overview.File(job.names.shown(path), output, conversions[path], state)
 
-    scripts = [program.entry for program in job.outcome.programs]
-    others = sorted(changed.difference(scripts))
+    others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in programs)
     renamed = job.names.renamed
     summary = overview.Project(
         job.request.inputs[0],
         written,
-        [done(path) for path in scripts],
-        [done(path) for path in [*scripts, *others]],
+        [done(path) for path in programs],
+        [done(path) for path in [*programs, *others]],
         len(job.tree.files) + len(job.extra()),
         [(job.names.shown(program.entry), renamed(error)) for program, error in job.outcome.refused],
         [renamed(error) for error in job.warnings],

@@ -22,23 +22,31 @@ class File:
     """One file, by the names that the user knows: what it is, what was written (None if nothing), what was done.
 
     Attributes:
-        elsewhere: a file that it imports changes.
+        unchanged: what to say of it if it neither changes nor has notes: what became of its program.
     """
 
     name: str
     output: str | None
     conversion: Conversion
-    elsewhere: bool = False
+    unchanged: str | None = None
 
     def lines(self) -> Iterator[Text]:
         """What became of it."""
-        if self.elsewhere and not (self.conversion.changed or self.conversion.notes):
-            yield Text(f"{self.name}: needs no change itself", "bold")
+        if self.unchanged and not (self.conversion.changed or self.conversion.notes):
+            yield Text(f"{self.name}: {self.unchanged}", "bold")
         else:
             yield from report.summary_lines(self.conversion, self.name, self.output)
 
     def as_data(self) -> dict[str, Any]:
         return report.as_data(self.conversion, self.name, self.output)
+
+
+def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
+    """What became of a script made of the files `paths`, where it doesn't change itself; None for nothing at all."""
+    files = [conversions[path] for path in paths]
+    if any(each.changed for each in files):
+        return "needs no change itself"
+    return "not converted" if any(each.notes for each in files) else None
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Scripts:
 
     Attributes:
         given: the scripts.
-        others: files that they import and that have to change, too.
+        others: files that they import and that have to change, too, or that notes are about.
         unread: files that they import and that could not be read.
         vendored: the runtime lies beside the output.
     """
@@ -66,7 +74,7 @@ class Project:
         name: the directory.
         output: where it was written, None if it wasn't.
         entries: the scripts that are started, and that were converted.
-        files: these scripts, and the other files that changed.
+        files: these scripts, and the other files that changed, or that notes are about.
         total: the number of files in it.
         refused: scripts that were left as they are, and why.
         warnings: what else the user should know about files.
@@ -127,10 +135,10 @@ def _scripts_data(done: Scripts) -> dict[str, Any]:
 
 
 def _scripts_lines(done: Scripts) -> Iterator[Text]:
-    written = [each for each in done.others if each.output is not None]
+    written = [each for each in done.others if each.output is not None or not each.conversion.changed]
     for each in [*done.given, *written]:
         yield from each.lines()
-    missing = [each for each in done.others if each.output is None]
+    missing = [each for each in done.others if each not in written]
     if missing:
         yield Text(f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", "bold yellow")
         for each in missing:
@@ -163,7 +171,8 @@ def _project_lines(done: Project) -> Iterator[Text]:
         scripts = report.count(done.entries, "script")
         yield Text(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", "bold")
     else:
-        yield Text(f"{done.name}{arrow}: nothing to convert", "bold")
+        noted = any(each.conversion.notes for each in done.files)
+        yield Text(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", "bold")
     for each in done.files:
         yield from each.lines()
     if done.refused:

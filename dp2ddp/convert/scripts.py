@@ -172,14 +172,18 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
 
 
 def _report(job: _Job, outputs: Mapping[str, str]) -> None:
-    def done(path: str) -> overview.File:
-        elsewhere = path in job.given and bool(job.others())
-        return overview.File(job.names.shown(path), outputs.get(path), job.outcome.conversions[path], elsewhere)
+    conversions = job.outcome.conversions
+    programs = {program.entry: program.files for program in job.outcome.programs}
 
+    def done(path: str) -> overview.File:
+        state = overview.of_program(programs.get(path, ()), conversions)
+        return overview.File(job.names.shown(path), outputs.get(path), conversions[path], state)
+
+    noted = sorted(path for path, each in conversions.items() if each.notes and path not in job.given)
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
     summary = overview.Scripts(
         [done(path) for path in job.given],
-        [done(path) for path in job.others()],
+        [done(path) for path in sorted({*job.others(), *noted})],
         [job.names.renamed(error) for error in unread.values()],
         job.request.vendored,
     )

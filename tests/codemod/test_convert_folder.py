@@ -250,6 +250,25 @@ def test_without_any_wrap_all_is_copied(project: Path) -> None:
     assert read("out") == read("project")
 
 
+def test_notes_on_imported_files_are_shown(project: Path) -> None:
+    write(project, {"plain.py": "x = 1  # ODD\n"})
+    note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP009  it is odd; look at it\n"
+    for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
+        assert f"project/plain.py: not converted\n{note}" in run(*command).stderr
+    assert run("project/train.py", "--strict", "-o", "strict/").exit_code == 1
+
+
+@pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])
+def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[str]) -> None:
+    write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert "project/train.py: not converted\n" in result.stderr
+    assert "  project/nets.py:1  DDP009  it is odd; look at it\n" in result.stderr
+    assert "nothing to convert" not in result.stderr
+    assert "How to run" not in result.stderr
+
+
 def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
     write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
     result = run("project", "-o", "out")

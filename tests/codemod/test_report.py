@@ -67,7 +67,7 @@ def test_a_model_wrapped_in_two_places_is_named_once() -> None:
 def test_notes_are_shown_where_nothing_was_converted() -> None:
     note = Note("DDP016", SPAN, "a submodule is wrapped", "wrap the whole model")
     assert printed(Conversion("x\n", notes=[note])) == [
-        "train.py: nothing to convert",
+        "train.py: not converted",
         "1 note, to be looked at by a person:",
         "  train.py:3  DDP016  a submodule is wrapped; wrap the whole model",
     ]

@@ -369,6 +369,15 @@ REFUSED = {
         "net = nn.DataParallel(nn.Linear(4, 2))\nnn.DataParallel.forward(net, 1)\n",
         "`nn.DataParallel.forward` reaches into `DataParallel`",
     ),
+    "another library's class": (
+        "from encoding.parallel import DataParallelModel\nnet = DataParallelModel(nn.Linear(4, 2))\n",
+        "`DataParallelModel` comes from `encoding.parallel`, which is no part of this program",
+    ),
+    "another library's class beside torch's": (
+        "import mmcv.parallel\n"
+        "net = nn.DataParallel(nn.Linear(4, 2)) if a else mmcv.parallel.MMDataParallel(nn.Linear(4, 2), [0])\n",
+        "`MMDataParallel` comes from `mmcv.parallel`",
+    ),
     "the class exchanged": (
         "nn.DataParallel = Other\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
         "`DataParallel` itself",
@@ -382,6 +391,26 @@ def test_what_changes_data_parallel_itself_is_left_alone(shape: str) -> None:
     conversion = converted(body)
     assert not conversion.changed
     assert [(note.rule, note.what.startswith(what)) for note in conversion.notes] == [("DDP016", True)]
+
+
+def test_other_kinds_of_parallelism_are_their_script_s_business() -> None:
+    body = """
+        from fairscale.nn import ShardedDataParallel
+        net = nn.DataParallel(nn.Linear(4, 2))
+        if FLAG:
+            other = ShardedDataParallel(nn.Linear(4, 2))
+        """
+    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in converted(body).new_text
+
+
+def test_where_nothing_is_converted_only_the_reason_is_noted() -> None:
+    body = """
+        import mmcv.parallel
+        def main(ids):
+            net = nn.DataParallel(mmcv.parallel.MMDataParallel(nn.Linear(4, 2)), device_ids=ids)
+        main(unknown())
+        """
+    assert [note.rule for note in converted(body).notes] == ["DDP016"]
 
 
 def test_a_class_that_nothing_uses_may_stay() -> None:
