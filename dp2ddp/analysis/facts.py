@@ -86,10 +86,14 @@ class Facts:
         return OwnDdp(self.source, self.names, self.resolver)
 
     @cached_property
+    def launch_finder(self) -> LaunchFinder:
+        """Finds places where the processes may start."""
+        return LaunchFinder(self.source, self.names, self.resolver, self.loops)
+
+    @cached_property
     def launches(self) -> list[Launch]:
         """Where the processes start, in each file that is started."""
-        finder = LaunchFinder(self.source, self.names, self.resolver, self.loops)
-        return [finder.find(entry) for entry in self.source.entry_trees]
+        return [self.launch_finder.find(entry) for entry in self.source.entry_trees]
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

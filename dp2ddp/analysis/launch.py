@@ -63,6 +63,25 @@ class LaunchFinder:
             bound |= bound_names(statement)
         return None
 
+    def later(self, launch: Launch) -> Iterator[Launch]:
+        """The places from `launch` on, in the order in which they run: before each statement, also of `main()`."""
+        assert launch.statement is not None
+        block = self.source.block(launch.statement)
+        return self._places(launch.entry, block[block.index(launch.statement) :], set(launch.visible), ())
+
+    def _places(
+        self, entry: ast.Module, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]
+    ) -> Iterator[Launch]:
+        for statement in block:
+            yield Launch(entry, statement, frozenset(bound))
+            if is_main_guard(statement):
+                assert isinstance(statement, ast.If)
+                yield from self._places(entry, statement.body, bound, calls)
+            entered = self._entered(statement)
+            if entered is not None and entered not in calls and self._is_main(entered):
+                yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
+            bound |= bound_names(statement)
+
     def _bound_before(self, block: list[ast.stmt], stop: ast.stmt) -> set[str]:
         bound: set[str] = set()
         for statement in block:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from dp2ddp.analysis.names import Names
@@ -30,28 +30,22 @@ class OwnDdp:
         self.names = names
         self.resolver = resolver
 
-    @cached_property
-    def _joins(self) -> list[ast.Call]:
-        """Where it begins: the process group is joined, or at least a model wrapped for it."""
-        joins = [call for call in self.source.calls if self._name(call) == _JOIN]
-        return joins or [call for call in self.source.calls if self._name(call) == _WRAPPER]
+    def begins(self, modules: Collection[ast.Module]) -> list[ast.Call]:
+        """Where it begins in a program of these modules: a process group is joined, or a model is wrapped for it."""
+        calls = [call for call in self.source.calls if self.source.module(call) in modules]
+        joins = [call for call in calls if self._name(call) == _JOIN]
+        return joins or [call for call in calls if self._name(call) == _WRAPPER]
 
-    @property
+    @cached_property
     def present(self) -> bool:
         """Whether the script can set up distributed training."""
-        return bool(self._joins)
+        return any(self._name(call) in (_JOIN, _WRAPPER) for call in self.source.calls)
 
-    @cached_property
-    def condition(self) -> ast.expr | None:
-        """When it does so: a test as it is written where it begins, None if it is not on a condition."""
-        tests = [self._reached_if(call, frozenset()) for call in self._joins]
+    def condition(self, modules: Collection[ast.Module]) -> ast.expr | None:
+        """When a program of these modules does so: a test as it is written where it begins, None if it always does."""
+        tests = [self._reached_if(call, modules, frozenset()) for call in self.begins(modules)]
         known = [test for test in tests if test is not None]
         return joined(ast.Or(), known) if len(known) == len(tests) else None
-
-    @property
-    def place(self) -> ast.Call:
-        """The first line that shows it."""
-        return self._joins[0]
 
     def _name(self, call: ast.Call) -> str:
         func = call.func
@@ -61,7 +55,9 @@ class OwnDdp:
 
     # -- the condition ---------------------------------------------------------------------------------------------
 
-    def _reached_if(self, node: ast.AST, seen: frozenset[FunctionNode]) -> ast.expr | None:
+    def _reached_if(
+        self, node: ast.AST, modules: Collection[ast.Module], seen: frozenset[FunctionNode]
+    ) -> ast.expr | None:
         """The condition on which `node` is reached, as far as the nearest function tells that has one."""
         terms = list(self._terms(node))
         if terms:
@@ -70,7 +66,8 @@ class OwnDdp:
         function = self.source.function(node)
         if function is None or function in seen:
             return None
-        tests = [self._reached_if(call, seen | {function}) for call in self._users(function)]
+        users = [user for user in self._users(function) if self.source.module(user) in modules]
+        tests = [self._reached_if(user, modules, seen | {function}) for user in users]
         known = [test for test in tests if test is not None]
         return joined(ast.Or(), known) if tests and len(known) == len(tests) else None
 

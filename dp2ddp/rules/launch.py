@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch, bound_names
+from dp2ddp.analysis.launch import Launch
 from dp2ddp.analysis.loops import local_names
 from dp2ddp.analysis.names import Own
 from dp2ddp.analysis.own_ddp import joined, opposite
-from dp2ddp.analysis.source import FunctionNode
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode
 from dp2ddp.edits import Finding, InsertBefore, Note
 from dp2ddp.errors import BadInput
 from dp2ddp.rules.base import Example, Options, Rule
@@ -150,7 +151,8 @@ else:
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        test, launch = self._beside_ddp(facts, launch) if facts.beside_ddp else ("", launch)
+        beside_ddp = facts.beside_ddp and bool(facts.own_ddp.begins(modules))
+        test, launch = self._beside_ddp(facts, launch, modules) if beside_ddp else ("", launch)
         assert launch.statement is not None
         ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
         given = {self._written(facts, launch, each): call for each, call in ids}
@@ -158,7 +160,7 @@ else:
         known = [text for text in texts if text is not None]
         arguments = [f"device_ids={known[0]}"] if known else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
-        if facts.beside_ddp:
+        if beside_ddp:
             lines = [f"if {test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         yield InsertBefore(
             self.id,
@@ -175,32 +177,52 @@ else:
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
 
-    def _beside_ddp(self, facts: Facts, launch: Launch) -> tuple[str, Launch]:
+    def _beside_ddp(self, facts: Facts, launch: Launch, modules: Collection[ast.Module]) -> tuple[str, Launch]:
         """The test for a start that the script's own distributed training leaves alone, and the first place for it.
 
         Raises:
             BadInput: it can't be told before the models are wrapped.
         """
-        own = facts.own_ddp
-        assert launch.statement is not None
-        block = facts.source.block(launch.statement)
-        left = block[block.index(launch.statement) :]
-        condition, visible = own.condition, launch.visible
-        while condition is not None and left:
-            here = Launch(launch.entry, left[0], visible)
-            known = self._knowable(facts, here, condition)
-            reached = list(facts.loops.reached(*left))
-            if known is not None and not any(self._sets(facts, known, node) for node in reached):
-                return opposite(known), here
-            if any(wrap.call in facts.loops.reached(left[0]) for wrap in facts.wraps.models):
+        condition = facts.own_ddp.condition(modules)
+        passed: ast.stmt | None = None  # a statement that wraps models: what follows is too late, but for its inside
+        for here in facts.launch_finder.later(launch) if condition is not None else ():
+            assert condition is not None
+            assert here.statement is not None
+            if passed is not None and here.statement not in facts.loops.reached(passed):
                 break
-            visible |= bound_names(left.pop(0))
+            known = self._known_at(facts, here, condition)
+            if known is not None:
+                return opposite(known), here
+            if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
+                reached = set(facts.loops.reached(here.statement))
+                passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None
+        place = facts.own_ddp.begins(modules)[0]
         raise BadInput(
-            facts.source.file(own.place).name,
-            line=own.place.lineno - facts.source.file(own.place).before,
+            facts.source.file(place).name,
+            line=place.lineno - facts.source.file(place).before,
             what="it can't be told where the processes start whether the script sets up DistributedDataParallel itself",
             todo="set it up under a plain `if args.distributed:` with `args` from the command line",
         )
+
+    def _known_at(self, facts: Facts, here: Launch, condition: ast.expr) -> ast.expr | None:
+        """A condition as it can be told at a place; None where it can't, because what it asks for is set later."""
+        assert here.statement is not None
+        block = facts.source.block(here.statement)
+        rest = block[block.index(here.statement) :]
+        known = self._knowable(facts, here, condition)
+        if known is None:
+            return None
+        later = list(facts.loops.reached(*rest))
+        setting = [node for node in later if self._sets(facts, known, node)]
+        if not setting:
+            return known
+        # `args.distributed = args.world_size > 1`, further down: that may be asked for right here.
+        statements = [statement for statement in rest if isinstance(statement, ast.Assign)]
+        only = [one for one in statements if one.targets == setting]
+        if not only or any(self._sets(facts, only[0].value, node) for node in later):
+            return None
+        told = _Told(only[0]).visit(copy.deepcopy(known))
+        return told if self._visible(facts, here, only[0].value) else None
 
     def _knowable(self, facts: Facts, launch: Launch, test: ast.expr) -> ast.expr | None:
         """What of a test can be told at a place: of an `and` perhaps only some terms."""
@@ -210,12 +232,15 @@ else:
         return test if self._visible(facts, launch, test) else None
 
     def _sets(self, facts: Facts, test: ast.expr, node: ast.AST) -> bool:
-        """Whether a node sets an attribute that the test asks for, outside of the script's own distributed training."""
-        if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+        """Whether a node sets something that the test asks for, outside of the script's own distributed training."""
+        if not (isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store)):
             return False
-        asked = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+        if isinstance(node, ast.Name):
+            asked = node.id in {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+        else:
+            asked = node.attr in {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
         span = facts.source.span(node)
-        return node.attr in asked and not any(one.contains(span) for one in facts.own_ddp.spans)
+        return asked and not any(one.contains(span) for one in facts.own_ddp.spans)
 
     def _written(self, facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
         """`device_ids` as it can be written where the processes start, None where it can't."""
@@ -277,3 +302,14 @@ else:
             and any(isinstance(t, ast.Name) and t.id == name.id for t in n.targets)
         ]
         return values[0] if len(values) == 1 else None
+
+
+class _Told(ast.NodeTransformer):
+    """Puts the value of an assignment in the place of its target."""
+
+    def __init__(self, assignment: ast.Assign) -> None:
+        self._target = ast.unparse(assignment.targets[0])
+        self._value = assignment.value
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return self._value if ast.unparse(node) == self._target else node

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from dp2ddp.errors import BadInput
-from dp2ddp.pipeline import Conversion, convert_source
+from dp2ddp.pipeline import Conversion, convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """\
@@ -86,8 +86,51 @@ CONDITIONS = {
                 net = nn.DataParallel(net)
         worker()
         """,
+        "if not args.world_size > 1:",
+        "ddp.seed_everything(0)",
+    ),
+    "a flag that is computed from one that is set": (
+        """
+        torch.manual_seed(0)
+        args.world_size = int(os.environ.get("WORLD_SIZE", 1))
+        args.distributed = args.world_size > 1
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.world_size > 1:",
+        "args.distributed = args.world_size > 1",
+    ),
+    "a flag that may be set again": (
+        """
+        torch.manual_seed(0)
+        args.distributed = args.world_size > 1
+        if args.gpu is not None:
+            args.distributed = False
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
         "if not args.distributed:",
-        "def worker():",
+        "if args.distributed:",
+    ),
+    "in main, after a module that has effects": (
+        """
+        os.makedirs("out", exist_ok=True)
+        def main():
+            global args
+            args = parser.parse_args()
+            print(args)
+            args.distributed = args.world_size > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = Net()
+            net = DDP(net) if args.distributed else nn.DataParallel(net)
+        if __name__ == "__main__":
+            main()
+        """,
+        "if not args.world_size > 1:",
+        "print(args)",
     ),
     "a worker function that is spawned": (
         """
@@ -194,6 +237,26 @@ for epoch in range(3):
     if not args.distributed or dist.get_rank() == 0:
         torch.save(net.state_dict(), "net.pt")
 """
+
+
+def test_each_script_has_a_condition_of_its_own() -> None:
+    script = (
+        "import argparse\nimport torch.distributed as dist\nimport torch.nn as nn\nfrom nets import Net\n"
+        "parser = argparse.ArgumentParser()\n"
+        "def main():\n    args = parser.parse_args()\n    print(args)\n    if args.FLAG:\n"
+        "        dist.init_process_group('nccl')\n    net = nn.DataParallel(Net())\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    files = {
+        "first.py": script.replace("FLAG", "distributed"),
+        "second.py": script.replace("FLAG", "spread"),
+        "third.py": "import torch.nn as nn\nfrom nets import Net\nnet = nn.DataParallel(Net())\n",
+        "nets.py": "import torch.nn as nn\nclass Net(nn.Linear):\n    pass\n",
+    }
+    done = convert_files(files, ["first.py", "second.py", "third.py"], Options(allow_ddp=True))
+    assert "if not args.distributed:\n        ddp.setup(beside_ddp=True)" in done["first.py"].new_text
+    assert "if not args.spread:\n        ddp.setup(beside_ddp=True)" in done["second.py"].new_text
+    assert "\nddp.setup()\n" in done["third.py"].new_text
 
 
 def test_its_own_lines_stay_and_what_both_share_is_right_for_both() -> None:
