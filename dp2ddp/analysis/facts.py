@@ -166,18 +166,31 @@ class Facts:
     @cached_property
     def per_sample(self) -> set[ast.AST]:
         """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
-        roots: list[ast.AST] = []
+        return set(self.loops.reached(*self._sampling_classes, *self._handed_on))
+
+    @cached_property
+    def called_per_sample(self) -> set[ast.AST]:
+        """As `per_sample`, but for classes without bases, of which most are no datasets: there only what is called."""
+        classes = [node for node in self._sampling_classes if node.bases]
+        methods = [m for node in self._sampling_classes for m in node.body if _is_sampling(m)]
+        return set(self.loops.reached(*classes, *methods, *self._handed_on))
+
+    @cached_property
+    def _sampling_classes(self) -> list[ast.ClassDef]:
+        """What is called is a transform, or a dataset's way to read a file; a model has a forward."""
+        return [n for n in self.source.nodes if isinstance(n, ast.ClassDef) and any(map(_is_sampling, n.body))]
+
+    @cached_property
+    def _handed_on(self) -> list[ast.AST]:
+        """Functions that others may call: lambdas, and those that are named without being called."""
+        found: list[ast.AST] = []
         called = {c.func for c in self.source.calls}
         for node in self.source.nodes:
-            if isinstance(node, ast.ClassDef):
-                methods = {m.name for m in node.body if isinstance(m, FUNCTIONS)}
-                # What is called is a transform, or a dataset's way to read a file; a model has a forward.
-                roots += [node] if methods & {"__getitem__", "__iter__", "__len__", "__call__"} else []
-            elif isinstance(node, ast.Lambda):
-                roots.append(node)
+            if isinstance(node, ast.Lambda):
+                found.append(node)
             elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node not in called:
-                roots += [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
-        return set(self.loops.reached(*roots))
+                found += [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
+        return found
 
     def on_all_ranks(self, node: ast.expr) -> bool:
         """Whether every rank runs a line, and equally often."""
@@ -201,3 +214,8 @@ class Facts:
         training = {loop.node for loop in self.model_loops if self.loops.trains(loop)}
         gathered = [r.node for r in self.proof.reductions if r.how == "gather" and isinstance(r.node, ast.expr)]
         return [n for n in gathered if any(above in training for above in self.source.ancestors(n))]
+
+
+def _is_sampling(node: ast.AST) -> bool:
+    """Whether this is a method by which others take samples, or hand them through."""
+    return isinstance(node, FUNCTIONS) and node.name in ("__getitem__", "__iter__", "__len__", "__call__")

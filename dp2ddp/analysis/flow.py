@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
-from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.roles import Resolver, is_property
 from dp2ddp.analysis.source import FunctionNode, Source, keyword
 
 
@@ -68,6 +68,8 @@ class Flow:
             function = self.source.function(node)
             if function is not None:
                 self.returned[function] = self._joined(self.returned.get(function, frozenset()), self.of(node.value))
+                if is_property(function):
+                    self._keep(("an attribute", function.name), node.value)
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values):
                 if isinstance(key, ast.Constant):

@@ -44,6 +44,12 @@ SHARED = {
         "    def save(self):\n        torch.save(net, self.name)\n" + _NET + "Run().save()",
         "self.name = ddp.broadcast(time.ctime())",
     ),
+    "through properties": (
+        "class Run:\n    def __init__(self):\n        self._name = time.ctime()\n"
+        "    @property\n    def name(self):\n        return self._name\n"
+        "    def __getitem__(self, key):\n        return key\n" + _NET + "torch.save(net, Run().name)",
+        "self._name = ddp.broadcast(time.ctime())",
+    ),
     "through items": (
         _NET + 'cfg = {"dir": time.ctime(), "t": time.time()}\nopen(cfg["dir"])',
         '"dir": ddp.broadcast(time.ctime()), "t": time.time()',

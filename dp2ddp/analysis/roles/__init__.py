@@ -5,6 +5,7 @@ unpacking, `self.` attributes, parameters and returns, until nothing changes. Fl
 analysis is flow-insensitive: a name's roles are all that it ever holds.
 """
 
+from dp2ddp.analysis.roles.classes import is_property
 from dp2ddp.analysis.roles.kinds import (
     Class,
     Criterion,
@@ -46,4 +47,5 @@ __all__ = [
     "WrappedOptimizer",
     "Wrapper",
     "defaults",
+    "is_property",
 ]

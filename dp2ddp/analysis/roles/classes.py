@@ -83,9 +83,9 @@ def is_static(function: FunctionNode) -> bool:
     return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list)
 
 
-def is_property(method: Function) -> bool:
+def is_property(function: FunctionNode) -> bool:
     """Whether a method is called by naming it."""
-    return any(isinstance(d, ast.Name) and d.id.endswith("property") for d in method.definition.decorator_list)
+    return any(isinstance(d, ast.Name) and d.id.endswith("property") for d in function.decorator_list)
 
 
 def _is_module_path(path: str | None) -> bool:

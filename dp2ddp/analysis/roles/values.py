@@ -132,7 +132,7 @@ class Values:
         for owner in self.classes.lineage(definition):
             found |= self.bindings.attribute(owner, name)
         for method in self.classes.methods(definition, name):
-            found |= self.bindings.returned(method.definition) if is_property(method) else {method}
+            found |= self.bindings.returned(method.definition) if is_property(method.definition) else {method}
         return found
 
     def _member_of_class(self, definition: ast.ClassDef, name: str) -> frozenset[Role]:
