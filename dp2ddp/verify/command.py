@@ -7,7 +7,7 @@ import re
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -140,6 +140,8 @@ class _Verification:
         verdict = Verdict(options, comparison, findings, self.notes)
         if options.synthetic is not None:
             self.notes.append(_synthetic(verdict.synthetic))
+        if comparison.names:
+            self.notes.append(_renamed(comparison.names))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         draws = any(recording.draws is not None for recording in comparison.recordings)
@@ -278,6 +280,12 @@ def _synthetic(datasets: Sequence[MadeUp]) -> str:
     if not datasets:
         return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
     return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
+
+
+def _renamed(names: Mapping[str, str]) -> str:
+    """What to say about names that a clock gave."""
+    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
+    return f"names that differ in digits, as a clock's, are taken as one: {pairs}"
 
 
 def _is_first_shuffle(comparison: Comparison) -> bool:

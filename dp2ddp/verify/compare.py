@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import printed, recording, runs, saved
+from . import printed, recording, runs, saved, stamps
 from .printed import LineDifference
 from .recording import Recording
 from .runs import Run
-from .saved import FileDifference, relative_difference
+from .saved import FileDifference, Hiding, relative_difference
 
 TOLERANCE = 1e-6
 _EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time and process in their names
@@ -63,6 +63,7 @@ class Comparison:
         files: files that differ, and where.
         batch: the same as data.
         recordings: the original's recording and those of the converted script's ranks.
+        names: what of the converted run's paths has another name in the original's, for a clock gave it.
         apart: the first step after which the ranks' parameters differ among each other, in words; None if none.
         counts: what one run did more often than the other, in words.
     """
@@ -80,6 +81,7 @@ class Comparison:
     counts: tuple[str, ...]
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worst(self) -> StepDifference:
@@ -139,6 +141,9 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
     one, other = runs.read(original), runs.read(converted)
     ours, theirs = one.recordings(), other.recordings()
     batch = _batch(ours[0], theirs)
+    files = _outputs(one), _outputs(other)
+    names = stamps.renamed(*files)
+    hide = one.hide, stamps.restoring(names, other.hide)
     return Comparison(
         original=one,
         converted=other,
@@ -147,12 +152,13 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
         steps=tuple(_steps(ours[0], theirs[0])),
         losses=tuple(_losses(ours, theirs)),
         batches=None if batch is None else str(batch),
-        lines=tuple(_lines(one, other)),
-        files=tuple(_files(one, other, places)),
+        lines=tuple(_lines(one, other, hide)),
+        files=tuple(_files(*files, places, hide)),
         apart=_apart(theirs),
         counts=tuple(_counts(ours[0], theirs[0])),
         batch=batch,
         recordings=(ours[0], *theirs),
+        names=names,
     )
 
 
@@ -205,22 +211,24 @@ def _few(indices: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _lines(one: Run, other: Run) -> list[LineDifference]:
-    found = list(printed.differences(one.hide(one.stdout), other.hide(other.stdout)))
+def _lines(one: Run, other: Run, hide: Hiding) -> list[LineDifference]:
+    found = list(printed.differences(hide[0](one.stdout), hide[1](other.stdout)))
     for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
         found += printed.differences("", other.output(rank, "stdout"))
     return found
 
 
-def _files(one: Run, other: Run, places: float) -> list[FileDifference]:
-    ours, theirs = ({k: v for k, v in run.files().items() if _EVENTS not in k} for run in (one, other))
-    found: list[FileDifference] = []
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name in ours and name in theirs:
-            found += saved.differences(name, ours[name], theirs[name], places, (one.hide, other.hide))
+def _outputs(run: Run) -> dict[str, Path]:
+    return {name: path for name, path in run.files().items() if _EVENTS not in name}
+
+
+def _files(one: Mapping[str, Path], other: Mapping[str, Path], places: float, hide: Hiding) -> Iterator[FileDifference]:
+    theirs = {hide[1](name): path for name, path in other.items()}
+    for name in sorted(one.keys() | theirs.keys()):
+        if name in one and name in theirs:
+            yield from saved.differences(name, one[name], theirs[name], places, hide)
         else:
-            found.append(FileDifference(name, f"only the {'original' if name in ours else 'converted'}'s", math.inf))
-    return found
+            yield FileDifference(name, f"only the {'original' if name in one else 'converted'}'s", math.inf)
 
 
 def _apart(ranks: Sequence[Recording]) -> str | None:

@@ -16,6 +16,8 @@ from torch import nn
 from . import printed, unpickle
 from .unpickle import Placeholder
 
+#: What takes out of the original's and the converted run's texts what isn't to be compared.
+Hiding = tuple[Callable[[str], str], Callable[[str], str]]
 _BY_IDENTITY: Any = object.__eq__
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
 
@@ -74,17 +76,16 @@ def differences(
     original: Path,
     converted: Path,
     places: float = 0,
-    hide: tuple[Callable[[str], str], Callable[[str], str]] = (str, str),
+    hide: Hiding = (str, str),
 ) -> Iterator[FileDifference]:
     """Where two files of one name differ.
 
-    Numbers in text may be `places` units of their last digit apart; `hide` takes out of either text what isn't to be
-    compared.
+    Numbers in text may be `places` units of their last digit apart.
     """
     if original.read_bytes() == converted.read_bytes():
         return
     if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
-        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)))
+        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)), hide)
         return
     texts = _text(original), _text(converted)
     if texts[0] is None or texts[1] is None:
@@ -103,13 +104,18 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _checkpoints(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[FileDifference]:
+def _checkpoints(
+    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding
+) -> Iterator[FileDifference]:
     least = negligible(value for value in ours.values() if isinstance(value, torch.Tensor))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
             yield FileDifference(name, f"{key} (only in the {'original' if key in ours else 'converted'})", math.inf)
             continue
-        relative = _leaf_difference(ours[key], theirs[key], least)
+        one, other = ours[key], theirs[key]
+        if isinstance(one, str) and isinstance(other, str):
+            one, other = hide[0](one), hide[1](other)
+        relative = _leaf_difference(one, other, least)
         if relative:
             yield FileDifference(name, key, relative)
 

@@ -357,9 +357,6 @@ class WrappedModel(DistributedDataParallel):
         finally:
             reducer.enabled = before
 
-    def _get_name(self) -> str:
-        return "DataParallel" if type(self) is WrappedModel else type(self).__name__  # as the original prints itself
-
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
@@ -400,6 +397,10 @@ class WrappedModel(DistributedDataParallel):
 
     def _set_static_graph(self) -> NoReturn:
         _refuse("_set_static_graph", "no graph needs to be static here")
+
+
+# As the original prints itself, and as scripts write it into checkpoints and file names.
+WrappedModel.__name__ = nn.DataParallel.__name__
 
 
 def _is_shard(batch: shards.Batch | None, rows: int | None) -> bool:

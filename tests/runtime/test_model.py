@@ -398,11 +398,12 @@ def test_a_wrapped_model_inside_another_steps_aside(ranks: RankPool) -> None:
 
 
 def printed() -> str:
-    return repr(models.wrap_model(nn.Linear(2, 1)))
+    net = models.wrap_model(nn.Linear(2, 1))
+    return f"{type(net).__name__}: {net}"
 
 
 def test_it_prints_as_the_original_does(ranks: RankPool) -> None:
-    assert ranks(2, printed) == [repr(nn.DataParallel(nn.Linear(2, 1)))] * 2
+    assert ranks(2, printed) == [f"DataParallel: {nn.DataParallel(nn.Linear(2, 1))}"] * 2
 
 
 def test_the_first_failed_rank_is_told(ranks: RankPool) -> None:

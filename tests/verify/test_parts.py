@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dp2ddp.verify import printed, repeats, runs, saved, scratch
+from dp2ddp.verify import printed, repeats, runs, saved, scratch, stamps
 from dp2ddp.verify.compare import compare
 
 OVERWRITES = """
@@ -177,3 +177,32 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     moved = ((project, run / "script"), (tmp_path / "lib", run / "work"))
     found = runs._python_path(moved).split(os.pathsep)[-4:]
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
+
+
+@pytest.mark.parametrize(
+    ("original", "converted", "names"),
+    [
+        (["runs/0501_101112/net.pt"], ["runs/0501_101113/net.pt"], {"0501_101113": "0501_101112"}),
+        (["a/2024-05-01.csv", "b"], ["a/2024-05-02.csv", "b"], {"2024-05-02.csv": "2024-05-01.csv"}),
+        (["x/1111", "x/2222"], ["x/1112", "x/2223"], {"1112": "1111", "2223": "2222"}),
+        (["run_0501_1011/a"], ["run_0501_1011/a"], {}),
+        (["epoch12.pt"], ["epoch13.pt"], {}),  # too few digits for a time
+        (["run_1011/a"], ["run_1012/a", "run_1013/a"], {}),  # each rank made one of its own
+        (["run_1011/a"], ["walk_1012/a"], {}),
+    ],
+)
+def test_names_of_the_clock_are_matched(original: list[str], converted: list[str], names: dict[str, str]) -> None:
+    assert stamps.renamed(original, converted) == names
+
+
+def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> None:
+    sides = {"original": "0501_101112", "converted": "0501_101113"}
+    for side, name in sides.items():
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "log.txt").write_text(f"saved runs/{name}/net.pt\nloss 0.5\n")
+        torch.save({"folder": f"runs/{name}", "net": torch.ones(2)}, tmp_path / side / "net.pt")
+    hide = (str, stamps.restoring({sides["converted"]: sides["original"]}, str))
+    for file in ("log.txt", "net.pt"):
+        pair = tmp_path / "original" / file, tmp_path / "converted" / file
+        assert len(list(saved.differences(file, *pair))) == 1
+        assert list(saved.differences(file, *pair, hide=hide)) == []
