@@ -60,7 +60,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max", nargs="*", default=[], metavar="VARIANT=RATIO")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # where rank 0 leaves its rounds
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if min(arguments.ranks, arguments.starts, arguments.rounds) < 1:
+        parser.error("there must be a rank, a start and a round at least")
+    return arguments
 
 
 def _start_ranks(arguments: argparse.Namespace) -> list[Round]:

@@ -64,6 +64,7 @@ def plan(source: Source, options: Options) -> Plan:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
         rules = [rule for rule in all_rules() if isinstance(rule, UnsupportedRule)]
     for rule in rules:
+        rule.prepare(facts, options)
         facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
     findings = [finding for rule in rules for finding in rule.edits(facts, options)]
     if facts.beside_ddp:

@@ -31,6 +31,7 @@ class Facts:
         lenient: whether the proof goes on behind what it can't show, to find all of it.
         beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
+        own_ddp_is_off: the test under which each entry's processes start, beside its own DistributedDataParallel.
     """
 
     source: Source
@@ -42,6 +43,7 @@ class Facts:
     wrap_keywords: dict[str, str] = field(default_factory=dict)
     lenient: bool = False
     beside_ddp: bool = False
+    own_ddp_is_off: dict[ast.Module, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Source) -> Facts:
@@ -127,6 +129,11 @@ class Facts:
         tests = [n.test for n in self.source.nodes if isinstance(n, (ast.If, ast.While, ast.IfExp, ast.Assert))]
         return [t for t in tests if self._is_own(t)]
 
+    def is_in_own_test(self, node: ast.AST) -> bool:
+        """Whether a node stands in one of `own_tests`, which is rank 0's as a whole."""
+        tests = set(self.own_tests)
+        return any(above in tests for above in self.source.ancestors(node))
+
     def _is_own(self, node: ast.expr) -> bool:
         for part in ast.walk(node):
             if isinstance(part, ast.Call):
@@ -194,16 +201,20 @@ class Facts:
 
     def on_all_ranks(self, node: ast.expr) -> bool:
         """Whether every rank runs a line, and equally often."""
-        return not self._before_launch(node) and node not in self.per_sample
+        return not self.before_launch(node) and node not in self.per_sample
 
     def in_handler(self, node: ast.AST) -> bool:
         """Whether a node stands in an `except`, where the ranks may not be together."""
         return any(isinstance(above, ast.ExceptHandler) for above in self.source.ancestors(node))
 
-    def _before_launch(self, node: ast.expr) -> bool:
-        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether."""
-        if self.source.function(node) is not None:
-            return all(launch.statement is None for launch in self.launches)
+    def before_launch(self, node: ast.expr) -> bool:
+        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and
+        in the function where they start, what stands above."""
+        function = self.source.function(node)
+        if function is not None:
+            starts = [launch.statement for launch in self.launches if launch.statement is not None]
+            here = [start for start in starts if self.source.function(start) is function]
+            return not starts or any(node.lineno < start.lineno for start in here)
         module = self.source.module(node)
         launch = next((one for one in self.launches if one.entry is module), None)
         return launch is None or launch.statement is None or node.lineno < launch.statement.lineno

@@ -72,8 +72,10 @@ class LaunchFinder:
     def _places(
         self, entry: ast.Module, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]
     ) -> Iterator[Launch]:
-        for statement in block:
-            yield Launch(entry, statement, frozenset(bound))
+        declared = max((i for i, s in enumerate(block) if isinstance(s, (ast.Global, ast.Nonlocal))), default=-1)
+        for number, statement in enumerate(block):
+            if number > declared and not _is_text(statement):  # a name may not be used ahead of its declaration
+                yield Launch(entry, statement, frozenset(bound))
             if is_main_guard(statement):
                 assert isinstance(statement, ast.If)
                 yield from self._places(entry, statement.body, bound, calls)
@@ -223,6 +225,11 @@ _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
     "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
 )
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a string by itself, as a docstring is."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:

@@ -29,10 +29,12 @@ class OwnDdp:
         self.source = source
         self.names = names
         self.resolver = resolver
+        self._said: dict[ast.Module, set[str]] = {}
 
     def begins(self, modules: Collection[ast.Module]) -> list[ast.Call]:
         """Where it begins in a program of these modules: a process group is joined, or a model is wrapped for it."""
         calls = [call for call in self.source.calls if self.source.module(call) in modules]
+        calls = [call for call in calls if self._is_named(call, modules)]
         joins = [call for call in calls if self._name(call) == _JOIN]
         return joins or [call for call in calls if self._name(call) == _WRAPPER]
 
@@ -52,6 +54,18 @@ class OwnDdp:
         path = self.names.qualified(func) or ""
         last = path.rsplit(".", 1)[-1]
         return last or (func.attr if isinstance(func, ast.Attribute) else "")
+
+    def _is_named(self, call: ast.Call, modules: Collection[ast.Module]) -> bool:
+        """Whether anything in these modules says the name of the function that a call stands in."""
+        if self._name(call) not in (_JOIN, _WRAPPER):
+            return False
+        function = self.source.function(call)
+        return function is None or any(function.name in self._words(module) for module in modules)
+
+    def _words(self, module: ast.Module) -> set[str]:
+        if module not in self._said:
+            self._said[module] = set(_words(module))
+        return self._said[module]
 
     # -- the condition ---------------------------------------------------------------------------------------------
 
@@ -138,6 +152,17 @@ class OwnDdp:
     def _wraps(self, statement: ast.stmt) -> bool:
         calls = (n for n in ast.walk(statement) if isinstance(n, ast.Call))
         return any(self.names.qualified(call.func) == "torch.nn.DataParallel" for call in calls)
+
+
+def _words(module: ast.Module) -> Iterator[str]:
+    """The names that a module uses, and its strings, by which it may pick functions."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def _branches(branch: ast.If) -> tuple[list[ast.expr], list[ast.expr], bool]:

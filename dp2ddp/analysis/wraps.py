@@ -17,9 +17,8 @@ from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard, k
 _DEVICE_GUARD = re.compile(r"cuda|gpu|device|parallel|multi|dist\b", re.IGNORECASE)
 _MOVES = frozenset({"cuda", "to"})
 _KNOWN = frozenset({"torch", "dp2ddp_runtime"})
-_OTHERWISE_PARALLEL = re.compile(
-    "Distributed|Sharded"
-)  # these replace DataParallel, and are their script's own business
+# What replaces DataParallel is the script's own business; what describes it wraps nothing.
+_SOMETHING_ELSE = re.compile("Distributed|Sharded|Config|Kwargs")
 # What a class derived from `DataParallel` may not define, as the conversion does these things in its own way; and what
 # it may although it begins with an underscore.
 _INNER = frozenset(
@@ -241,8 +240,8 @@ def _bare(model: ast.expr) -> ast.expr:
 
 def _is_foreign(path: str) -> bool:
     """Whether a dotted path names what another library has in `DataParallel`'s place."""
-    library, _, name = path.partition(".")[0], *path.rpartition(".")[1:]
-    return library not in _KNOWN and "DataParallel" in name and not _OTHERWISE_PARALLEL.search(name)
+    library, name = path.split(".")[0], path.split(".")[-1]
+    return library not in _KNOWN and "DataParallel" in name and not _SOMETHING_ELSE.search(name)
 
 
 def asks_for_type(source: Source, names: Names, reference: ast.expr) -> bool:

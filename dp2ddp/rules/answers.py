@@ -41,7 +41,7 @@ import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-if ddp.broadcast(input("Go on from net.pt? [y/N] ") if ddp.is_main() else None).lower() == "y":
+if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "y":
     net.load_state_dict(torch.load("net.pt"))
 """,
         ),
@@ -51,7 +51,16 @@ if ddp.broadcast(input("Go on from net.pt? [y/N] ") if ddp.is_main() else None).
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            if facts.names.qualified(call.func) in _READING and facts.on_all_ranks(call):
+            if facts.names.qualified(call.func) not in _READING or call in facts.per_sample:
+                continue
+            if facts.before_launch(call):
+                what = (
+                    "is asked before the processes start, and then by each of them, of which only rank 0 gets an answer"
+                )
+                yield Note(
+                    self.id, facts.source.span(call), what, "ask behind `ddp.setup()`, or take it as an argument"
+                )
+            else:
                 yield from self._read_on_main(facts, call)
 
     def _read_on_main(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
@@ -61,8 +70,12 @@ if ddp.broadcast(input("Go on from net.pt? [y/N] ") if ddp.is_main() else None).
             todo = f'ask there alone: `{facts.source.brief(call)} if ddp.is_main() else ""`'
             yield Note(self.id, span, what, todo)
             return
-        code = "ddp.broadcast(__h_it__ if ddp.is_main() else None)"
-        yield ReplaceExpr(self.id, span, "rank 0 asks, all ranks get the answer", code, {"it": span})
+        asking = facts.source.span(call.func)
+        reason = "rank 0 asks, all ranks get the answer"
+        # The prompt is every rank's: it may hold a number that is summed up over all of them.
+        yield ReplaceExpr(self.id, asking, reason, "ddp.main_only(__h_f__)", {"f": asking})
+        if not facts.is_in_own_test(call):
+            yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"
             yield Note(self.id, span, what, "ask nothing in such runs, by an option of the script, for instance")

@@ -86,6 +86,9 @@ class Rule(ABC):
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
 
+    def prepare(self, facts: Facts, options: Options) -> None:  # noqa: B027 (most rules have nothing to prepare)
+        """Put what this rule decides, and others ask for, into the facts. Called on all rules before any edits."""
+
     def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
         """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""
         return {}

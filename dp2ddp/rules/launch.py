@@ -19,6 +19,13 @@ from dp2ddp.rules.base import Example, Options, Rule
 _ALL_DEVICES = frozenset({"range(torch.cuda.device_count())", "list(range(torch.cuda.device_count()))", "None"})
 
 
+# What only looks at names and attributes: it may be asked earlier, and twice.
+_READING = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp),
+    *(ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
+)
+
+
 class LaunchRule(Rule):
     """`ddp.setup(...)` after the arguments are parsed, before anything else has an effect."""
 
@@ -133,6 +140,16 @@ else:
         ),
     )
 
+    def prepare(self, facts: Facts, options: Options) -> None:
+        """Move the launch to where it can be told whether the script sets up its own DDP."""
+        if not facts.parallel or not facts.beside_ddp:
+            return
+        for index, launch in enumerate(facts.launches):
+            modules = facts.names.reachable(launch.entry)
+            if launch.statement is not None and facts.own_ddp.begins(modules):
+                test, facts.launches[index] = self._beside_ddp(facts, launch, modules)
+                facts.own_ddp_is_off[launch.entry] = test
+
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
@@ -151,16 +168,14 @@ else:
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        beside_ddp = facts.beside_ddp and bool(facts.own_ddp.begins(modules))
-        test, launch = self._beside_ddp(facts, launch, modules) if beside_ddp else ("", launch)
-        assert launch.statement is not None
+        test = facts.own_ddp_is_off.get(launch.entry)
         ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
         given = {self._written(facts, launch, each): call for each, call in ids}
         texts = [text for text in given if text not in _ALL_DEVICES]
         known = [text for text in texts if text is not None]
         arguments = [f"device_ids={known[0]}"] if known else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
-        if beside_ddp:
+        if test is not None:
             lines = [f"if {test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         yield InsertBefore(
             self.id,
@@ -184,7 +199,8 @@ else:
             BadInput: it can't be told before the models are wrapped.
         """
         condition = facts.own_ddp.condition(modules)
-        passed: ast.stmt | None = None  # a statement that wraps models: what follows is too late, but for its inside
+        # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
+        passed: ast.stmt | None = None
         for here in facts.launch_finder.later(launch) if condition is not None else ():
             assert condition is not None
             assert here.statement is not None
@@ -221,8 +237,11 @@ else:
         only = [one for one in statements if one.targets == setting]
         if not only or any(self._sets(facts, only[0].value, node) for node in later):
             return None
-        told = _Told(only[0]).visit(copy.deepcopy(known))
-        return told if self._visible(facts, here, only[0].value) else None
+        value = only[0].value
+        if not all(isinstance(part, _READING) for part in ast.walk(value)) or not self._visible(facts, here, value):
+            return None
+        told: ast.expr = _Told(only[0]).visit(copy.deepcopy(known))
+        return told
 
     def _knowable(self, facts: Facts, launch: Launch, test: ast.expr) -> ast.expr | None:
         """What of a test can be told at a place: of an `and` perhaps only some terms."""
@@ -236,7 +255,8 @@ else:
         if not (isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store)):
             return False
         if isinstance(node, ast.Name):
-            asked = node.id in {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+            read = (n for n in ast.walk(test) if isinstance(n, ast.Name) and n.id == node.id)
+            asked = any(_bound_in(facts, n) is _bound_in(facts, node) for n in read)
         else:
             asked = node.attr in {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
         span = facts.source.span(node)
@@ -304,6 +324,12 @@ else:
         return values[0] if len(values) == 1 else None
 
 
+def _bound_in(facts: Facts, name: ast.Name) -> ast.AST:
+    """The function or module whose name this is."""
+    function = facts.source.function(name)
+    return function if function is not None and name.id in local_names(function) else facts.source.module(name)
+
+
 class _Told(ast.NodeTransformer):
     """Puts the value of an assignment in the place of its target."""
 
@@ -313,3 +339,6 @@ class _Told(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         return self._value if ast.unparse(node) == self._target else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._value if node.id == self._target else node

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Class, Function, Instance, Module
 from dp2ddp.analysis.source import argument
 from dp2ddp.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
@@ -166,9 +167,17 @@ def _opened(facts: Facts, call: ast.Call) -> _Opened | None:
     mode = argument(call, 0, "mode")
     # Archives and file systems have such a method, too, which takes a name first: a mode there tells a path.
     is_mode = mode is None or (isinstance(mode, ast.Constant) and _MODE.fullmatch(str(mode.value)) is not None)
-    if not plain or not is_mode:
+    if not plain or not is_mode or _is_own(facts, call.func):
         return None
     return _Opened(call, call.func.value, mode is not None and _writes(mode), as_method=True)
+
+
+def _is_own(facts: Facts, method: ast.Attribute) -> bool:
+    """Whether a method is, or may be, one of the script's own classes'."""
+    known = facts.resolver.holds(method, Function) or facts.resolver.holds(method.value, Class, Instance, Module)
+    return known or (
+        isinstance(method.value, ast.Call) and facts.names.qualified(method.value.func) == "builtins.super"
+    )
 
 
 def _writes(mode: ast.expr | None) -> bool:

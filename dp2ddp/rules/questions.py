@@ -57,7 +57,8 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            if self._asks(facts, call) and self._decides(facts, call) and facts.on_all_ranks(call):
+            asks = self._asks(facts, call) and self._decides(facts, call) and not facts.is_in_own_test(call)
+            if asks and facts.on_all_ranks(call):
                 span = facts.source.span(call)
                 reason = "the ranks must decide alike"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})

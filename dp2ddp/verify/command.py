@@ -285,7 +285,7 @@ def _synthetic(datasets: Sequence[MadeUp]) -> str:
 def _renamed(names: Mapping[str, str]) -> str:
     """What to say about names that a clock gave."""
     pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
-    return f"names that differ in digits, as a clock's, are taken as one: {pairs}"
+    return f"files are named after the clock; taken as one: {pairs}"
 
 
 def _is_first_shuffle(comparison: Comparison) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
     ours, theirs = one.recordings(), other.recordings()
     batch = _batch(ours[0], theirs)
     files = _outputs(one), _outputs(other)
-    names = stamps.renamed(*files)
+    names = stamps.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
     hide = one.hide, stamps.restoring(names, other.hide)
     return Comparison(
         original=one,

@@ -18,9 +18,17 @@ _TIMES = (
     re.compile(rf"\bData\s+(?:{_N})\s*\(\s*(?:{_N})\)"),  # the usual meter of loading time
     re.compile(rf"(?i)(?:{_N})\s*(?:it/s|s/it|\w+/s|\w+/sec)\b"),
 )
-_UNIT = r"(days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|ms|s)(?![a-z])"
-_DURATION = re.compile(rf"(?i)(?:{_N})\s*{_UNIT}(?:[\s,]*\d+(?:\.\d+)?\s*{_UNIT})*")
-_AMBIGUOUS = frozenset("dhm")  # as a unit by itself: parameters are counted in m, too
+# From the largest unit to the smallest; a unit may stand right before the next number, but before no other letter.
+_DURATION = re.compile(
+    r"(?<![\w.])(?=\d)"
+    r"(?:\d+\s*(?P<d>[Dd]ays?|D|d)(?![a-zA-Z_])[\s,]*)?"
+    r"(?:\d+\s*(?P<h>[Hh]ours?|[Hh]rs?|h)(?![a-zA-Z_])[\s,]*)?"
+    r"(?:\d+\s*(?P<m>[Mm]inutes?|[Mm]ins?|m)(?![a-zA-Z_])[\s,]*)?"
+    r"(?:\d+(?:\.\d+)?\s*(?P<s>[Ss]econds?|[Ss]ecs?|s)(?![a-zA-Z_])[\s,]*)?"
+    r"(?:\d+(?:\.\d+)?\s*(?P<ms>ms))?(?![\w.])"
+)
+_LONE = re.compile(rf"(?i)(?:{_N})\s*(?:minutes?|mins?|hours?|hrs?|days?)\b(?!\s*[-+.\d])")
+_KEYWORD = re.compile(r"(?i)(?:time|took|elapsed?|duration|eta)\W{0,3}$")
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,9 @@ def differences(original: str, converted: str) -> Iterator[LineDifference]:
 
 def without_times(line: str) -> str:
     """`line` with the numbers that only tell how long something took, and when, left out."""
-    rest = line
+    rest = _LONE.sub("#s", _DURATION.sub(_hidden_duration, line))
     for pattern in _TIMES:
         rest = pattern.sub(_hidden, rest)
-    rest = _DURATION.sub(_hidden_duration, rest)
     return line if rest == line else re.sub(" +", " ", rest)  # lines are filled up with blanks behind a short one
 
 
@@ -72,8 +79,11 @@ def _hidden(match: re.Match[str]) -> str:
 
 def _hidden_duration(match: re.Match[str]) -> str:
     """`5.3 s`, `827ms` and `1m5s` may be the same thing on a quicker machine."""
-    alone = match.group(2) is None
-    return match.group() if alone and match.group(1).lower() in _AMBIGUOUS else "#s"
+    units = [unit for unit in match.groups() if unit]
+    alone = len(units) == 1 and match["s"] is None and match["ms"] is None
+    if not units or (alone and _KEYWORD.search(match.string[: match.start()]) is None):
+        return match.group()  # `5 m` may be parameters
+    return "#s" + match.group()[len(match.group().rstrip(" ,\t")) :]
 
 
 def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifference:

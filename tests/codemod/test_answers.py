@@ -10,22 +10,22 @@ from dp2ddp.rules import Options
 _HEAD = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 
 ASKED = {
-    "value": ("name = input('name? ')\n", "name = ddp.broadcast(input('name? ') if ddp.is_main() else None)\n"),
+    "value": ("name = input('name? ')\n", "name = ddp.broadcast(ddp.main_only(input)('name? '))\n"),
     "test": (
         "if input().strip() != 'y':\n    sys.exit()\n",
-        "if ddp.broadcast(input() if ddp.is_main() else None).strip() != 'y':\n",
+        "if ddp.broadcast(ddp.main_only(input)()).strip() != 'y':\n",
     ),
     "function": (
         "def ask():\n    while True:\n        n = int(input())\n        if n:\n            return n\nask()\n",
-        "n = int(ddp.broadcast(input() if ddp.is_main() else None))\n",
+        "n = int(ddp.broadcast(ddp.main_only(input)()))\n",
     ),
     "password": (
         "key = getpass.getpass()\n",
-        "key = ddp.broadcast(getpass.getpass() if ddp.is_main() else None)\n",
+        "key = ddp.broadcast(ddp.main_only(getpass.getpass)())\n",
     ),
     "line": (
         "line = sys.stdin.readline()\n",
-        "line = ddp.broadcast(sys.stdin.readline() if ddp.is_main() else None)\n",
+        "line = ddp.broadcast(ddp.main_only(sys.stdin.readline)())\n",
     ),
 }
 
@@ -63,5 +63,15 @@ def test_a_handler_asks_nobody_and_says_so() -> None:
 def test_an_end_of_input_that_the_script_goes_on_from_is_noted(kind: str, noted: bool) -> None:
     text = f"try:\n    n = int(input())\nexcept{kind}:\n    n = 3\n"
     conversion = convert_source(_HEAD + text, "train.py", Options(select=frozenset({"DDP022"})))
-    assert "ddp.broadcast(input() if ddp.is_main() else None)" in conversion.new_text
+    assert "ddp.broadcast(ddp.main_only(input)())" in conversion.new_text
     assert len(conversion.notes) == noted
+
+
+def test_a_test_that_is_rank_0_s_as_a_whole_is_broadcast_once() -> None:
+    text = (
+        "import os\nimport time\nstart = time.time()\n"
+        "if time.time() - start > 3 and os.path.exists('stop') and input('stop? ') == 'y':\n    net(1)\n"
+    )
+    conversion = convert_source(_HEAD + text, "train.py", Options())
+    assert conversion.new_text.count("ddp.broadcast(") == 1
+    assert "os.path.exists('stop') and ddp.main_only(input)('stop? ') == 'y'):" in conversion.new_text

@@ -24,6 +24,8 @@ LEFT = [
     "browser.open('https://x')\n",
     "path.open(*how)\n",
     "path.open(MODE)\n",
+    "class Log:\n    def open(self, mode):\n        self.open('w')\nLog().open('a')\n",
+    "class Mine(Base):\n    def open(self):\n        super().open('w')\n",
 ]
 
 

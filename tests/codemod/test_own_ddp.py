@@ -114,6 +114,57 @@ CONDITIONS = {
         "if not args.distributed:",
         "if args.distributed:",
     ),
+    "a plain name": (
+        """
+        distributed = False
+        print("start")
+        distributed = args.world_size > 1
+        if distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if distributed else nn.DataParallel(Net())
+        """,
+        "if not args.world_size > 1:",
+        'print("start")',
+    ),
+    "a flag that a call computes": (
+        """
+        print("start")
+        args.distributed = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "a function with a name of its own": (
+        """
+        def show(text):
+            args = (text, 2)
+            print(*args)
+        show("start")
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        'show("start")',
+    ),
+    "in main, before a declaration": (
+        """
+        print(args)
+        def main():
+            "Train."
+            global args, best
+            args.distributed = args.world_size > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        main()
+        """,
+        "if not args.world_size > 1:",
+        "args.distributed = args.world_size > 1",
+    ),
     "in main, after a module that has effects": (
         """
         os.makedirs("out", exist_ok=True)
@@ -239,6 +290,24 @@ for epoch in range(3):
 """
 
 
+def test_a_question_before_the_processes_start_is_noted() -> None:
+    body = """
+        def main():
+            args = parser.parse_args()
+            name = input("name? ")
+            args.distributed = int(os.environ["WORLD_SIZE"]) > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            more = input("more? ")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        main()
+        """
+    conversion = converted(body)
+    assert 'name = input("name? ")' in conversion.new_text
+    assert 'more = ddp.broadcast(ddp.main_only(input)("more? "))' in conversion.new_text
+    assert [(note.rule, note.span.start.line) for note in conversion.notes] == [("DDP022", 14)]
+
+
 def test_each_script_has_a_condition_of_its_own() -> None:
     script = (
         "import argparse\nimport torch.distributed as dist\nimport torch.nn as nn\nfrom nets import Net\n"
@@ -251,7 +320,8 @@ def test_each_script_has_a_condition_of_its_own() -> None:
         "first.py": script.replace("FLAG", "distributed"),
         "second.py": script.replace("FLAG", "spread"),
         "third.py": "import torch.nn as nn\nfrom nets import Net\nnet = nn.DataParallel(Net())\n",
-        "nets.py": "import torch.nn as nn\nclass Net(nn.Linear):\n    pass\n",
+        "nets.py": "import torch.nn as nn\nimport torch.distributed as dist\nclass Net(nn.Linear):\n    pass\n"
+        "def join():\n    dist.init_process_group('nccl')\n",  # which nobody calls
     }
     done = convert_files(files, ["first.py", "second.py", "third.py"], Options(allow_ddp=True))
     assert "if not args.distributed:\n        ddp.setup(beside_ddp=True)" in done["first.py"].new_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -74,9 +75,40 @@ def test_times_are_no_differences(text: str) -> None:
 
 
 @pytest.mark.parametrize("pair", [("160ms", "1s27ms"), ("59.9 s", "1m2s"), ("2h 5min", "59 m, 3s"), ("1d2h", "59m3s")])
-def test_durations_are_no_differences(pair: tuple[str, str]) -> None:
+def test_durations_are_no_differences_after_a_bar(pair: tuple[str, str]) -> None:
     lines = [f" [==>...]  Step: {duration} | Tot: 3ms | Loss: 0.5{'':>{9 - len(duration)}} (3/4)" for duration in pair]
     assert list(printed.differences(*lines)) == []
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("took 827ms", "took 1.2s"),
+        ("Elapsed: 1m 5s", "Elapsed: 58s"),
+        ("ETA 1h 5m", "ETA 59m 58s"),
+        ("took 1m", "took 59s"),
+        ("3 s/it", "2.1 s/it"),
+        ("5.5 min, loss 0.5", "6.5 min, loss 0.5"),
+    ],
+)
+def test_durations_are_no_differences(pair: tuple[str, str]) -> None:
+    assert list(printed.differences(*pair)) == []
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("loss 0.31 s_loss 0.2", "loss 0.99 s_loss 0.2"),
+        ("0.31 s1 0.5", "0.77 s1 0.5"),
+        ("Params: 11.2M, 45 s", "Params: 99.2M, 45 s"),
+        ("0.5 D 0.6 D", "0.9 D 0.1 D"),
+        ("max 0.91 min 0.12", "max 0.22 min 0.12"),
+        ("31.2 MS-SSIM", "20.2 MS-SSIM"),
+        ("5 m", "6 m"),
+    ],
+)
+def test_numbers_before_other_words_are_no_durations(pair: tuple[str, str]) -> None:
+    assert len(list(printed.differences(*pair))) == 1
 
 
 @pytest.mark.parametrize(
@@ -179,20 +211,42 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
 
 
+_WRITTEN = datetime(2024, 5, 1, 10, 11, 30)
+
+
 @pytest.mark.parametrize(
     ("original", "converted", "names"),
     [
         (["runs/0501_101112/net.pt"], ["runs/0501_101113/net.pt"], {"0501_101113": "0501_101112"}),
-        (["a/2024-05-01.csv", "b"], ["a/2024-05-02.csv", "b"], {"2024-05-02.csv": "2024-05-01.csv"}),
-        (["x/1111", "x/2222"], ["x/1112", "x/2223"], {"1112": "1111", "2223": "2222"}),
+        (["resnet18_0501_101112"], ["resnet18_0501_101113"], {"0501_101113": "0501_101112"}),
+        (["a/May01_10-11-12_host"], ["a/May01_10-11-14_host"], {"01_10-11-14": "01_10-11-12"}),
+        (["2024-05-01T10:11:12.34"], ["2024-05-01T10:11:12.56"], {"2024-05-01T10:11:12.56": "2024-05-01T10:11:12.34"}),
+        (["x/101112", "x/101120"], ["x/101113", "x/101121"], {"101113": "101112", "101121": "101120"}),
         (["run_0501_1011/a"], ["run_0501_1011/a"], {}),
-        (["epoch12.pt"], ["epoch13.pt"], {}),  # too few digits for a time
-        (["run_1011/a"], ["run_1012/a", "run_1013/a"], {}),  # each rank made one of its own
-        (["run_1011/a"], ["walk_1012/a"], {}),
+        (["epoch12.pt"], ["epoch13.pt"], {}),
+        (["model_0.8712.txt"], ["model_0.4310.txt"], {}),
+        (["iter_001000.pth"], ["iter_000500.pth"], {}),
+        (["run_101112/a"], ["run_101112/a", "run_101113/a"], {}),  # a rank made one of its own
+        (["run_101112/a"], ["walk_101113/a"], {}),
+        (["run_080000"], ["run_080001"], {}),  # no time of these runs
     ],
 )
-def test_names_of_the_clock_are_matched(original: list[str], converted: list[str], names: dict[str, str]) -> None:
-    assert stamps.renamed(original, converted) == names
+def test_names_of_the_clock_are_matched(
+    tmp_path: Path, original: list[str], converted: list[str], names: dict[str, str]
+) -> None:
+    file = tmp_path / "any"
+    file.touch()
+    os.utime(file, (_WRITTEN.timestamp(), _WRITTEN.timestamp()))
+    pair = (dict.fromkeys(paths, file) for paths in (original, converted))
+    assert stamps.renamed(*pair, timedelta(seconds=60)) == names
+
+
+def test_times_are_restored_as_a_whole() -> None:
+    restore = stamps.restoring({"101113": "101112"}, str)
+    assert (
+        restore("runs/101113/net.pt, 0.101113, 1011130, id=101113")
+        == "runs/101112/net.pt, 0.101113, 1011130, id=101112"
+    )
 
 
 def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> None:
