@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.source import is_main_guard
 from dp2ddp.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
@@ -51,7 +52,7 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            if facts.names.qualified(call.func) not in _READING or call in facts.per_sample:
+            if facts.names.qualified(call.func) not in _READING or call in facts.per_sample or _never_runs(facts, call):
                 continue
             if facts.before_launch(call):
                 what = (
@@ -79,6 +80,12 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"
             yield Note(self.id, span, what, "ask nothing in such runs, by an option of the script, for instance")
+
+
+def _never_runs(facts: Facts, call: ast.Call) -> bool:
+    """Whether a line only runs where its file is started, which it isn't."""
+    is_started = facts.source.module(call) in facts.source.entry_trees
+    return not is_started and any(is_main_guard(above) for above in facts.source.ancestors(call))
 
 
 def _ending_is_caught(facts: Facts, call: ast.Call) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.pipeline import convert_source
+from dp2ddp.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
@@ -75,3 +75,14 @@ def test_a_test_that_is_rank_0_s_as_a_whole_is_broadcast_once() -> None:
     conversion = convert_source(_HEAD + text, "train.py", Options())
     assert conversion.new_text.count("ddp.broadcast(") == 1
     assert "os.path.exists('stop') and ddp.main_only(input)('stop? ') == 'y'):" in conversion.new_text
+
+
+def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
+    files = {
+        "train.py": _HEAD.replace("import sys\n", "import sys\nimport data\n") + "data.load()\n",
+        "data.py": "def load():\n    return input()\nif __name__ == '__main__':\n    input()\n",
+    }
+    done = convert_files(files, ["train.py"], Options())["data.py"]
+    assert "return ddp.broadcast(ddp.main_only(input)())" in done.new_text
+    assert done.new_text.endswith("    input()\n")
+    assert not done.notes
