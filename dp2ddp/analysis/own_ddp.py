@@ -33,8 +33,8 @@ class OwnDdp:
 
     def begins(self, modules: Collection[ast.Module]) -> list[ast.Call]:
         """Where it begins in a program of these modules: a process group is joined, or a model is wrapped for it."""
-        calls = [call for call in self.source.calls if self.source.module(call) in modules]
-        calls = [call for call in calls if self._is_named(call, modules)]
+        signs = (call for call in self.source.calls if self._name(call) in (_JOIN, _WRAPPER))
+        calls = [c for c in signs if self.source.module(c) in modules and not self._is_left_out(c, modules)]
         joins = [call for call in calls if self._name(call) == _JOIN]
         return joins or [call for call in calls if self._name(call) == _WRAPPER]
 
@@ -55,12 +55,16 @@ class OwnDdp:
         last = path.rsplit(".", 1)[-1]
         return last or (func.attr if isinstance(func, ast.Attribute) else "")
 
-    def _is_named(self, call: ast.Call, modules: Collection[ast.Module]) -> bool:
-        """Whether anything in these modules says the name of the function that a call stands in."""
-        if self._name(call) not in (_JOIN, _WRAPPER):
-            return False
+    def _is_left_out(self, call: ast.Call, modules: Collection[ast.Module]) -> bool:
+        """Whether a call stands in a function of an imported file that nothing in these modules says the name of.
+
+        A file that is started may pick its own functions without naming them; so may a decorator, and Python itself.
+        """
         function = self.source.function(call)
-        return function is None or any(function.name in self._words(module) for module in modules)
+        if function is None or function.decorator_list or self.source.module(call) in self.source.entry_trees:
+            return False
+        is_method = isinstance(self.source.parent(function), ast.ClassDef)
+        return not is_method and not any(function.name in self._words(module) for module in modules)
 
     def _words(self, module: ast.Module) -> set[str]:
         if module not in self._said:

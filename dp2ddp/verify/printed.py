@@ -24,8 +24,8 @@ _DURATION = re.compile(
     r"(?:\d+\s*(?P<d>[Dd]ays?|D|d)(?![a-zA-Z_])[\s,]*)?"
     r"(?:\d+\s*(?P<h>[Hh]ours?|[Hh]rs?|h)(?![a-zA-Z_])[\s,]*)?"
     r"(?:\d+\s*(?P<m>[Mm]inutes?|[Mm]ins?|m)(?![a-zA-Z_])[\s,]*)?"
-    r"(?:\d+(?:\.\d+)?\s*(?P<s>[Ss]econds?|[Ss]ecs?|s)(?![a-zA-Z_])[\s,]*)?"
-    r"(?:\d+(?:\.\d+)?\s*(?P<ms>ms))?(?![\w.])"
+    r"(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*(?P<s>[Ss]econds?|[Ss]ecs?|s)(?![a-zA-Z_])[\s,]*)?"
+    r"(?:\d+(?:\.\d+)?\s*(?P<ms>ms))?(?!\w|\.\d)"
 )
 _LONE = re.compile(rf"(?i)(?:{_N})\s*(?:minutes?|mins?|hours?|hrs?|days?)\b(?!\s*[-+.\d])")
 _KEYWORD = re.compile(r"(?i)(?:time|took|elapsed?|duration|eta)\W{0,3}$")

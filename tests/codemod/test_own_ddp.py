@@ -308,6 +308,17 @@ def test_a_question_before_the_processes_start_is_noted() -> None:
     assert [(note.rule, note.span.start.line) for note in conversion.notes] == [("DDP022", 14)]
 
 
+def test_a_method_of_an_imported_file_counts_though_python_alone_names_it() -> None:
+    files = {
+        "train.py": "import argparse\nimport torch.nn as nn\nfrom group import Group\n"
+        "args = argparse.ArgumentParser().parse_args()\nGroup(args)\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "group.py": "import torch.distributed as dist\nclass Group:\n    def __init__(self, args):\n"
+        "        if args.distributed:\n            dist.init_process_group('nccl')\n",
+    }
+    done = convert_files(files, ["train.py"], Options(allow_ddp=True))
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in done["train.py"].new_text
+
+
 def test_each_script_has_a_condition_of_its_own() -> None:
     script = (
         "import argparse\nimport torch.distributed as dist\nimport torch.nn as nn\nfrom nets import Net\n"

@@ -87,6 +87,8 @@ def test_durations_are_no_differences_after_a_bar(pair: tuple[str, str]) -> None
         ("Elapsed: 1m 5s", "Elapsed: 58s"),
         ("ETA 1h 5m", "ETA 59m 58s"),
         ("took 1m", "took 59s"),
+        ("done in 12.3s.", "done in 827 ms."),
+        ("a step in 2.3e-05 s", "a step in 3.1e-04 s"),
         ("3 s/it", "2.1 s/it"),
         ("5.5 min, loss 0.5", "6.5 min, loss 0.5"),
     ],
