@@ -1,0 +1,115 @@
+"""Where the processes may start beside a script's own DistributedDataParallel: where it is known to be off."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Collection
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.launch import Launch
+from dp2ddp.analysis.loops import local_names
+from dp2ddp.analysis.own_ddp import joined, opposite
+from dp2ddp.analysis.source import FUNCTIONS
+from dp2ddp.analysis.visible import visible
+from dp2ddp.errors import BadInput
+
+# What only looks at names and attributes: it may be asked earlier, and twice.
+_READING = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp),
+    *(ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
+)
+
+
+def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Module]) -> tuple[str, Launch]:
+    """The test for a start that the script's own distributed training leaves alone, and the first place for it.
+
+    Raises:
+        BadInput: it can't be told before the models are wrapped.
+    """
+    condition = facts.own_ddp.condition(modules)
+    # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
+    passed: ast.stmt | None = None
+    for here in facts.launch_finder.later(launch) if condition is not None else ():
+        assert condition is not None
+        assert here.statement is not None
+        if passed is not None and here.statement not in facts.loops.reached(passed):
+            break
+        known = _known_at(facts, here, condition)
+        if known is not None:
+            return opposite(known), here
+        if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
+            reached = set(facts.loops.reached(here.statement))
+            passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None
+    place = facts.own_ddp.begins(modules)[0]
+    raise BadInput(
+        facts.source.file(place).name,
+        line=place.lineno - facts.source.file(place).before,
+        what="it can't be told where the processes start whether the script sets up DistributedDataParallel itself",
+        todo="set it up under a plain `if args.distributed:` with `args` from the command line",
+    )
+
+
+def _known_at(facts: Facts, here: Launch, condition: ast.expr) -> ast.expr | None:
+    """A condition as it can be told at a place; None where it can't, because what it asks for is set later."""
+    assert here.statement is not None
+    block = facts.source.block(here.statement)
+    rest = block[block.index(here.statement) :]
+    known = _knowable(facts, here, condition)
+    if known is None:
+        return None
+    later = list(facts.loops.reached(*rest))
+    setting = [node for node in later if _sets(facts, known, node)]
+    if not setting:
+        return known
+    # `args.distributed = args.world_size > 1`, further down: that may be asked for right here.
+    statements = [statement for statement in rest if isinstance(statement, ast.Assign)]
+    only = [one for one in statements if one.targets == setting]
+    if not only or any(_sets(facts, only[0].value, node) for node in later):
+        return None
+    value = only[0].value
+    if not all(isinstance(part, _READING) for part in ast.walk(value)) or not visible(facts, here, value):
+        return None
+    told: ast.expr = _Told(only[0]).visit(copy.deepcopy(known))
+    return told
+
+
+def _knowable(facts: Facts, launch: Launch, test: ast.expr) -> ast.expr | None:
+    """What of a test can be told at a place: of an `and` perhaps only some terms."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        known = [term for term in test.values if _knowable(facts, launch, term) is not None]
+        return joined(ast.And(), known) if known else None
+    return test if visible(facts, launch, test) else None
+
+
+def _sets(facts: Facts, test: ast.expr, node: ast.AST) -> bool:
+    """Whether a node sets something that the test asks for, outside of the script's own distributed training."""
+    if not (isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store)):
+        return False
+    if isinstance(node, ast.Name):
+        read = (n for n in ast.walk(test) if isinstance(n, ast.Name) and n.id == node.id)
+        asked = any(_bound_in(facts, n) is _bound_in(facts, node) for n in read)
+    else:
+        asked = node.attr in {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+    span = facts.source.span(node)
+    return asked and not any(one.contains(span) for one in facts.own_ddp.spans)
+
+
+def _bound_in(facts: Facts, name: ast.Name) -> ast.AST:
+    """The function or module whose name this is."""
+    function = facts.source.function(name)
+    return function if function is not None and name.id in local_names(function) else facts.source.module(name)
+
+
+class _Told(ast.NodeTransformer):
+    """Puts the value of an assignment in the place of its target."""
+
+    def __init__(self, assignment: ast.Assign) -> None:
+        self._target = ast.unparse(assignment.targets[0])
+        self._value = assignment.value
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return self._value if ast.unparse(node) == self._target else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._value if node.id == self._target else node
