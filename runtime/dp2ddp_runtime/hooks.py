@@ -19,23 +19,26 @@ class Own(functools.partial):  # type: ignore[type-arg]
 
 
 class Deferred:
-    """A hook of the script's, called later while `active()`. It takes the hook's place, so that its handle works."""
+    """A hook of the script's, called later where `waits()`. It takes the hook's place, so that its handle works."""
 
-    def __init__(self, hook: Callable[[torch.Tensor], Any], active: Callable[[], bool]) -> None:
+    def __init__(self, hook: Callable[[torch.Tensor], Any]) -> None:
         self.hook = hook
-        self.active = active
+        self.waits: Callable[[], bool] = bool
 
     def __call__(self, value: torch.Tensor) -> Any:
-        return None if self.active() else self.hook(value)
+        return None if self.waits() else self.hook(value)
 
 
-def defer(param: torch.Tensor, active: Callable[[], bool]) -> None:
-    """Let the script's hooks on `param` wait while `active()`. Cheap when there is none."""
+def defer(param: torch.nn.Parameter, waits: Callable[[torch.nn.Parameter], bool]) -> bool:
+    """Let the script's hooks on `param` wait where `waits(param)`. Returns whether there are any."""
+    found = False
     for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks):
-        if hooks is not None and len(hooks) > 1:
-            for key, hook in list(hooks.items()):
-                if not isinstance(hook, (Own, Deferred)):
-                    hooks[key] = Deferred(hook, active)
+        for key, hook in list(hooks.items()) if hooks else ():
+            if not isinstance(hook, Own):
+                hooks[key] = hook if isinstance(hook, Deferred) else Deferred(hook)
+                hooks[key].waits = functools.partial(waits, param)
+                found = True
+    return found
 
 
 def on_gradient(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
