@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,16 +44,16 @@ def make_buckets(params: Sequence[torch.nn.Parameter]) -> list[Bucket]:
 
 
 class Bucket:
-    """Gradients that travel together, in a flat buffer; behind them flags."""
+    """Gradients that travel together, in a flat buffer with a view for each; behind them flags."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter], flags: int = 0) -> None:
         self.params = params
         self.grads: list[torch.Tensor | None] = []  # this rank's, None where it has none
         self._versions: list[int] = []
         self._work: Any = None
-        ends = list(itertools.accumulate(param.numel() * (2 if param.is_complex() else 1) for param in params))
+        ends = [0, *itertools.accumulate(param.numel() * (1 + param.is_complex()) for param in params)]
         self._flat = torch.zeros(ends[-1] + flags, dtype=_carried_as(params[0]), device=params[0].device)
-        self._views = [_view(self._flat[start:end], param) for start, end, param in zip([0, *ends], ends, params)]
+        self._views = [_view(self._flat[start:end], param) for start, end, param in zip(ends, ends[1:], params)]
         self._flags = self._flat[ends[-1] :]
 
     def complete(self) -> bool:
@@ -63,34 +63,21 @@ class Bucket:
     def fill(self) -> None:
         """Copy the gradients in, with zeros where there is none."""
         self.grads = [param.grad for param in self.params]
-        if any(grad is None for grad in self.grads):
+        self._versions = [-1 if grad is None else grad._version for grad in self.grads]
+        if any(grad is not None and grad.layout != torch.strided for grad in self.grads):
+            raise RuntimeError(
+                "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
+                "can't be averaged over ranks"
+            )
+        if -1 in self._versions:
             torch._foreach_zero_(self._views)
-        try:
-            self._copy(inwards=True)
-        except RuntimeError:
-            if any(grad is not None and grad.is_sparse for grad in self.grads):
-                raise RuntimeError(
-                    "a sparse gradient can't be averaged over ranks, unless its parameter belongs to an nn.Embedding or "
-                    "nn.EmbeddingBag with sparse=True"
-                ) from None
-            raise
-        self._versions = [0 if grad is None else grad._version for grad in self.grads]
+        self._copy(inwards=True)
 
     def _copy(self, inwards: bool) -> None:
         pairs = [(view, grad) for view, grad in zip(self._views, self.grads) if grad is not None]
         if pairs:
             views, grads = zip(*pairs)
             torch._foreach_copy_(*((views, grads) if inwards else (grads, views)))
-
-    def tell(self, used: Sequence[bool]) -> None:
-        """Let the other ranks know which parameters this one has gradients for."""
-        self._flags.copy_(torch.tensor(used))
-
-    def told(self) -> list[bool]:
-        """Which parameters any rank has gradients for. Waits for the device."""
-        self.wait()
-        used: list[bool] = (self._flags > 0).tolist()
-        return used
 
     def send(self, group: Any) -> None:
         """Start the all-reduce."""
@@ -103,8 +90,18 @@ class Bucket:
             self._work.wait()
             self._work = None
 
+    def tell(self, used: Sequence[bool]) -> None:
+        """Let the other ranks know which parameters of all buckets this one has gradients for."""
+        self._flags.copy_(torch.tensor(used))
+
+    def told(self) -> list[bool]:
+        """Which parameters any rank has gradients for. Waits for the device."""
+        self.wait()
+        used: list[bool] = (self._flags > 0).tolist()
+        return used
+
     def check(self) -> None:
-        """Raise if gradients have changed since they were copied in."""
+        """Raise if there are more gradients than were sent."""
         for param, grad, version in zip(self.params, self.grads, self._versions):
             if param.grad is not grad or (grad is not None and grad._version != version):
                 raise RuntimeError(
@@ -112,11 +109,11 @@ class Bucket:
                     "torch.utils.checkpoint: pass use_reentrant=False to it"
                 )
 
-    def hand_out(self, used: Sequence[bool]) -> None:
+    def hand_out(self, used: Iterator[bool]) -> None:
         """Put the averages where this rank's gradients were, and a new gradient where only others `used` it."""
         self.wait()
-        for index, param in enumerate(self.params):
-            if self.grads[index] is None and used[index]:
+        for index, (param, by_any) in enumerate(zip(self.params, used)):
+            if self.grads[index] is None and by_any:
                 self.grads[index] = param.grad = torch.empty_like(param)
         self._copy(inwards=False)
 

@@ -5,22 +5,22 @@ what `nn.DataParallel` takes without a word: parameters that get no gradient, se
 backwards, parts that are frozen and thawed. This one decides nothing ahead: each backward sends every bucket once,
 in the same order on all ranks, whatever it touched; a flag per parameter tells whether any rank did.
 
-Backward begins at a model's outputs. A hook there sets the gradients from before aside, so that what `param.grad` holds
-afterwards is new. A hook on the parameter that completes a bucket sends it; the end of backward sends what is left.
+Backward begins at a model's outputs. A hook there sets the gradients from before aside, so what `param.grad` holds
+afterwards is new. A hook where a bucket's last gradient arrives sends the bucket; the end of backward sends the rest.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import hooks, sparse
-from .buckets import Bucket, make_buckets
-from .order import BackwardOrder
+from . import collectives, hooks, sparse, world
+from .buckets import make_buckets
 
 Params = Sequence[torch.nn.Parameter]
 
@@ -40,12 +40,12 @@ class Reducer:
     def __init__(self, params: Params, sparse_params: Params = ()) -> None:
         self.enabled = True
         self.aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # gradients from before this backward
-        self.hooked: list[torch.nn.Parameter] = []  # parameters with hooks of the script's
         self._group = dist.new_group(backend=str(dist.get_backend_config()))
-        self._order = BackwardOrder(self._begins_with)
+        self._task = -1  # the backward that is being taken part in
         self._local = False  # there are gradients that were never averaged (`no_sync`)
-        self._task = -1  # the backward in which buckets may be sent early
-        self._launched = 0
+        self._order: list[torch.nn.Parameter] = []  # as backward reaches them
+        self._first: set[int] = set()  # those reached before any output, as the script uses them directly; by id
+        self._nested = False  # backward runs in pieces (reentrant checkpoints): what is there may not be all
         self._handles: list[Any] = []
         self.close()
         self.refresh(params, sparse_params)
@@ -59,10 +59,13 @@ class Reducer:
             self.close()
             self._signature = signature
             self._params = [param for param in params if param.requires_grad]
-            self._ids = {id(param) for param in self._params}
-            sparse_ids = {id(param) for param in sparse_params}
+            self.ids, sparse_ids, given = _ids(self._params), _ids(sparse_params), _ids(params)
             self._sparse = [param for param in self._params if id(param) in sparse_ids]
-            self._order.follow(self._params, params)
+            self._order = [param for param in self._order if id(param) in given]
+            self._first &= _ids(self._order)
+            new = self.ids - _ids(self._order)
+            self._order += [param for param in reversed(self._params) if id(param) in new]
+            self._observing = bool(new)
             self._build()
         self.hooked = [
             param
@@ -70,51 +73,40 @@ class Reducer:
             if (param._backward_hooks or param._post_accumulate_grad_hooks) and hooks.defer(param, self._averages)
         ]
 
+    def _build(self) -> None:
+        """Make buckets in backward's order, with hooks on the last parameter of each, and on those that come first."""
+        dense = self.ids - _ids(self._sparse)
+        self._buckets = make_buckets([param for param in self._order if id(param) in dense])
+        if not self._observing:
+            lasts = [] if self._nested else [bucket.params[-1] for bucket in self._buckets[:-1]]
+            first = [param for param in self._params if id(param) in self._first]
+            self._handles = [
+                *(param.register_post_accumulate_grad_hook(hooks.Own(self._on_last)) for param in lasts),
+                *(param.register_hook(hooks.Own(self._before, param)) for param in first),
+            ]
+
     def close(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._buckets, self._params, self._sparse = [], [], [], []
-        self._ids: set[int] = set()
+        self.ids, self.hooked, self._nodes = set[int](), [], []
         self._signature: Any = None
-        self._order.follow((), ())
-
-    def _build(self) -> None:
-        """Make the buckets, and put hooks on the last parameter of each, and on those where backward may begin."""
-        sparse_ids = {id(param) for param in self._sparse}
-        dense = [param for param in self._order.sort(self._params) if id(param) not in sparse_ids]
-        self._buckets = make_buckets(dense) if dense else []
-        early = itertools.takewhile(lambda bucket: self._order.at_once(bucket.params), self._buckets[:-1])
-        lasts = [bucket.params[-1] for bucket in early]
-        self._handles = [
-            *(p.register_post_accumulate_grad_hook(hooks.Own(self._on_last)) for p in lasts),
-            *(p.register_hook(hooks.Own(self._on_first, p)) for p in self._order.first()),
-        ]
-        self._early = len(lasts)
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take part in each backward through `outputs`, even if it reaches no parameter on this rank."""
         if self._params:
-            self._order.observe()
+            if self._observing and not self._nodes:
+                self._observe()
             for output in outputs:
                 if output.requires_grad:
-                    output.register_hook(self._on_output)
+                    output.register_hook(self._on_output)  # type: ignore[no-untyped-call]
 
     def _on_output(self, grad: torch.Tensor) -> None:
         self._arm()
 
-    def _on_first(self, param: torch.nn.Parameter, grad: torch.Tensor) -> None:
-        self._averages(param)
-
-    def _averages(self, param: torch.nn.Parameter) -> bool:
-        """Whether the gradient that `param` is about to get will be averaged."""
-        return _is_averaged(param) or self._arm()
-
-    def _begins_with(self, param: torch.nn.Parameter) -> bool:
-        return not _is_averaged(param) and self._arm()
-
     def _arm(self) -> bool:
-        """Take part in the backward that is running; whether gradients are averaged in it."""
+        """Take part in the backward that is running. Returns whether gradients are averaged in it."""
         if self in _armed or not self._params:
             return self in _armed
         if not self.enabled:
@@ -122,23 +114,24 @@ class Reducer:
             return False
         if not _armed:
             torch.autograd.Variable._execution_engine.queue_callback(_finish_all)
-        self._launched, self._task = 0, -1
         if not self._local:
-            self._task = _graph_task()
-            others = {i for reducer in _armed for i in reducer._ids}  # theirs may hold new gradients already
-            old = [(param, param.grad) for param in self._params if id(param) not in others]
-            self.aside = [(param, grad) for param, grad in old if grad is not None]
+            theirs = {one for reducer in _armed for one in reducer.ids}  # which may have new gradients already
+            grads = [(param, param.grad) for param in self._params]
+            self.aside = [(param, grad) for param, grad in grads if grad is not None and id(param) not in theirs]
             for param, _ in self.aside:
                 param.grad = None
-        self._order.restart()
+        self._task, self._launched, self._arrived = _graph_task(), 0, dict[int, None]()
         _armed.append(self)
         return True
 
+    def _averages(self, param: torch.nn.Parameter) -> bool:
+        """Whether the gradient that `param` is about to get is averaged, here or by another model's reducer."""
+        return _is_averaged(param) or self._arm()
+
     def _on_last(self, param: torch.Tensor) -> None:
-        # A backward inside a backward (reentrant checkpoints) may reach parameters again: then wait for the end.
-        if self._task == _graph_task():
+        if self._task == _graph_task() and not self._local:
             with torch.no_grad():
-                while self._launched < self._early and self._buckets[self._launched].complete():
+                while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].complete():
                     self._launch_next()
 
     def _launch_next(self) -> None:
@@ -159,40 +152,71 @@ class Reducer:
 
     def finish(self) -> None:
         """Wait for the buckets and hand out the averages."""
-        grads = [grad for bucket in self._buckets for grad in bucket.grads]
-        # The flags are only read where this rank can't know.
-        used = self._buckets[-1].told() if any(grad is None for grad in grads) else [True] * len(grads)
+        # The flags are only read where this rank can't know: that waits for the device.
+        lacking = any(grad is None for bucket in self._buckets for grad in bucket.grads)
+        used = iter(self._buckets[-1].told()) if lacking else itertools.repeat(True)
         for bucket in self._buckets:
-            bucket.wait()
-            own, used = used[: len(bucket.params)], used[len(bucket.params) :]
-            bucket.hand_out(own)
+            bucket.hand_out(used)
         for param, grad in zip(self._sparse, self._sparse_grads):
             param.grad = sparse.average(grad, param, self._group)
 
-    def end(self) -> None:
-        """Get ready for the next backward."""
+    def reset(self) -> None:
+        """Be ready for the next backward, with what has been learned from this one."""
         self.aside, self._local, self._task = [], False, -1
-        if not self._order.known:
-            self._order.agree(self._group)
-            self._build()
+        if self._observing:
+            self._agree_on_order()
 
     def abandon(self) -> None:
         """Forget a backward that failed. What it left in `param.grad` stays, or was cleared by the script since."""
+        self.aside, self._task = [], -1
         for bucket in self._buckets:
             bucket.wait()
-        self.aside, self._task = [], -1
+
+    def _observe(self) -> None:
+        """Follow a backward, with hooks on the graph's own nodes: hooks on parameters cost time in every step."""
+        self._nodes = [param.view_as(param).grad_fn.next_functions[0][0] for param in self._params]
+        for param, node in zip(self._params, self._nodes):
+            node.register_prehook(functools.partial(self._before, param))
+            node.register_hook(functools.partial(self._after, param))
+
+    def _before(self, param: torch.nn.Parameter, grads: Any) -> None:
+        if not _is_averaged(param) and self._arm():
+            self._first.add(id(param))
+
+    def _after(self, param: torch.nn.Parameter, *grads: Any) -> None:
+        if self in _armed:
+            self._arrived.pop(id(param), None)  # again, in a nested backward
+            self._arrived[id(param)] = None
+            self._nested |= self._task != _graph_task()
+
+    def _agree_on_order(self) -> None:
+        """Take over the order that rank 0 saw. What it didn't see comes last."""
+        places = {id(param): place for place, param in enumerate(self._params)}
+        order = [places.pop(one) for one in self._arrived if one in places] + [*reversed(places.values())]
+        told = torch.tensor([order, [id(param) in self._first for param in self._params]])
+        told = told.mul_(world.rank() == 0).to(collectives.carrier(self._params[0].device))
+        collectives.start_sum(told, self._group).wait()
+        order, first = told.tolist()
+        self._order = [self._params[place] for place in order] + [p for p in self._order if id(p) not in self.ids]
+        self._first = {id(param) for param, is_first in zip(self._params, first) if is_first}
+        self._observing, self._nodes = False, []
+        self._build()
 
 
 # The reducers that take part in the backward that is running.
 _armed: list[Reducer] = []
 
 
-def _is_averaged(param: torch.nn.Parameter) -> bool:
-    return any(id(param) in reducer._ids for reducer in _armed)
-
-
 def _graph_task() -> int:
     return int(torch._C._current_graph_task_id())
+
+
+def _ids(params: Iterable[torch.nn.Parameter]) -> set[int]:
+    return {id(param) for param in params}
+
+
+def _is_averaged(param: torch.nn.Parameter) -> bool:
+    return any(id(param) in reducer.ids for reducer in _armed)
 
 
 @torch.no_grad()
@@ -206,32 +230,29 @@ def _finish_all() -> None:
         reducer.finish()
     _add_up(reducers)
     for reducer in reducers:
-        reducer.end()
+        reducer.reset()
 
 
 def _add_up(reducers: Sequence[Reducer]) -> None:
-    """Call the script's hooks with the averages, and add these to the gradients from before."""
+    """Call the script's hooks with the averages, and add these to the gradients from before, as autograd would."""
     hooked = {id(param): param for reducer in reducers for param in reducer.hooked if param.grad is not None}
     for param in hooked.values():
-        param.grad = hooks.on_gradient(param, param.grad)
+        param.grad = hooks.call(param._backward_hooks, param.grad)
     before, new = [], []
     for param, old in (pair for reducer in reducers for pair in reducer.aside):
-        grad = param.grad
-        if grad is None or old.layout == grad.layout == torch.strided:
-            param.grad = old
-        else:
-            param.grad = old + grad
-        if grad is not None and param.grad is old:
+        grad, param.grad = param.grad, old
+        if grad is not None and old.layout == grad.layout == torch.strided:
             before.append(old)
             new.append(grad)
+        elif grad is not None:
+            param.grad = old + grad
     if before:
         torch._foreach_add_(before, new)
     for param in hooked.values():
-        hooks.on_accumulated(param)
+        hooks.call(param._post_accumulate_grad_hooks, param)
 
 
 def _abandon_all() -> None:
-    reducers = list(_armed)
-    _armed.clear()
-    for reducer in reducers:
+    for reducer in _armed:
         reducer.abandon()
+    _armed.clear()
