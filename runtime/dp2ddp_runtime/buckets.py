@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,22 +37,16 @@ def plan(params: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]
     return [*full, *filling.values()]
 
 
-def make_buckets(params: Sequence[torch.nn.Parameter]) -> list[Bucket]:
-    """Buckets for `params`, which come in backward's order. The last one has a flag for each of them."""
-    groups = plan(params)
-    return [Bucket(group, len(params) if group is groups[-1] else 0) for group in groups]
-
-
 class Bucket:
-    """Gradients that travel together, in a flat buffer with a view for each; behind them flags."""
+    """Gradients that travel together, in a flat buffer with a view for each; behind them a flag for each."""
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], flags: int = 0) -> None:
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         self.params = params
-        self.grads: list[torch.Tensor | None] = []  # this rank's, None where it has none
+        self._grads: list[torch.Tensor | None] = []  # this rank's, as they are sent; None where it has none
         self._versions: list[int] = []
         self._work: Any = None
         ends = [0, *itertools.accumulate(param.numel() * (1 + param.is_complex()) for param in params)]
-        self._flat = torch.zeros(ends[-1] + flags, dtype=_carried_as(params[0]), device=params[0].device)
+        self._flat = torch.zeros(ends[-1] + len(params), dtype=_carried_as(params[0]), device=params[0].device)
         self._views = [_view(self._flat[start:end], param) for start, end, param in zip(ends, ends[1:], params)]
         self._flags = self._flat[ends[-1] :]
 
@@ -60,29 +54,37 @@ class Bucket:
         """Whether every parameter has a gradient."""
         return all(param.grad is not None for param in self.params)
 
-    def fill(self) -> None:
-        """Copy the gradients in, with zeros where there is none."""
-        self.grads = [param.grad for param in self.params]
-        self._versions = [-1 if grad is None else grad._version for grad in self.grads]
-        if any(grad is not None and grad.layout != torch.strided for grad in self.grads):
+    def launch(self, group: Any) -> None:
+        """Start the all-reduce of what there is, with zeros where this rank has no gradient."""
+        self._grads = [param.grad for param in self.params]
+        self._versions = [-1 if grad is None else grad._version for grad in self._grads]
+        if any(grad is not None and grad.layout != torch.strided for grad in self._grads):
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be averaged over ranks"
             )
+        self._flags.fill_(1)
         if -1 in self._versions:
             torch._foreach_zero_(self._views)
+            self._flags.copy_(torch.tensor(self._versions) >= 0)
         self._copy(inwards=True)
+        self._flat.div_(world.world_size())
+        self._work = collectives.start_sum(self._flat, group)
 
     def _copy(self, inwards: bool) -> None:
-        pairs = [(view, grad) for view, grad in zip(self._views, self.grads) if grad is not None]
+        pairs = [(view, grad) for view, grad in zip(self._views, self._grads) if grad is not None]
         if pairs:
             views, grads = zip(*pairs)
             torch._foreach_copy_(*((views, grads) if inwards else (grads, views)))
 
-    def send(self, group: Any) -> None:
-        """Start the all-reduce."""
-        self._flat.div_(world.world_size())
-        self._work = collectives.start_sum(self._flat, group)
+    def check(self) -> None:
+        """Raise if gradients have changed since the launch."""
+        for param, grad, version in zip(self.params, self._grads, self._versions):
+            if param.grad is not grad or (grad is not None and grad._version != version):
+                raise RuntimeError(
+                    "a parameter got its gradient twice in one backward, the second time inside "
+                    "torch.utils.checkpoint: pass use_reentrant=False to it"
+                )
 
     def wait(self) -> None:
         """Wait for the all-reduce, if one is under way."""
@@ -90,32 +92,15 @@ class Bucket:
             self._work.wait()
             self._work = None
 
-    def tell(self, used: Sequence[bool]) -> None:
-        """Let the other ranks know which parameters of all buckets this one has gradients for."""
-        self._flags.copy_(torch.tensor(used))
-
-    def told(self) -> list[bool]:
-        """Which parameters any rank has gradients for. Waits for the device."""
+    def finish(self) -> None:
+        """Put the averages where this rank's gradients were, and a new gradient where only other ranks have one."""
         self.wait()
-        used: list[bool] = (self._flags > 0).tolist()
-        return used
-
-    def check(self) -> None:
-        """Raise if there are more gradients than were sent."""
-        for param, grad, version in zip(self.params, self.grads, self._versions):
-            if param.grad is not grad or (grad is not None and grad._version != version):
-                raise RuntimeError(
-                    "a parameter got its gradient twice in one backward, the second time inside "
-                    "torch.utils.checkpoint: pass use_reentrant=False to it"
-                )
-
-    def hand_out(self, used: Iterator[bool]) -> None:
-        """Put the averages where this rank's gradients were, and a new gradient where only others `used` it."""
-        self.wait()
-        for index, (param, by_any) in enumerate(zip(self.params, used)):
-            if self.grads[index] is None and by_any:
-                self.grads[index] = param.grad = torch.empty_like(param)
+        if -1 in self._versions:  # else the flags aren't looked at, which would wait for the device
+            for index, used in enumerate((self._flags > 0).tolist()):
+                if used and self._grads[index] is None:
+                    self._grads[index] = self.params[index].grad = torch.empty_like(self.params[index])
         self._copy(inwards=False)
+        self._grads = []
 
 
 def _view(part: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

@@ -32,11 +32,12 @@ class Deferred:
 def defer(param: torch.nn.Parameter, waits: Callable[[torch.nn.Parameter], bool]) -> bool:
     """Let the script's hooks on `param` wait where `waits(param)`. Returns whether there are any."""
     found = False
+    hooks: Any
     for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks):
-        for key, hook in list((hooks or {}).items()):
+        for key, hook in list(hooks.items()) if hooks else ():
             if not isinstance(hook, Own):
-                hooks[key] = hook if isinstance(hook, Deferred) else Deferred(hook)
-                hooks[key].waits = functools.partial(waits, param)
+                hooks[key] = deferred = hook if isinstance(hook, Deferred) else Deferred(hook)
+                deferred.waits = functools.partial(waits, param)
                 found = True
     return found
 

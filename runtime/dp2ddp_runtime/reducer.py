@@ -12,15 +12,14 @@ afterwards is new. A hook where a bucket's last gradient arrives sends the bucke
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import collectives, hooks, sparse, world
-from .buckets import make_buckets
+from .buckets import Bucket, plan
 
 Params = Sequence[torch.nn.Parameter]
 
@@ -41,12 +40,13 @@ class Reducer:
         self.enabled = True
         self.aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []  # gradients from before this backward
         self._group = dist.new_group(backend=str(dist.get_backend_config()))
-        self._task = -1  # the backward that is being taken part in
+        self._task = -1  # the backward that it takes part in
         self._local = False  # there are gradients that were never averaged (`no_sync`)
-        self._order: list[torch.nn.Parameter] = []  # as backward reaches them
-        self._first: set[int] = set()  # those reached before any output, as the script uses them directly; by id
-        self._nested = False  # backward runs in pieces (reentrant checkpoints): what is there may not be all
+        self._order: list[torch.nn.Parameter] = []  # backward's
+        self._first: set[int] = set()  # ids of those that backward reached before any output: the script uses them, too
+        self._nested = False  # gradients came in backwards inside the backward (reentrant checkpoints)
         self._handles: list[Any] = []
+        self._signature: Any = None
         self.close()
         self.refresh(params, sparse_params)
 
@@ -59,13 +59,13 @@ class Reducer:
             self.close()
             self._signature = signature
             self._params = [param for param in params if param.requires_grad]
-            self.ids, sparse_ids, given = _ids(self._params), _ids(sparse_params), _ids(params)
+            self.ids, given, sparse_ids = _ids(self._params), _ids(params), _ids(sparse_params)
             self._sparse = [param for param in self._params if id(param) in sparse_ids]
             self._order = [param for param in self._order if id(param) in given]
-            self._first &= _ids(self._order)
-            new = self.ids - _ids(self._order)
-            self._order += [param for param in reversed(self._params) if id(param) in new]
-            self._observing = bool(new)
+            known = _ids(self._order)
+            self._first &= known
+            self._order += [param for param in reversed(self._params) if id(param) not in known]
+            self._observing = not self.ids <= known
             self._build()
         self.hooked = [
             param
@@ -73,25 +73,25 @@ class Reducer:
             if (param._backward_hooks or param._post_accumulate_grad_hooks) and hooks.defer(param, self._averages)
         ]
 
-    def _build(self) -> None:
-        """Make buckets in backward's order, with hooks on the last parameter of each, and on those that come first."""
-        dense = self.ids - _ids(self._sparse)
-        self._buckets = make_buckets([param for param in self._order if id(param) in dense])
-        if not self._observing:
-            lasts = [] if self._nested else [bucket.params[-1] for bucket in self._buckets[:-1]]
-            first = [param for param in self._params if id(param) in self._first]
-            self._handles = [
-                *(param.register_post_accumulate_grad_hook(hooks.Own(self._on_last)) for param in lasts),
-                *(param.register_hook(hooks.Own(self._before, param)) for param in first),
-            ]
-
     def close(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._buckets, self._params, self._sparse = [], [], [], []
-        self.ids, self.hooked, self._nodes = set[int](), [], []
-        self._signature: Any = None
+        self._signature, self.ids = None, _ids([])
+        self._params, self._sparse, self.hooked = list[Any](), list[Any](), list[Any]()
+        self._buckets, self._handles, self._nodes = list[Bucket](), list[Any](), list[Any]()
+
+    def _build(self) -> None:
+        """Make the buckets, and put hooks on each one's last parameter, and where backward may begin."""
+        dense = self.ids - _ids(self._sparse)
+        self._buckets = [Bucket(group) for group in plan([param for param in self._order if id(param) in dense])]
+        if not self._observing:
+            last = [] if self._nested else [bucket.params[-1] for bucket in self._buckets[:-1]]
+            first = [param for param in self._params if id(param) in self._first]
+            self._handles = [
+                *(param.register_post_accumulate_grad_hook(hooks.Own(self._on_last)) for param in last),  # type: ignore[no-untyped-call]
+                *(param.register_hook(hooks.Own(self._on_reach, param)) for param in first),  # type: ignore[no-untyped-call]
+            ]
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take part in each backward through `outputs`, even if it reaches no parameter on this rank."""
@@ -102,20 +102,51 @@ class Reducer:
                 if output.requires_grad:
                     output.register_hook(self._on_output)  # type: ignore[no-untyped-call]
 
+    def _observe(self) -> None:
+        """See the order of a backward. Hooks on the graph's own nodes go with it, where those on parameters stay."""
+        for param in self._params:
+            view: Any = param.view_as(param).grad_fn
+            self._nodes.append(view.next_functions[0][0])
+            self._nodes[-1].register_prehook(functools.partial(self._on_reach, param))
+            self._nodes[-1].register_hook(functools.partial(self._on_arrival, param))
+
     def _on_output(self, grad: torch.Tensor) -> None:
         self._arm()
 
+    def _on_reach(self, param: torch.nn.Parameter, grad: Any) -> None:
+        self._averages(param)
+
+    def _on_arrival(self, param: torch.nn.Parameter, *grads: Any) -> None:
+        if self in _armed:
+            self._arrived.pop(id(param), None)
+            self._arrived[id(param)] = None
+            self._nested |= self._task != _graph_task()
+
+    def _on_last(self, param: torch.Tensor) -> None:
+        if self._task == _graph_task() and not self._local:
+            with torch.no_grad():
+                while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].complete():
+                    self._launch_next()
+
+    def _averages(self, param: torch.nn.Parameter) -> bool:
+        """Whether the gradient that `param` is about to get is averaged, be it by another model's reducer."""
+        if any(id(param) in reducer.ids for reducer in _armed):
+            return True
+        if self._arm():
+            self._first.add(id(param))
+        return self in _armed
+
     def _arm(self) -> bool:
         """Take part in the backward that is running. Returns whether gradients are averaged in it."""
-        if self in _armed or not self._params:
-            return self in _armed
-        if not self.enabled:
-            self._local = True
+        if self in _armed:
+            return True
+        if not self.enabled or not self._params:
+            self._local = not self.enabled
             return False
         if not _armed:
             torch.autograd.Variable._execution_engine.queue_callback(_finish_all)
         if not self._local:
-            theirs = {one for reducer in _armed for one in reducer.ids}  # which may have new gradients already
+            theirs = {one for reducer in _armed for one in reducer.ids}  # these may have new gradients already
             grads = [(param, param.grad) for param in self._params]
             self.aside = [(param, grad) for param, grad in grads if grad is not None and id(param) not in theirs]
             for param, _ in self.aside:
@@ -124,23 +155,9 @@ class Reducer:
         _armed.append(self)
         return True
 
-    def _averages(self, param: torch.nn.Parameter) -> bool:
-        """Whether the gradient that `param` is about to get is averaged, here or by another model's reducer."""
-        return _is_averaged(param) or self._arm()
-
-    def _on_last(self, param: torch.Tensor) -> None:
-        if self._task == _graph_task() and not self._local:
-            with torch.no_grad():
-                while self._launched < len(self._buckets) - 1 and self._buckets[self._launched].complete():
-                    self._launch_next()
-
     def _launch_next(self) -> None:
-        bucket = self._buckets[self._launched]
+        self._buckets[self._launched].launch(self._group)
         self._launched += 1
-        bucket.fill()
-        if bucket is self._buckets[-1]:
-            bucket.tell([grad is not None for each in self._buckets for grad in each.grads])
-        bucket.send(self._group)
 
     def launch_rest(self) -> None:
         """Launch every bucket that isn't yet under way."""
@@ -152,16 +169,13 @@ class Reducer:
 
     def finish(self) -> None:
         """Wait for the buckets and hand out the averages."""
-        # The flags are only read where this rank can't know: that waits for the device.
-        lacking = any(grad is None for bucket in self._buckets for grad in bucket.grads)
-        used = iter(self._buckets[-1].told()) if lacking else itertools.repeat(True)
         for bucket in self._buckets:
-            bucket.hand_out(used)
+            bucket.finish()
         for param, grad in zip(self._sparse, self._sparse_grads):
             param.grad = sparse.average(grad, param, self._group)
 
     def reset(self) -> None:
-        """Be ready for the next backward, with what has been learned from this one."""
+        """Be ready for the next backward, with what this one has shown."""
         self.aside, self._local, self._task = [], False, -1
         if self._observing:
             self._agree_on_order()
@@ -172,35 +186,21 @@ class Reducer:
         for bucket in self._buckets:
             bucket.wait()
 
-    def _observe(self) -> None:
-        """Follow a backward, with hooks on the graph's own nodes: hooks on parameters cost time in every step."""
-        self._nodes = [param.view_as(param).grad_fn.next_functions[0][0] for param in self._params]
-        for param, node in zip(self._params, self._nodes):
-            node.register_prehook(functools.partial(self._before, param))
-            node.register_hook(functools.partial(self._after, param))
-
-    def _before(self, param: torch.nn.Parameter, grads: Any) -> None:
-        if not _is_averaged(param) and self._arm():
-            self._first.add(id(param))
-
-    def _after(self, param: torch.nn.Parameter, *grads: Any) -> None:
-        if self in _armed:
-            self._arrived.pop(id(param), None)  # again, in a nested backward
-            self._arrived[id(param)] = None
-            self._nested |= self._task != _graph_task()
-
     def _agree_on_order(self) -> None:
-        """Take over the order that rank 0 saw. What it didn't see comes last."""
-        places = {id(param): place for place, param in enumerate(self._params)}
-        order = [places.pop(one) for one in self._arrived if one in places] + [*reversed(places.values())]
+        """Take over what rank 0 saw, if it saw any gradient; parameters that it saw none for come last."""
+        places = {id(param): place for place, param in enumerate(self._params, 1)}
+        order = [places.pop(one) for one in self._arrived if one in places]
+        order += reversed(places.values())
         told = torch.tensor([order, [id(param) in self._first for param in self._params]])
-        told = told.mul_(world.rank() == 0).to(collectives.carrier(self._params[0].device))
+        told = told.mul_(world.rank() == 0 and len(self._arrived) > 0).to(collectives.carrier(self._params[0].device))
         collectives.start_sum(told, self._group).wait()
         order, first = told.tolist()
-        self._order = [self._params[place] for place in order] + [p for p in self._order if id(p) not in self.ids]
-        self._first = {id(param) for param, is_first in zip(self._params, first) if is_first}
-        self._observing, self._nodes = False, []
-        self._build()
+        if any(order):
+            rest = [param for param in self._order if id(param) not in self.ids]
+            self._order = [self._params[place - 1] for place in order] + rest
+            self._first = {id(param) for param, is_first in zip(self._params, first) if is_first}
+            self._observing, self._nodes = False, []
+            self._build()
 
 
 # The reducers that take part in the backward that is running.
@@ -211,12 +211,8 @@ def _graph_task() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def _ids(params: Iterable[torch.nn.Parameter]) -> set[int]:
+def _ids(params: Params) -> set[int]:
     return {id(param) for param in params}
-
-
-def _is_averaged(param: torch.nn.Parameter) -> bool:
-    return any(id(param) in reducer.ids for reducer in _armed)
 
 
 @torch.no_grad()
