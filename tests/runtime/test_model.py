@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import buckets
+from dp2ddp_runtime import buckets, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime import reducer as reducers
-from dp2ddp_runtime import world
 from dp2ddp_runtime.exchange import Exchange
 from dp2ddp_runtime.payload import Part
 from rank_pool import RankError, RankPool

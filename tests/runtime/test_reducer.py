@@ -421,22 +421,24 @@ class Root(nn.Module):
         return self.head(self.part(x))
 
 
-def backward_from_the_head() -> None:
+def backward_from_the_head(factor: int) -> None:
     """What is reached before the part's outputs is averaged too, and the script's hook sees it once."""
     torch.manual_seed(0)
     net = Root()
-    net.head.weight.register_hook(lambda grad: grad * 2)
+    if factor != 1:
+        net.head.weight.register_hook(lambda grad: grad * factor)
     for before in (None, torch.ones(1, 2), torch.ones(1, 2)):
         net.part.module.weight.grad = None
         net.head.weight.grad = None if before is None else before.clone()
         out = net(torch.ones(2, 2))
         (out.sum() * (world.rank() + 1)).backward()
-        expected = 2 * 1.5 * 2 * net.part.module.weight.sum(1, keepdim=True).t()
+        expected = factor * 1.5 * 2 * net.part.module.weight.sum(1, keepdim=True).t()
         torch.testing.assert_close(net.head.weight.grad, expected if before is None else expected + before)
 
 
 def test_backward_may_begin_at_a_parameter(ranks: RankPool) -> None:
-    ranks(2, backward_from_the_head)
+    ranks(2, backward_from_the_head, 1)
+    ranks(2, backward_from_the_head, 2)
 
 
 def hooks_of_a_closed_reducer() -> None:
@@ -459,13 +461,14 @@ def test_hooks_of_the_script_outlive_the_reducer(ranks: RankPool) -> None:
 def frozen_and_thawed() -> None:
     """As in adversarial training: parameters that are known are not observed again, and new ones are."""
     net = models.wrap_model(Backwards())
+    observing = []
     for trained in (True, False, True):
         net.module.requires_grad_(trained)
         out = net(torch.ones(1, 2, requires_grad=True))
+        reducer: Any = net._reducer
+        observing.append(reducer._observing)
         out.sum().backward()
-    reducer: Any = net._reducer
-    net(torch.ones(1, 2))
-    assert not reducer._observing
+    assert observing == [True, False, False]
     net.module.layers.append(nn.Linear(2, 2))
     net.train()
     net(torch.ones(1, 2)).sum().backward()
