@@ -11,7 +11,6 @@ afterwards is new. A hook where a bucket's last gradient arrives sends the bucke
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +46,7 @@ class Reducer:
         self._nested = False  # gradients came in backwards inside the backward (reentrant checkpoints)
         self._handles: list[Any] = []
         self._signature: Any = None
+        self._params: list[torch.nn.Parameter] = []
         self.close()
         self.refresh(params, sparse_params)
 
@@ -75,40 +75,42 @@ class Reducer:
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
-        for handle in self._handles:
-            handle.remove()
+        self._unhook()
         self._signature, self.ids = None, _ids([])
-        self._params, self._sparse, self.hooked = list[Any](), list[Any](), list[Any]()
-        self._buckets, self._handles, self._nodes = list[Bucket](), list[Any](), list[Any]()
+        self._params, self._sparse, self.hooked = [], list[Any](), list[Any]()
+        self._buckets = list[Bucket]()
 
     def _build(self) -> None:
-        """Make the buckets, and put hooks on each one's last parameter, and where backward may begin."""
+        """Make the buckets; put hooks on the last parameter of each, or on all as long as the order isn't known."""
         dense = self.ids - _ids(self._sparse)
         self._buckets = [Bucket(group) for group in plan([param for param in self._order if id(param) in dense])]
-        if not self._observing:
-            last = [] if self._nested else [bucket.params[-1] for bucket in self._buckets[:-1]]
-            first = [param for param in self._params if id(param) in self._first]
-            self._handles = [
-                *(param.register_post_accumulate_grad_hook(hooks.Own(self._on_last)) for param in last),  # type: ignore[no-untyped-call]
-                *(param.register_hook(hooks.Own(self._on_reach, param)) for param in first),  # type: ignore[no-untyped-call]
-            ]
+        last = [] if self._nested else [bucket.params[-1] for bucket in self._buckets[:-1]]
+        first = [param for param in self._params if id(param) in self._first]
+        if self._observing:
+            last = first = self._params
+        for param in first:
+            self._hook(param.register_hook, self._on_reach, param)
+        for param in last:
+            on_gradient = self._on_arrival if self._observing else self._on_last
+            self._hook(param.register_post_accumulate_grad_hook, on_gradient)
+
+    def _hook(self, register: Any, *hook: Any) -> None:
+        self._handles.append(register(hooks.Own(*hook)))
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for param in self._params:
+            if param._backward_hooks is not None and not param._backward_hooks:
+                param._backward_hooks = None  # an empty dict costs time in every backward
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take part in each backward through `outputs`, even if it reaches no parameter on this rank."""
         if self._params:
-            if self._observing and not self._nodes:
-                self._observe()
             for output in outputs:
                 if output.requires_grad:
                     output.register_hook(self._on_output)  # type: ignore[no-untyped-call]
-
-    def _observe(self) -> None:
-        """See the order of a backward. Hooks on the graph's own nodes go with it, where those on parameters stay."""
-        for param in self._params:
-            view: Any = param.view_as(param).grad_fn
-            self._nodes.append(view.next_functions[0][0])
-            self._nodes[-1].register_prehook(functools.partial(self._on_reach, param))
-            self._nodes[-1].register_hook(functools.partial(self._on_arrival, param))
 
     def _on_output(self, grad: torch.Tensor) -> None:
         self._arm()
@@ -116,7 +118,7 @@ class Reducer:
     def _on_reach(self, param: torch.nn.Parameter, grad: Any) -> None:
         self._averages(param)
 
-    def _on_arrival(self, param: torch.nn.Parameter, *grads: Any) -> None:
+    def _on_arrival(self, param: torch.nn.Parameter) -> None:
         if self in _armed:
             self._arrived.pop(id(param), None)
             self._arrived[id(param)] = None
@@ -199,7 +201,8 @@ class Reducer:
             rest = [param for param in self._order if id(param) not in self.ids]
             self._order = [self._params[place - 1] for place in order] + rest
             self._first = {id(param) for param, is_first in zip(self._params, first) if is_first}
-            self._observing, self._nodes = False, []
+            self._observing = False
+            self._unhook()
             self._build()
 
 

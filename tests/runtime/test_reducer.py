@@ -317,6 +317,7 @@ def no_hooks_with_one_bucket() -> int:
     net = models.wrap_model(Backwards())
     for _ in range(2):
         net(torch.ones(1, 2)).sum().backward()
+    assert all(param._backward_hooks is None for param in net.parameters()), "an empty dict costs time, too"
     return param_hooks(net)
 
 
@@ -456,6 +457,24 @@ def hooks_of_a_closed_reducer() -> None:
 
 def test_hooks_of_the_script_outlive_the_reducer(ranks: RankPool) -> None:
     ranks(2, hooks_of_a_closed_reducer)
+
+
+def shared_with_a_model_that_comes_later() -> None:
+    shared, own = params(2, 2)
+    one, other = reducers.Reducer([shared]), reducers.Reducer([shared, own])
+    for _ in range(2):
+        shared.grad = torch.ones(2)
+        theirs, ours = own * 1, shared * (world.rank() + 1)  # backward goes the other way
+        one.watch([ours])
+        other.watch([theirs])
+        (theirs.sum() + ours.sum()).backward()
+        assert shared.grad.tolist() == [2.5, 2.5]
+    for reducer in (one, other):
+        reducer.close()
+
+
+def test_a_new_gradient_is_not_set_aside_by_another_model(ranks: RankPool) -> None:
+    ranks(2, shared_with_a_model_that_comes_later)
 
 
 def frozen_and_thawed() -> None:
