@@ -4,6 +4,7 @@ The rule that keeps it from deadlock: every rank runs every line of the script; 
 logger) do nothing on ranks other than 0, and no sink contains a collective.
 """
 
+from . import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .checkpoint import load, load_state_dict, save
 from .launch import barrier, setup
 from .loader import set_epoch, shard_loader

@@ -230,8 +230,7 @@ def why_whole() -> list[str]:
 
 def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None:
     expected = [
-        "DataLoader gives every rank whole batches: some batch is too small, or of unknown size",
-        "DataLoader gives every rank whole batches: it has a collate_fn of its own",
+        "DataLoader loads whole batches on every rank: it has a collate_fn of its own",
     ]
     assert ranks(2, why_whole) == [expected] * 2
 
