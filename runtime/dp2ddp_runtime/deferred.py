@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo  # the public one takes a second to import where nothing is compiled
 
 from . import nesting, world
 from .collectives import gather_rows
@@ -126,6 +127,7 @@ class Deferred(torch.Tensor):
         return bool(self._heirs)
 
     @classmethod
+    @_disable_dynamo
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = RULES.get(func)
@@ -197,6 +199,8 @@ def _nbytes(tensor: Deferred) -> int:
 
 def settle(value: Any) -> Any:
     """The same nesting, with whole batches in place of deferred ones. A collective if there are any."""
+    if not _in(value):
+        return value
     return nesting.map_tensors(lambda each: each.whole() if isinstance(each, Deferred) else each, value)
 
 

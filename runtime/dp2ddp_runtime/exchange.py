@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import codec, watchdog, world
 from .collectives import all_gather_rows, bytes_of, carrier, new_rows, normal_mode, plain, start_all_gather
@@ -56,6 +57,7 @@ _count = 0
 _owner: threading.Thread | None = None
 
 
+@_disable_dynamo
 def exchange(kind: str, tensors: Sequence[torch.Tensor] = (), note: Any = None) -> list[Part]:
     """Tell all ranks this rank's tensors and note, and be told theirs. A collective.
 

@@ -172,8 +172,8 @@ class _RankLoader(DataLoader[Any]):
         if any(drew):
             self._warned = True
             warnings.warn(
-                f"the dataset of a {type(self).__name__} drew its first random number after the first batch: from here "
-                "on its samples and shuffles are others than the original script's. With num_workers=1 or more, samples "
+                f"the dataset of a {type(self).__name__} drew its first random number after the first batch: its "
+                "samples and shuffles are not the original script's from here on. With num_workers=1 or more, samples "
                 "have random numbers of their own in both",
                 stacklevel=2,
             )

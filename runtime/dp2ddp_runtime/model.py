@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from . import collectives, nesting, shards, streams, world
@@ -221,6 +222,7 @@ class WrappedModel(DistributedDataParallel):
         self._rescan()
         return result
 
+    @_disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on this rank's rows.
 

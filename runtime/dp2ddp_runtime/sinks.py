@@ -15,11 +15,13 @@ import pickle
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import journal, world
+from .deferred import settle
 
 T = TypeVar("T")
 
@@ -69,6 +71,8 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
+    Deferred batches among the arguments of its calls are gathered first, on every rank.
+
     Returns:
         On rank 0 the same thing; calls of a function or class are noted, so that other ranks' reads wait for the paths
         among the arguments. Elsewhere an `Absent`, which takes every call, attribute and `with`, and is true. Of a
@@ -78,7 +82,7 @@ def main_only(target: T) -> T:
         return target
     noted = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
     if world.is_main():
-        return cast("T", _Noted(target)) if noted else target
+        return cast("T", _Noted(target) if noted else _looks_together(target))
     return cast("T", Absent(_name(target), target if noted else None))
 
 
@@ -126,6 +130,7 @@ class Absent:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name, made_by, _ = self.__dict__["_absent"]
+        settle((args, kwargs))
         if made_by is not None:
             _note(args, kwargs)
             if inspect.isclass(made_by) and issubclass(made_by, logging.Handler):
@@ -178,14 +183,58 @@ class _Noted:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = settle((args, kwargs))
         try:
             with journal.muted():
-                return self._target(*args, **kwargs)
+                return _looks_together(self._target(*args, **kwargs))
         finally:
             _note(args, kwargs)
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._target, attribute)
+
+
+class _Module:
+    """On rank 0: a module whose functions gather the deferred batches among their arguments before they look."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _settling(getattr(self._module, name))
+
+
+def _looks_together(made: Any) -> Any:
+    """On rank 0: an object whose methods do so. It stays the object that it is, of a class derived from its own."""
+    if isinstance(made, ModuleType):
+        return _Module(made)
+    kind = type(made)
+    if kind.__module__ == "builtins" or isinstance(made, (logging.Handler, io.IOBase)):
+        return made
+    with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
+        made.__class__ = _class_that_looks_together(kind)
+    return made
+
+
+def _class_that_looks_together(kind: Any) -> Any:
+    def getattribute(self: Any, name: str) -> Any:
+        found = kind.__getattribute__(self, name)
+        return _settling(found) if not name.startswith("_") else found
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
+    return type(kind.__name__, (kind,), names)
+
+
+def _settling(function: Any) -> Any:
+    if not inspect.isroutine(function):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = settle((args, kwargs))
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
