@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import columns, nesting, samplers, shards, source, streams, world
+from . import columns, nesting, rng, samplers, shards, source, world
 from .ahead import Ahead
 from .collectives import carrier
 from .exchange import Exchange
@@ -73,7 +73,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
             part.set_epoch(epoch)
             told.append(part)
     if world.world_size() > 1:
-        streams.loading.restart(epoch)
+        rng.loading.restart(epoch)
 
 
 def _rank_loader(loader: DataLoader[Any], gather: bool) -> DataLoader[Any]:
@@ -128,7 +128,7 @@ class _RankLoader(DataLoader[Any]):
         return self._reading.batch if self._reading is not None else None
 
     def __iter__(self) -> Any:
-        streams.adopt_main_state(_generators(self._original))
+        rng.adopt_main_state(_generators(self._original))
         self._decide()
         self._reading = shards.Reading()
         batches: Any = super().__iter__()
@@ -219,7 +219,7 @@ class _RankSeeds:
         assert info is not None
         seed = (info.seed + (self.rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
         object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
-        streams.seed_generators(seed)
+        rng.seed_generators(seed)
         if self.then is not None:
             self.then(worker_id)
 
@@ -277,7 +277,7 @@ class _WholeIterable:
         self.current: shards.Batch | None = None
 
     def __iter__(self) -> _Batches:
-        streams.adopt_main_state()
+        rng.adopt_main_state()
         batches = iter(self._inner)
         return _Batches(batches, shards.Reading(), lambda: self._read(batches))
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, nesting, shards, streams, world
+from . import collectives, nesting, rng, shards, world
 from .checkpoint import fit_prefix
 from .outputs import gather_outputs, take_rows
 from .payload import Part
@@ -273,7 +273,7 @@ class WrappedModel(DistributedDataParallel):
             self._reducer.refresh(self._params, self._sparse)
 
     def _on_shard(self, args: Any, kwargs: Any, batch: shards.Batch | None) -> Any:
-        with streams.forward:
+        with rng.forward:
             output = self._run(args, kwargs)
         self._agree_on_buffers()
         if torch.is_grad_enabled():
@@ -289,7 +289,7 @@ class WrappedModel(DistributedDataParallel):
         output = None
         if not idle or self._needs_all_ranks(args, kwargs):
             # An idle rank only borrows rank 0's rows, with their random numbers.
-            index, stream = (0, streams.Stream(rank=0)) if idle else (world.rank(), streams.forward)
+            index, stream = (0, rng.Stream(rank=0)) if idle else (world.rank(), rng.forward)
             own_args, own_kwargs = nesting.take_chunk((args, kwargs), lambda tensor: self._rows(tensor, index, count))
             with stream:
                 output = self._run(own_args, own_kwargs)

@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from . import streams, world
+from . import rng, world
 from .exchange import Exchange
 from .nesting import chunk_sizes
 from .payload import Part
@@ -55,7 +55,7 @@ class RankBatchSampler(Sampler[Any]):
         self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
         self.splits = True
         self.uncut: Any = None
-        self.watched: list[streams.State] | None = None
+        self.watched: list[rng.State] | None = None
         self._exchange = Exchange()
 
     def __iter__(self) -> Iterator[Any]:
@@ -77,7 +77,7 @@ class RankBatchSampler(Sampler[Any]):
             if drawn and self.plain:
                 batch = next(batches, None)
             else:
-                with streams.shared:
+                with rng.shared:
                     batch = next(batches, None)
                 drawn = True
             if not self.plain:
@@ -88,7 +88,7 @@ class RankBatchSampler(Sampler[Any]):
             cut, own = self._own_part(batch)
             cuts.append(cut)
             if self.watched is not None:
-                self.watched.append(streams.capture())
+                self.watched.append(rng.capture())
             yield own
 
     def _main_batch(self, batch: Any) -> Any:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from . import samplers, streams
+from . import rng, samplers
 
 
 class Loaded(NamedTuple):
@@ -37,13 +37,13 @@ class Source:
         Args:
             watch: find out whether loading it draws random numbers.
         """
-        states: list[streams.State] = []
+        states: list[rng.State] = []
         self._sampler.splits, self._sampler.watched = False, states if watch else None
         try:
             data, cut = take(self._batches, self._cuts)
         finally:
             self._sampler.watched = None
-        return Loaded(data, cut, watch and not streams.alike(states[-1], streams.capture()))
+        return Loaded(data, cut, watch and not rng.alike(states[-1], rng.capture()))
 
     def reload_all(self, share: Loaded) -> Loaded:
         """All of the batch of which `load_share` has just loaded this rank's part, as if it had not been loaded yet."""
@@ -57,10 +57,10 @@ class Source:
             watch: find out whether loading it draws random numbers.
         """
         self._sampler.splits = True
-        with streams.loading:
-            before = streams.capture() if watch else None
+        with rng.loading:
+            before = rng.capture() if watch else None
             data, cut = take(self._batches, self._cuts)
-            drew = before is not None and not streams.alike(before, streams.capture())
+            drew = before is not None and not rng.alike(before, rng.capture())
         return Loaded(data, cut, drew)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import ahead, columns, journal, metrics, streams, world
+from dp2ddp_runtime import ahead, columns, journal, metrics, rng, world
 from dp2ddp_runtime import loader as loaders
 from rank_pool import RankPool
 from test_launch import ENVIRONMENT
@@ -47,7 +47,7 @@ def plain(batch: Any) -> Any:
 
 def epochs(wrapped: bool, **options: Any) -> list[Any]:
     """Two whole iterations and one that is left, with the script's own collectives and draws in between."""
-    streams.seed_everything(3)
+    rng.seed_everything(3)
     original = DataLoader(Numbers(19), 4, **options)
     loader = loaders.shard_loader(original, gather=True) if wrapped else original
     seen: list[Any] = []

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from dp2ddp_runtime import columns, exchange, streams, together, world
+from dp2ddp_runtime import columns, exchange, rng, together, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime.together import Way
 from rank_pool import RankPool
@@ -75,7 +75,7 @@ def delay_gathering(seconds: float) -> Callable[[], None]:
 
 def read(dataset: Any, epochs: int, size: int = 5, wrapped: bool = True) -> tuple[list[Any], Any]:
     """The batches, each with a number that the script draws after it; and the loader."""
-    streams.seed_everything(4)
+    rng.seed_everything(4)
     original = DataLoader(dataset, size, shuffle=True)
     loader = loaders.shard_loader(original, gather=True) if wrapped else original
     batches = [(described(batch), torch.rand(1).item()) for _ in range(epochs) for batch in loader]

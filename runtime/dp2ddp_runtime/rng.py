@@ -8,16 +8,23 @@ instead, so whatever a shard draws there leaves the shared stream as it was.
 
 from __future__ import annotations
 
-import pickle
+import base64
+import json
+import random
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from . import twisters, world
+from . import world
 
+try:
+    import numpy as np
+except ImportError:  # torch works without NumPy, and so does this runtime
+    np = None  # type: ignore[assignment]
+
+_SWAPS = np is not None and hasattr(np.random, "set_bit_generator")  # NumPy 1.24
 _SEEDS = 2**63
 _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (epoch, rank) share a seed
 
@@ -37,48 +44,52 @@ def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
 
 
 class State(NamedTuple):
-    """The state of the global generators."""
+    """The global generators' states, with the normal numbers that they have drawn along with the last ones."""
 
     torch: torch.Tensor
-    python: twisters.State
-    numpy: twisters.State | None
+    python: tuple[Any, ...]
+    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator is to stay as it is
     cuda: torch.Tensor | None
 
 
-def capture(device: torch.device | None = None) -> State:
+def capture(device: torch.device | None = None, numpy: bool = True) -> State:
     """The global generators' state; with a CUDA `device`, that device's generator's too."""
+    numbers: Any = np.random.get_state(legacy=False) if numpy and np is not None else None
     cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
-    return State(torch.get_rng_state(), twisters.capture_python(), twisters.capture_numpy(), cuda)
-
-
-def alike(one: State, other: State) -> bool:
-    """Whether two states of the CPU's generators are the same."""
-    if not torch.equal(one.torch, other.torch) or not one.python.same(other.python):
-        return False
-    if one.numpy is None or other.numpy is None:
-        return one.numpy is other.numpy
-    return one.numpy.same(other.numpy)
+    return State(torch.default_generator.get_state(), random.getstate(), numbers, cuda)
 
 
 def restore(state: State, device: torch.device | None = None) -> None:
     """Put the global generators into `state`."""
     torch.default_generator.set_state(state.torch)
-    twisters.restore_python(state.python)
-    twisters.restore_numpy(state.numpy)
+    random.setstate(state.python)
+    if state.numpy is not None and np is not None:
+        kind = state.numpy["bit_generator"]
+        if _SWAPS and kind != type(np.random.get_bit_generator()).__name__:
+            kinds = {known.__name__: known for known in np.random.BitGenerator.__subclasses__()}
+            np.random.set_bit_generator(kinds[kind]())
+        np.random.set_state(state.numpy)
     if state.cuda is not None and device is not None:
         torch.cuda.set_rng_state(state.cuda, device)
 
 
+def alike(one: State, other: State) -> bool:
+    """Whether two states of the CPU's generators are the same."""
+    return torch.equal(one.torch, other.torch) and one.python == other.python and _same(one.numpy, other.numpy)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return one is other or bool(np.array_equal(one, other))
+
+
 def fresh(seed: int, device: torch.device | None = None) -> State:
     """The state that seeding all generators with `seed` gives; the generators themselves stay as they are."""
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    cuda = None
-    if device is not None and device.type == "cuda":
-        on_device = torch.Generator(device)
-        on_device.manual_seed(seed)
-        cuda = on_device.get_state()
-    return State(generator.get_state(), twisters.python_seeded(seed), twisters.numpy_seeded(seed), cuda)
+    numpy: Any = None if np is None else np.random.RandomState(seed % 2**32).get_state(legacy=False)
+    on_cuda = device is not None and device.type == "cuda"
+    cuda = torch.Generator(device).manual_seed(seed).get_state() if on_cuda else None
+    return State(torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate(), numpy, cuda)
 
 
 class Stream:
@@ -86,15 +97,20 @@ class Stream:
 
     It starts from `torch.initial_seed()` as the script set it, and starts anew when the script sets another.
     Entering while the generators already hold an own stream changes nothing.
+
+    NumPy's state would take as long to change as all others together. So NumPy's generator is exchanged, not its
+    state. That forgets the normal number that it drew along with the last one: the shared stream gets its own back,
+    a rank's own stream goes on without.
     """
 
     def __init__(self, rank: int | None = None, epoch: int | None = None) -> None:
         self.rank = rank
         self.epoch = epoch
         self._base: int | None = None
+        self._device: torch.device | None = None
         self._own: State | None = None
         self._shared: State | None = None
-        self._device: torch.device | None = None
+        self._numpy: Any = None  # the generator that NumPy draws from next time; the shared one while we are inside
 
     def restart(self, epoch: int | None = None) -> None:
         """Start the stream anew where it is used next, for `epoch` (None: as at the start of the run)."""
@@ -102,42 +118,51 @@ class Stream:
         self._own = None
 
     def __enter__(self) -> Stream:
-        global _active
         _entered.append(self if _active is None else None)
         if _active is None:
             self._prepare()
             self._to_own()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if _entered.pop() is self:
             self._to_shared()
 
     def _prepare(self) -> None:
         base = torch.initial_seed()
         device = _cuda_device()
-        if (
-            self._own is None
-            or (base, device) != (self._base, self._device)
-            or not twisters.numpy_fits(self._own.numpy)
-        ):
+        if self._own is None or (base, device) != (self._base, self._device):
             rank = world.rank() if self.rank is None else self.rank
             self._base, self._device = base, device
             self._own = fresh(replica_seed(base, rank, self.epoch), device)
+            if _SWAPS:
+                self._numpy = np.random.MT19937()
+                self._numpy.state = self._own.numpy
+                self._own = self._own._replace(numpy=None)
 
     def _to_own(self) -> None:
         global _active
         assert self._own is not None
         self._shared = capture(self._device)
+        self._swap()
         restore(self._own, self._device)
         _active = self
 
     def _to_shared(self) -> None:
         global _active
         assert self._shared is not None
-        self._own = capture(self._device)
-        restore(self._shared, self._device)
+        self._own = capture(self._device, numpy=not _SWAPS)
+        self._swap()
+        unchanged = _SWAPS and self._shared.numpy is not None and not self._shared.numpy["has_gauss"]
+        restore(self._shared._replace(numpy=None) if unchanged else self._shared, self._device)
         _active = None
+
+    def _swap(self) -> None:
+        if _SWAPS:
+            before = np.random.get_bit_generator()
+            with before.lock:  # another thread may be drawing
+                np.random.set_bit_generator(self._numpy)
+            self._numpy = before
 
 
 _active: Stream | None = None  # whose state the global generators hold; None: the shared one
@@ -145,7 +170,7 @@ _entered: list[Stream | None] = []  # the `with` blocks we are in; None where on
 
 
 class _Shared:
-    """`with streams.shared:` draws from the shared stream again, for a while, inside a rank's own one."""
+    """`with rng.shared:` draws from the shared stream again, for a while, inside a rank's own one."""
 
     def __init__(self) -> None:
         self._left: list[Stream | None] = []
@@ -155,7 +180,7 @@ class _Shared:
         if _active is not None:
             _active._to_shared()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         left = self._left.pop()
         if left is not None:
             left._to_own()
@@ -173,7 +198,9 @@ def _cuda_device() -> torch.device | None:
 
 def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, NumPy and torch (CPU and CUDA)."""
-    twisters.seed(seed)
+    random.seed(seed)
+    if np is not None:
+        np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
@@ -200,50 +227,46 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
     """
     if world.world_size() == 1:
         return
+    device = _cuda_device()
     with shared:
-        if world.is_main():
-            told = _pack(capture(_cuda_device())), [bytes(generator.get_state().tolist()) for generator in generators]
-            _broadcast(pickle.dumps(told, protocol=4))
-        else:
-            state, own = pickle.loads(_broadcast(b""))
-            restore(_unpack(state), _cuda_device())
-            for generator, main in zip(generators, own):
-                generator.set_state(_as_tensor(main))
+        told = [*capture(device), [generator.get_state() for generator in generators]] if world.is_main() else None
+        main, (version, words, gauss), numpy, cuda, states = _broadcast(json.dumps(told, default=_tagged))
+        restore(State(main, (version, tuple(words), gauss), numpy, cuda), device)
+    for generator, state in zip(generators, states):
+        generator.set_state(state)
 
 
-def _pack(state: State) -> Any:
-    cuda = None if state.cuda is None else bytes(state.cuda.tolist())
-    numpy = None if state.numpy is None else tuple(state.numpy)
-    return bytes(state.torch.tolist()), tuple(state.python), numpy, cuda
+_SLOT = 32768  # holds the states (18 kB, and 7 more for each of the script's generators); more takes a second broadcast
 
 
-def _unpack(told: Any) -> State:
-    main, python, numpy, cuda = told
-    return State(
-        _as_tensor(main),
-        twisters.State(*python),
-        None if numpy is None else twisters.State(*numpy),
-        None if cuda is None else _as_tensor(cuda),
-    )
+def _broadcast(text: str) -> Any:
+    """What rank 0's `text` says, on every rank. It is JSON, which runs no code wherever it comes from."""
+    told = _in_slot(text if len(text) <= _SLOT else str(len(text)), _SLOT)
+    return _in_slot(text, told) if isinstance(told, int) else told
 
 
-def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-_SLOT = 16384  # holds the three states (about 10 kB) in one broadcast; a larger one takes a second
-
-
-def _broadcast(data: bytes) -> bytes:
-    """Rank 0's `data`, on every rank."""
-    slot = torch.zeros(_SLOT, dtype=torch.uint8)
-    head = len(data).to_bytes(8, "little") + data[: _SLOT - 8]
-    slot[: len(head)] = _as_tensor(head)
+def _in_slot(text: str, size: int) -> Any:
+    slot = _from_bytes(text.ljust(size).encode())
     dist.broadcast(slot, src=0)
-    received = bytes(slot.tolist())
-    size = int.from_bytes(received[:8], "little")
-    if size <= _SLOT - 8:
-        return received[8 : 8 + size]
-    whole = _as_tensor(data) if data else torch.zeros(size, dtype=torch.uint8)
-    dist.broadcast(whole, src=0)
-    return bytes(whole.tolist())
+    return json.loads(bytes(slot.tolist()), object_hook=_untagged)
+
+
+def _tagged(value: Any) -> Any:
+    """A tensor of bytes, or an array or a number of NumPy's, as JSON has it."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": base64.b64encode(bytes(value.tolist())).decode()}
+    if isinstance(value, np.ndarray):
+        return {"array": base64.b64encode(value.tobytes()).decode(), "dtype": value.dtype.str, "shape": value.shape}
+    return value.item()
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    if "tensor" in value:
+        return _from_bytes(base64.b64decode(value["tensor"]))
+    if "array" in value:
+        return np.frombuffer(base64.b64decode(value["array"]), value["dtype"]).reshape(value["shape"])
+    return value
+
+
+def _from_bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
