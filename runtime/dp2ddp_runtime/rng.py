@@ -19,10 +19,11 @@ import torch.distributed as dist
 
 from . import world
 
+np: Any
 try:
     import numpy as np
 except ImportError:  # torch works without NumPy, and so does this runtime
-    np = None  # type: ignore[assignment]
+    np = None
 
 _SWAPS = np is not None and hasattr(np.random, "set_bit_generator")  # NumPy 1.24
 _SEEDS = 2**63
@@ -54,7 +55,7 @@ class State(NamedTuple):
 
 def capture(device: torch.device | None = None, numpy: bool = True) -> State:
     """The global generators' state; with a CUDA `device`, that device's generator's too."""
-    numbers: Any = np.random.get_state(legacy=False) if numpy and np is not None else None
+    numbers = np.random.get_state(legacy=False) if numpy and np is not None else None
     cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
     return State(torch.default_generator.get_state(), random.getstate(), numbers, cuda)
 
@@ -86,7 +87,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def fresh(seed: int, device: torch.device | None = None) -> State:
     """The state that seeding all generators with `seed` gives; the generators themselves stay as they are."""
-    numpy: Any = None if np is None else np.random.RandomState(seed % 2**32).get_state(legacy=False)
+    numpy = None if np is None else np.random.RandomState(seed % 2**32).get_state(legacy=False)
     on_cuda = device is not None and device.type == "cuda"
     cuda = torch.Generator(device).manual_seed(seed).get_state() if on_cuda else None
     return State(torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate(), numpy, cuda)

@@ -490,9 +490,10 @@ def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
     result: Tensors = []
     for rows in (6, 5, 1, 7):
         net(torch.rand(rows, 4)).square().sum().backward()
-        result += [*grads(net), random.gauss(0, 1), float(np.random.randn()), random.random(), float(np.random.rand())]
+        shared = [random.gauss(0, 1), np.random.randn(), random.random(), np.random.rand()]
+        result += [*grads(net), torch.tensor(shared)]
     with torch.no_grad():
-        return [*result, net(torch.rand(5, 4)), random.random()]
+        return [*result, net(torch.rand(5, 4)), torch.tensor(random.random())]
 
 
 @scenario

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -249,11 +250,12 @@ def adopt(slot: int, kinds: Sequence[str]) -> Any:
         draw(1 + world.rank())
         before = draw(1)
         draw_odd()
-        rng.adopt_main_state([own_generator])
+        with mock.patch.object(rng.dist, "broadcast", wraps=rng.dist.broadcast) as broadcast:
+            rng.adopt_main_state([own_generator])
         after = [draw_odd(), *draw(2), torch.rand(1, generator=own_generator).item()]
         with rng.forward:
             own = draw(1)
-        return before, after, own, torch.initial_seed()
+        return before, after, own, (torch.initial_seed(), broadcast.call_count)
     finally:
         rng._SLOT = before_all
         np.random.set_bit_generator(np.random.MT19937())
@@ -265,11 +267,11 @@ OTHERS = ["PCG64", "PCG64DXSM", "Philox", "SFC64"]
 @pytest.mark.parametrize("slot", [32768, 4096])
 @pytest.mark.parametrize("kinds", [("MT19937",) * 2, *((kind,) * 2 for kind in OTHERS), ("Philox", "MT19937")])
 def test_all_ranks_adopt_rank_0s_state(ranks: RankPool, slot: int, kinds: tuple[str, str]) -> None:
-    (before_0, *shared_0, own_0, seed_0), (before_1, *shared_1, own_1, seed_1) = ranks(2, adopt, slot, kinds)
+    (before_0, *shared_0, own_0, told_0), (before_1, *shared_1, own_1, told_1) = ranks(2, adopt, slot, kinds)
     assert before_0 != before_1
     assert shared_0 == shared_1
     assert own_0 != own_1
-    assert seed_0 == seed_1 == 10
+    assert told_0 == told_1 == (10, 1 if slot == 32768 else 2)
 
 
 class Harmful:
