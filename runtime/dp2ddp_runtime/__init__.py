@@ -10,8 +10,8 @@ from .launch import barrier, setup
 from .loader import set_epoch, shard_loader
 from .metrics import all_reduce, broadcast, gather, weighted
 from .model import WrappedModel, data_parallel, wrap_model
+from .rng import seed_everything
 from .sinks import main_first, main_only, open
-from .streams import seed_everything
 from .world import device, is_main, local_rank, rank, world_size
 
 __all__ = [

@@ -303,12 +303,12 @@ def _leave() -> None:
 
 
 def _start_streams(seed: int | None) -> None:
-    from . import streams
+    from . import rng
 
     if seed is None:
-        streams.adopt_main_state()
+        rng.adopt_main_state()
     else:
-        streams.seed_everything(seed)
+        rng.seed_everything(seed)
 
 
 def _as_timedelta(timeout: float | timedelta | None) -> timedelta | None:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import collate, nesting, samplers, shards, streams, world
+from . import collate, nesting, rng, samplers, shards, world
 from .exchange import Passenger, passengers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
@@ -72,7 +72,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
             part.set_epoch(epoch)
             told.append(part)
     if world.world_size() > 1:
-        streams.loading.restart(epoch)
+        rng.loading.restart(epoch)
 
 
 def _rank_loader(loader: DataLoader[Any], gather: bool) -> DataLoader[Any]:
@@ -123,7 +123,7 @@ class _RankLoader(DataLoader[Any]):
         return self._reading.batch if self._reading is not None else None
 
     def __iter__(self) -> Any:
-        streams.adopt_main_state(_generators(self._original))
+        rng.adopt_main_state(_generators(self._original))
         self._decide()
         self._reading = shards.Reading()
         batches: Any = super().__iter__()
@@ -148,21 +148,19 @@ class _RankLoader(DataLoader[Any]):
         sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
         if self._draws is False:
             sampler.splits = True
-            with streams.loading:
-                before = streams.capture()
+            with rng.loading:
                 share, cut = _take(batches, cuts)
-                drew = not streams.alike(before, streams.capture())
             if not self._warned:
-                passengers["drew", self._number] = Passenger(torch.tensor(drew), self._warn_of_draws)
+                passengers["drew", self._number] = Passenger(torch.tensor(rng.loading.drew), self._warn_of_draws)
             return share, cut
-        states: list[streams.State] = []
+        states: list[rng.State] = []
         sampler.splits, sampler.watched = False, states if self._draws is None else None
         try:
             batch, cut = _take(batches, cuts)
         finally:
             sampler.watched = None
         if self._draws is None:
-            self._draws = not streams.alike(states[-1], streams.capture())
+            self._draws = not rng.alike(states[-1], rng.capture())
             if self._draws:
                 _log.debug("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
         return collate.own_rows(batch, cut), cut
@@ -240,7 +238,7 @@ class _RankSeeds:
         assert info is not None
         seed = (info.seed + (self.rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
         object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
-        streams.seed_generators(seed)
+        rng.seed_generators(seed)
         if self.then is not None:
             self.then(worker_id)
 
@@ -298,7 +296,7 @@ class _WholeIterable:
         self.current: shards.Batch | None = None
 
     def __iter__(self) -> _Batches:
-        streams.adopt_main_state()
+        rng.adopt_main_state()
         batches = iter(self._inner)
         return _Batches(batches, shards.Reading(), lambda: self._read(batches))
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, nesting, shards, streams, world
+from . import collectives, nesting, rng, shards, world
 from .checkpoint import fit_prefix
 from .deferred import Deferred
 from .exchange import Divergence, exchange
@@ -277,7 +277,7 @@ class WrappedModel(DistributedDataParallel):
             self._reducer.refresh(self._params, self._sparse)
 
     def _on_shard(self, args: Any, kwargs: Any, batch: shards.Batch | None) -> Any:
-        with streams.forward:
+        with rng.forward:
             output = self._run(args, kwargs)
         self._agree_on_buffers()
         if torch.is_grad_enabled():
@@ -290,7 +290,7 @@ class WrappedModel(DistributedDataParallel):
     def _on_whole_batch(self, args: Any, kwargs: Any) -> Any:
         call = self._inputs.cut((args, kwargs), self.device)
         # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
-        with streams.forward if world.rank() < call.chunks else streams.Stream(rank=0):
+        with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
             output = self._run(*call.own)
         self._inputs.check(call)
         self._agree_on_buffers()

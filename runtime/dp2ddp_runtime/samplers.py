@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from . import streams, world
+from . import rng, world
 from .exchange import exchange
 from .nesting import chunk_sizes
 
@@ -48,7 +48,7 @@ class RankBatchSampler(Sampler[Any]):
         self.latest: deque[Cut] = deque()
         self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
         self.splits = True
-        self.watched: list[streams.State] | None = None
+        self.watched: list[rng.State] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.latest = deque()
@@ -69,7 +69,7 @@ class RankBatchSampler(Sampler[Any]):
             if drawn and self.plain:
                 batch = next(batches, None)
             else:
-                with streams.shared:
+                with rng.shared:
                     batch = next(batches, None)
                 drawn = True
             if not self.plain:
@@ -79,7 +79,7 @@ class RankBatchSampler(Sampler[Any]):
             cut, own = self._own_part(batch)
             cuts.append(cut)
             if self.watched is not None:
-                self.watched.append(streams.capture())
+                self.watched.append(rng.capture())
             yield own
 
     def _own_part(self, batch: Any) -> tuple[Cut, Any]:

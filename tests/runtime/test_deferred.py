@@ -254,7 +254,11 @@ def adversarial() -> list[list[float]]:
     assert x.grad is not None
     step = x + 0.1 * x.grad.sign()
     (slope,) = torch.autograd.grad(net(step).sum(), step)
-    return [x.grad.flatten()[:5].tolist(), slope.flatten()[:5].tolist(), [p.grad.sum().item() for p in net.parameters()]]
+    return [
+        x.grad.flatten()[:5].tolist(),
+        slope.flatten()[:5].tolist(),
+        [p.grad.sum().item() for p in net.parameters()],
+    ]
 
 
 def test_gradients_by_the_input(ranks: RankPool) -> None:
@@ -273,7 +277,11 @@ def adversarial_alone() -> list[list[float]]:
     F.cross_entropy(net(x), y).backward()
     step = x + 0.1 * x.grad.sign()
     (slope,) = torch.autograd.grad(net(step).sum(), step)
-    return [x.grad.flatten()[:5].tolist(), slope.flatten()[:5].tolist(), [p.grad.sum().item() for p in net.parameters()]]
+    return [
+        x.grad.flatten()[:5].tolist(),
+        slope.flatten()[:5].tolist(),
+        [p.grad.sum().item() for p in net.parameters()],
+    ]
 
 
 def used_late() -> str:
@@ -324,7 +332,11 @@ def into_sinks(folder: str) -> list[Any]:
         print(batch()[1], file=file)
     logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks
     told = metrics.broadcast(batch()[1])
-    return [told.tolist(), checkpoint.load(f"{folder}/batch.pt")["batch"].sum().item(), writer.shown if world.is_main() else None]
+    return [
+        told.tolist(),
+        checkpoint.load(f"{folder}/batch.pt")["batch"].sum().item(),
+        writer.shown if world.is_main() else None,
+    ]
 
 
 def test_sinks_look_on_every_rank(ranks: RankPool, tmp_path: Any) -> None:

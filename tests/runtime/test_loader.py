@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import samplers, shards, streams, world
+from dp2ddp_runtime import rng, samplers, shards, world
 from rank_pool import RankPool
 from torch.utils.data import (
     BatchSampler,
@@ -88,7 +88,7 @@ def longest(batch: list[Any]) -> Any:
 
 
 def loaded_by_everybody() -> list[Any]:
-    streams.seed_everything(2)
+    rng.seed_everything(2)
     numbers = TensorDataset(torch.arange(9))
     kinds: dict[str, Any] = {
         "stream": DataLoader(Stream(), 2),
@@ -259,7 +259,7 @@ class ToldSampler(RandomSampler):
 
 
 def epochs_told() -> Any:
-    streams.seed_everything(5)
+    rng.seed_everything(5)
     data = Told()
     sampler = ToldSampler(data)
     plain = DataLoader(data, 2, sampler=sampler)
@@ -306,7 +306,7 @@ def mark(worker_id: int) -> None:
 
 
 def worker_seeds(gather: bool, persistent: bool) -> Any:
-    streams.seed_everything(5)
+    rng.seed_everything(5)
     collate = longest if gather else None
     original = DataLoader(
         Seeds(), 4, num_workers=2, worker_init_fn=mark, collate_fn=collate, persistent_workers=persistent
