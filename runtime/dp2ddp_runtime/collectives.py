@@ -130,6 +130,8 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
         else:
             gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
         gathered = gathered.to(rows.device).movedim(0, dim)
+        # By itself: autograd lets nobody write into views of ours.
+        gathered = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
         channels_last = (
             rows.dim() == 4
             and dim == 0

@@ -52,6 +52,7 @@ class Deferred(torch.Tensor):
     _heirs: list[weakref.ref[Deferred]]
     _data: torch.Tensor | None  # the whole batch
     _graph: torch.Tensor | None  # the same, with autograd
+    _node: Any  # what the wrapper's own gradient goes to
     _spoiled: str
 
     @staticmethod
@@ -67,9 +68,21 @@ class Deferred(torch.Tensor):
         """Whether the whole batch is here: somebody looked at it, or it came along with something else."""
         return self._data is not None
 
+    @property
+    def is_rows(self) -> bool:
+        """Whether what is done to the rows is done to the whole batch.
+
+        Not once it is settled; and not if autograd knows more of it than of its rows: a function of the script's
+        (`torch.autograd.Function`) has made it, from others.
+        """
+        return self._data is None and _grad_fn(self) is self._node
+
     def spoil(self, why: str) -> None:
         """From now on the rows are not what the script's batch holds."""
-        self._spoiled = why
+        if self._origin is None:
+            self._spoiled = why
+        else:
+            self._origin.parent.spoil(why)
 
     def settle(self) -> None:
         """Gather the whole batch, unless it is here. A collective.
@@ -112,7 +125,12 @@ class Deferred(torch.Tensor):
         """The whole batch, as an ordinary tensor. A collective, unless it is here."""
         self.settle()
         assert self._data is not None
-        if not (self.rows.requires_grad and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
+            return self._data
+        if _grad_fn(self) is not self._node:
+            found: torch.Tensor = _Unwrap.apply(self)
+            return found
+        if not self.rows.requires_grad:
             return self._data
         if self._graph is None:
             if self._origin is not None:
@@ -140,7 +158,7 @@ class Deferred(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """For what comes from C++: scripted functions, extensions. (What comes from Python was seen before.)"""
-        if func in _ALIASES and not args[0].settled:
+        if func in _ALIASES and args[0].is_rows:
             return defer_from(args[0], args[0].rows.detach(), args[0].batch_dim, lambda whole: whole.detach())
         if any(
             each.settled and each.whole().requires_grad and not each.rows.requires_grad for each in _in((args, kwargs))
@@ -183,7 +201,13 @@ def _make(rows: torch.Tensor, sizes: tuple[int, ...], dim: int, rounds: bool, or
         new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
     new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
     new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
+    new._node = _grad_fn(new)
     return new
+
+
+def _grad_fn(tensor: Deferred) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.grad_fn
 
 
 def is_small(tensor: Deferred) -> bool:
@@ -249,6 +273,18 @@ class _Wrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return own_slice(settle(grad), ctx.sizes, ctx.dim, ctx.shape), None, None
+
+
+class _Unwrap(torch.autograd.Function):
+    """The whole batch, with the graph of the deferred tensor itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Deferred) -> torch.Tensor:
+        return tensor.whole().view_as(tensor.whole())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
 
 
 class _Attach(torch.autograd.Function):

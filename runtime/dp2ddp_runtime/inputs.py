@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import nesting, world
-from .deferred import Deferred, settle
+from .deferred import Deferred, is_small, settle
 from .nesting import chunk_sizes
 from .outputs import gather_outputs
 
@@ -52,11 +52,12 @@ class Inputs:
         lent: list[tuple[Deferred, torch.Tensor, int]] = []
 
         def own_part(tensor: torch.Tensor) -> torch.Tensor:
-            if not isinstance(tensor, Deferred) or tensor.settled or not self._is_cut_alike(tensor, count):
+            if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
                 return take_rows(settle(tensor), self._dim, index, count, device)
             rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
             if rows is tensor.rows:
-                rows = rows.clone() if self._copies else rows
+                # What is small may travel after the module has run, and must be what it was.
+                rows = rows.clone() if self._copies or is_small(tensor) else rows
                 lent.append((tensor, rows, rows._version))
             return rows
 
@@ -68,9 +69,9 @@ class Inputs:
 
     def check(self, call: Call) -> None:
         """After the module has run: see whether it has written into its inputs."""
-        written = [tensor for tensor, rows, version in call.lent if rows._version != version]
-        if written and not self._copies:
-            for tensor in written:
+        written = [(tensor, rows) for tensor, rows, version in call.lent if rows._version != version]
+        for tensor, rows in written:
+            if rows is tensor.rows:
                 tensor.spoil(
                     "the wrapped model changed its input in place, after it had not done so before: the batch that "
                     "the script looks at is not there any more. Let it look before, or the model change a copy"

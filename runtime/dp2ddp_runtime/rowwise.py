@@ -77,8 +77,8 @@ def property_rule(*names: str) -> Callable[[Any], Any]:
 
 
 def is_deferred(value: Any) -> TypeGuard[Deferred]:
-    """Whether the whole of it isn't here yet."""
-    return isinstance(value, Deferred) and not value.settled
+    """Whether it is a batch of which the rows are to be used."""
+    return isinstance(value, Deferred) and value.is_rows
 
 
 def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
@@ -96,7 +96,7 @@ def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
 @rule(*_META)
 @property_rule(*_META_PROPERTIES)
 def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
-    if not is_deferred(args[0]):
+    if not isinstance(args[0], Deferred) or args[0].settled:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -131,7 +131,7 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
 @rule(*_COPIES)
 def _copied(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
-    if not is_deferred(batch) or any(isinstance(each, Deferred) and each.settled for each in rest):
+    if not is_deferred(batch) or any(isinstance(each, Deferred) and not each.is_rows for each in rest):
         return NotImplemented
 
     def of(tensor: torch.Tensor) -> Any:
