@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +34,12 @@ LAUNCHER = "DP2DDP_LAUNCHER"
 JOINED = "DP2DDP_JOINED"
 #: What torchrun's variables are called where the script itself must not see them.
 HIDDEN = "DP2DDP_ENV_"
+#: Set for the ranks: what the names of their keys in the store begin with. The store has no password, and whoever may
+#: run programs on this machine can connect to it.
+SECRET = "DP2DDP_SECRET"
+
+_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _POLL = 0.05  # seconds
@@ -111,8 +118,9 @@ class Job:
         self._command = command
         self._nproc = nproc
         self._prefix = HIDDEN if hide else ""
-        self._store = _tcp_store(0, host=True)
-        self._shared = journal.prefixed(self._store)
+        self._secret = os.urandom(16).hex()
+        self._store = _host_store()
+        self._shared = journal.prefixed(_PrefixStore(self._secret, self._store))
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._received = 0
         self._unsaid: str | None = None
@@ -172,6 +180,7 @@ class Job:
         }
         env.update(self._named(place))
         env[LAUNCHER] = str(os.getpid())
+        env[SECRET] = self._secret
         env.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // self._nproc)))
         # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
         if env.get("PYTHONHASHSEED", "random") == "random":
@@ -255,11 +264,20 @@ class Job:
 
 def launchers_store() -> Store | None:
     """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank."""
-    return _tcp_store(int(environment()["MASTER_PORT"]), host=False) if LAUNCHER in os.environ else None
+    if LAUNCHER not in os.environ:
+        return None
+    port = int(environment()["MASTER_PORT"])
+    return _PrefixStore(os.environ[SECRET], _TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
 
 
-def _tcp_store(port: int, host: bool) -> Any:
-    return dist.TCPStore("127.0.0.1", port, None, host, wait_for_workers=False)  # type: ignore[attr-defined]
+def _host_store() -> Any:
+    """A store for this machine alone. TCPStore's own socket would listen on every interface, whatever its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    # torch 2.4 can't give a listening socket to its other server, libuv's.
+    return _TCPStore(
+        "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+    )
 
 
 def die_with_launcher() -> None:
