@@ -7,10 +7,11 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Union
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -250,34 +251,48 @@ def _backend(place: world.World, device_ids: list[int] | None) -> str:
 def _init_process_group(place: world.World, backend: str, init_method: str | None, timeout: timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`journal`)."""
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    attempt = relaunch.environment().get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = relaunch.launchers_store()
-    place.store = store and journal.prefixed(store, attempt)
-    if store is None or init_method not in (None, "env://"):
-        with _own_store(init_method):
-            meeting = dist.rendezvous(  # type: ignore[attr-defined]
-                init_method or "env://", place.rank, place.world_size, **limits
-            )
-            store = next(iter(meeting))[0]
+    own = relaunch.launchers_store()
+    place.store = own and journal.prefixed(own)
+    store = own if init_method in (None, "env://") else None
+    if store is None:
+        store = _attempts_own(_meet(init_method or "env://", place), place)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
-    place.store = place.store or journal.prefixed(store, attempt)
+    place.store = place.store or journal.prefixed(store)
 
 
-@contextmanager
-def _own_store(init_method: str | None) -> Iterator[None]:
-    """With `tcp://` let rank 0 host the store, as documented; older torch looks for the launcher's there."""
-    name = "TORCHELASTIC_USE_AGENT_STORE"
-    before = os.environ.get(name)
-    if before is None or init_method is None or not init_method.startswith("tcp://"):
-        yield
-        return
-    os.environ[name] = "False"
-    try:
-        yield
-    finally:
-        os.environ[name] = before
+def _meet(url: str, place: world.World) -> Any:
+    """The store at `url`. With `tcp://` rank 0 hosts it, as documented; older torch looks for the launcher's there."""
+    timeout = timedelta(seconds=place.timeout)
+    if url.startswith("tcp://"):
+        host = urlsplit(url)
+        return relaunch.TCPStore(host.hostname, host.port, place.world_size, place.rank == 0, timeout)
+    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
+    return next(iter(meeting))[0]
+
+
+def _attempts_own(store: Any, place: world.World) -> Any:
+    """A corner of `store` for this attempt alone: torchrun keeps one store, in which the addresses of ended ranks stay.
+
+    Its count of restarts doesn't tell the attempts apart: each machine counts its own ranks' failures. So rank 0
+    chooses a name, and tells whoever has knocked. A rank that ended can't have had the answer to a later knock.
+    """
+    if place.rank != 0:
+        name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
+        store.add(name, 1)
+        return relaunch.PrefixStore(name, store)
+    name, answered = f"dp2ddp/{os.urandom(16).hex()}", 0
+
+    def all_know() -> bool:
+        nonlocal answered
+        while answered < store.add("dp2ddp/knocks", 0):
+            answered += 1
+            store.set(f"dp2ddp/attempt{answered}", name)
+        return int(store.add(name, 0)) == place.world_size - 1
+
+    journal.wait_until(all_know, place.timeout, "the other ranks to come")
+    return relaunch.PrefixStore(name, store)
 
 
 def _leave() -> None:

@@ -38,8 +38,8 @@ HIDDEN = "DP2DDP_ENV_"
 #: run programs on this machine can connect to it.
 SECRET = "DP2DDP_SECRET"
 
-_TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _POLL = 0.05  # seconds
@@ -120,7 +120,7 @@ class Job:
         self._prefix = HIDDEN if hide else ""
         self._secret = os.urandom(16).hex()
         self._store = _host_store()
-        self._shared = journal.prefixed(_PrefixStore(self._secret, self._store))
+        self._shared = journal.prefixed(PrefixStore(self._secret, self._store))
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._received = 0
         self._unsaid: str | None = None
@@ -267,7 +267,7 @@ def launchers_store() -> Store | None:
     if LAUNCHER not in os.environ:
         return None
     port = int(environment()["MASTER_PORT"])
-    return _PrefixStore(os.environ[SECRET], _TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
+    return PrefixStore(os.environ[SECRET], TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
 
 
 def _host_store() -> Any:
@@ -275,7 +275,7 @@ def _host_store() -> Any:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     # torch 2.4 can't give a listening socket to its other server, libuv's.
-    return _TCPStore(
+    return TCPStore(
         "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
     )
 

@@ -234,7 +234,7 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None
         with ddp.main_first():
             if ddp.is_main():
                 secret = os.environ["DP2DDP_SECRET"]
-                attack("first1/0", "dp2ddp/first1/0", "dp2ddp/0/first1/0", secret + "/dp2ddp/0/first2/0")
+                attack("first1/0", "dp2ddp/first1/0", secret + "/dp2ddp/first2/0")
         try:
             with ddp.main_first():
                 time.sleep(0.5)
@@ -291,6 +291,26 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> 
     assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
     line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
     assert f"{script}:{line}: UserWarning" in done.stderr
+
+
+def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
+    """On each attempt another rank fails: what the ones before have left in torchrun's store misleads nobody."""
+    body = """
+        ddp.setup(timeout=60)
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        for step in range(20):
+            total = torch.ones(3)
+            torch.distributed.all_reduce(total)
+            if (step, ddp.rank()) == (10, 1 - attempt):
+                raise ValueError(f"failed in attempt {attempt}")
+        with ddp.main_first():
+            print("attempt", attempt, total.tolist())
+        """
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    done = start(*torchrun, write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
+    errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
+    assert errors == ["failed in attempt 0", "failed in attempt 1"]
 
 
 def _free_port() -> int:
