@@ -1,13 +1,14 @@
 """One voice: on ranks other than 0, what would go to the terminal or to a log file goes nowhere.
 
-Nothing is skipped: progress bars still count, and what rank 0 turns into text is turned into text here, because the text
-of a tensor may be something that the ranks can only find out together. Standard error stays open, for tracebacks.
+Nothing is skipped: progress bars still count, and what rank 0 turns into text is turned into text here as well, because
+the ranks may have to find out a tensor's text together. Standard error stays open, for tracebacks.
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import io
 import logging
 import logging.handlers
@@ -64,8 +65,12 @@ def _silence_logging() -> None:
         if isinstance(self, logging.handlers.MemoryHandler):
             return original(self, record)  # it hands the records on later, when rank 0's does
         kept = self.filter(record)
-        if kept:
-            _format(self, kept if isinstance(kept, logging.LogRecord) else record)
+        try:
+            if kept:
+                self.format(kept if isinstance(kept, logging.LogRecord) else record)
+        except Exception:  # noqa: BLE001 - rank 0 reports it, and formats this (`logging.Handler.handleError`)
+            with suppress(Exception):
+                _drop(logging.raiseExceptions and f"{record.msg!r} {record.args}")
         return kept
 
     # A handler opens its file as soon as it is made, and mode "w" would empty the one that rank 0 writes.
@@ -78,41 +83,26 @@ def _silence_logging() -> None:
     logging.handlers.TimedRotatingFileHandler.doRollover = _drop  # type: ignore[method-assign]
 
 
-def _format(handler: logging.Handler, record: logging.LogRecord) -> None:
-    try:
-        handler.format(record)
-    except Exception:  # noqa: BLE001 - rank 0 reports it, in this way (`logging.Handler.handleError`)
-        if logging.raiseExceptions:
-            with suppress(Exception):
-                _drop(f"{record.msg!r} {record.args}")
-
-
 def _silence_tqdm(nowhere: TextIO) -> None:
     """Send the bars nowhere, rather than disable them: `update()` of a disabled bar doesn't count."""
     try:
         from tqdm import std
     except ImportError:
         return
-    std.tqdm.__init__ = _redirected(std.tqdm.__init__, 4, sys.stderr, nowhere)
-    std.tqdm.write = classmethod(_redirected(std.tqdm.write.__func__, 1, None, nowhere))
+    std.tqdm.__init__ = _redirected(std.tqdm.__init__, sys.stderr, nowhere)
+    std.tqdm.write = classmethod(_redirected(std.tqdm.write.__func__, sys.stdout, nowhere))
 
 
-def _redirected(method: Callable[..., Any], position: int, default: Any, nowhere: TextIO) -> Callable[..., Any]:
-    """`method` with its `file` argument, at `position` after `self`, led nowhere if that is standard error.
-
-    `default`: what it writes to if `file` is None; None for standard output, which is silent already.
-    """
+def _redirected(method: Callable[..., Any], default: Any, nowhere: TextIO) -> Callable[..., Any]:
+    """`method` with its argument `file`, which is `default` where it isn't given, led nowhere if that's stderr."""
+    signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def silent(self: Any, *args: Any, **kwargs: Any) -> Any:
-        by_place = len(args) > position
-        given = args[position] if by_place else kwargs.get("file")
-        if _is_stderr(default if given is None else given):
-            if by_place:
-                args = (*args[:position], nowhere, *args[position + 1 :])
-            else:
-                kwargs["file"] = nowhere
-        return method(self, *args, **kwargs)
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        if _is_stderr(call.arguments.get("file") or default):
+            call.arguments["file"] = nowhere
+        return method(*call.args, **call.kwargs)
 
     return silent
 
