@@ -104,16 +104,23 @@ def die_with_launcher() -> None:
     """In a rank: end when the launcher is killed, so that no rank is left behind."""
     launcher = os.environ.get(LAUNCHER)
 
+    def is_there() -> bool:
+        return str(os.getppid()) == launcher
+
     def watch() -> None:
-        while str(os.getppid()) == launcher:
+        while is_there():
             time.sleep(1)
         os._exit(1)
 
-    if str(os.getppid()) == launcher:
-        if sys.platform == "linux":  # at once, and whatever this process is busy with
-            set_parent_death_signal = 1
-            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        threading.Thread(target=watch, name="dp2ddp-launcher", daemon=True).start()  # it may have died just before
+    if not is_there():
+        return
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if not is_there():  # it died just before
+            os._exit(1)
+    else:
+        threading.Thread(target=watch, name="dp2ddp-launcher", daemon=True).start()
 
 
 class Job:
