@@ -9,9 +9,9 @@ import builtins
 import functools
 import inspect
 import io
+import json
 import logging
 import os
-import pickle
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -91,7 +91,8 @@ def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
 
     Raises:
-        BaseException: on the other ranks, what the body raised on local rank 0; they don't run it then.
+        BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
+            exceptions; they don't run it then.
         PeerError: local rank 0 isn't through in time.
     """
     store = journal.store()
@@ -103,7 +104,7 @@ def main_first() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            store.set(key + "/error", _pickled(error).hex())
+            store.set(key + "/error", _told(error))
             store.add(key + "/failed", 1)
             store.add(key, 1)
             raise
@@ -111,9 +112,7 @@ def main_first() -> Iterator[None]:
         return
     journal.wait_until(lambda: store.add(key, 0) > 0, world.current().timeout, "local rank 0 in main_first()")
     if store.add(key + "/failed", 0):
-        raise pickle.loads(bytes.fromhex(store.get(key + "/error").decode())) from journal.PeerError(
-            "it failed in main_first() on local rank 0"
-        )
+        raise _retold(store.get(key + "/error")) from journal.PeerError("it failed in main_first() on local rank 0")
     yield
 
 
@@ -305,10 +304,30 @@ def _next_turn() -> int:
     return _turns
 
 
-def _pickled(error: BaseException) -> bytes:
+def _told(error: BaseException) -> str:
+    """An error as text, for another rank. Never pickled: whoever can reach the store could have put it there."""
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+        return json.dumps(["SystemExit", code if isinstance(code, int) else 1])  # a message is shown once, here
+    kind = next(filter(_takes_text, type(error).__mro__), RuntimeError)
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its own text is that in quotes
+    return json.dumps([kind.__name__, f"{text}" if type(error) is kind else f"{type(error).__name__}: {text}"])
+
+
+def _retold(told: bytes) -> BaseException:
+    """The error to raise for another rank's."""
+    name, text = json.loads(told)
+    if name == "SystemExit":
+        return SystemExit(int(text))
+    kind = getattr(builtins, name)
+    return cast("Exception", kind(text) if _takes_text(kind) else RuntimeError(text))
+
+
+def _takes_text(kind: Any) -> bool:
+    """Whether `kind` is one of Python's own exceptions, says more than `Exception`, and is made from a text."""
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
+        return False
     try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an exception may refuse in any way, and its text is worth having
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data
+        return kind.__module__ == "builtins" and kind("") is not None
+    except TypeError:
+        return False

@@ -179,9 +179,9 @@ STUCK = """
     out = net(x)
     if ddp.rank() == 0 and sys.argv[1] == "again":
         net(x)
-    if ddp.rank() == 0 or sys.argv[1] == "again":
+    if sys.argv[1] == "again":
         out.sum().backward()
-    if ddp.rank() == 0 and sys.argv[1] == "left":
+    elif ddp.rank() == 1:
         ddp.broadcast(1)
 """
 
@@ -190,7 +190,7 @@ STUCK = """
     ("way", "expected"),
     [
         ("again", ["rank 0 at stuck.py:10", "rank 1 at stuck.py:12"]),
-        ("left", ["rank 0 at stuck.py:12", "rank 1 at its end"]),
+        ("left", ["rank 0 at its end", "rank 1 at stuck.py:14"]),
     ],
 )
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(tmp_path: Path, way: str, expected: list[str]) -> None:
