@@ -131,14 +131,14 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
             gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
         gathered = gathered.to(rows.device).movedim(0, dim)
         # By itself: autograd lets nobody write into views of ours.
-        gathered = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
+        alone: torch.Tensor = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
         channels_last = (
             rows.dim() == 4
             and dim == 0
             and not rows.is_contiguous()
             and rows.is_contiguous(memory_format=torch.channels_last)
         )
-        return gathered.contiguous(memory_format=torch.channels_last) if channels_last else gathered
+        return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
 
 
 def _packed(sizes: Sequence[int], most: int) -> list[int]:

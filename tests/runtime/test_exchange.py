@@ -91,11 +91,31 @@ def test_rows_of_any_sizes_are_gathered(ranks: RankPool, sizes: list[int], dim: 
 
 
 PLAIN: list[Any] = [
-    None, True, 3, -2.5, "text", "\u2028", b"\0bytes", 1 + 2j, (1, ["a", (None,)]), {1, 2}, {"a": {1: (2,)}, (3, 4): None},
-    datetime.datetime(2026, 11, 21, 3, 4, 5), datetime.date(2026, 1, 2), datetime.timedelta(seconds=1.5),
-    pathlib.Path("a/b"), uuid.UUID(int=7), time.localtime(0), np.float32(0.1), np.arange(6).reshape(2, 3), np.zeros((0, 2)),
-    torch.arange(3), [torch.zeros(2), np.int64(3)], 2**80, math.inf,
-]  # fmt: skip
+    None,
+    True,
+    3,
+    -2.5,
+    "text",
+    "\u2028",
+    b"\0bytes",
+    1 + 2j,
+    (1, ["a", (None,)]),
+    {1, 2},
+    {"a": {1: (2,)}, (3, 4): None},
+    datetime.datetime(2026, 11, 21, 3, 4, 5),
+    datetime.date(2026, 1, 2),
+    datetime.timedelta(seconds=1.5),
+    pathlib.Path("a/b"),
+    uuid.UUID(int=7),
+    time.localtime(0),
+    np.float32(0.1),
+    np.arange(6).reshape(2, 3),
+    np.zeros((0, 2)),
+    torch.arange(3),
+    [torch.zeros(2), np.int64(3)],
+    2**80,
+    math.inf,
+]
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)

@@ -133,10 +133,16 @@ ROUNDED: dict[str, Case] = {
     ],
 }
 LIKE: dict[str, Case] = {
-    "like": lambda x: [torch.zeros_like(x), torch.ones_like(x, dtype=torch.long), torch.full_like(x, 3), x.new_zeros(2, 3), x.new_ones(1)],
+    "like": lambda x: [
+        torch.zeros_like(x),
+        torch.ones_like(x, dtype=torch.long),
+        torch.full_like(x, 3),
+        x.new_zeros(2, 3),
+        x.new_ones(1),
+    ],
     "drawn": lambda x: [torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 9)],
     "new": lambda x: [x.new_tensor([1.0]), x.new_full((2,), 3), torch.empty_like(x).shape == x.shape, x.new(2).shape],
-}  # fmt: skip
+}
 WHOLE = torch.rand(SHAPE, generator=torch.Generator().manual_seed(9))
 
 
