@@ -12,7 +12,7 @@ from .metrics import all_reduce, broadcast, gather, weighted
 from .model import WrappedModel, data_parallel, wrap_model
 from .rng import seed_everything
 from .sinks import main_first, main_only, open
-from .world import device, is_main, local_rank, rank, world_size
+from .world import device, device_count, is_main, local_rank, rank, world_size
 
 __all__ = [
     "WrappedModel",
@@ -21,6 +21,7 @@ __all__ = [
     "broadcast",
     "data_parallel",
     "device",
+    "device_count",
     "gather",
     "is_main",
     "load",

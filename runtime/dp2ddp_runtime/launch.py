@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import failure, journal, relaunch, rng, watchdog, world
 from .quiet import quiet
@@ -213,6 +214,7 @@ def _join(place: world.World, backend: str, init_method: str | None, timeout: fl
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
     failure.install()
+    _tell_of_repeated_work()
     atexit.register(_leave)
 
 
@@ -268,6 +270,22 @@ def _leave() -> None:
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.destroy_process_group()
+
+
+def _tell_of_repeated_work() -> None:
+    """At the first step of an optimizer: warn where no model is wrapped, as under a condition that didn't hold."""
+
+    def look(*step: Any) -> None:
+        handle.remove()
+        place = world.current()
+        if not place.wraps:
+            asked = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+            warnings.warn(
+                f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{asked}",
+                stacklevel=3,
+            )
+
+    handle = register_optimizer_step_pre_hook(look)
 
 
 def _compare_hash_seeds() -> None:

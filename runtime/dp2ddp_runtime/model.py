@@ -162,6 +162,7 @@ class WrappedModel(DistributedDataParallel):
             if isinstance(inner, WrappedModel):
                 inner.step_aside()
         self._all_device_ids = self.device_ids
+        world.current().wraps = True
         if world.world_size() > 1:
             self._join(module if root is None else nn.ModuleList([root, module]))
         self._rescan()

@@ -455,3 +455,22 @@ def test_beside_the_scripts_own_ddp(tmp_path: Path) -> None:
     ]
     printed = [process.communicate(timeout=60)[0] for process in ranks]
     assert printed == [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
+
+
+def test_ranks_that_all_do_the_same_work_are_told_once(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        """
+        ddp.setup()
+        net = torch.nn.Linear(2, 1)
+        if ddp.device_count() > int(sys.argv[1]):
+            net = ddp.wrap_model(net, gather=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+        """,
+    )
+    told = start(script, 2).stderr
+    assert told.count("no model is wrapped, so each of the 2 ranks does all of the work; see train.py:7") == 1
+    assert "no model is wrapped" not in start(script, 1).stderr
