@@ -236,36 +236,19 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
 @rule("one_hot")
 def _one_hot(func: Any, args: Any, kwargs: Any) -> Any:
     classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not is_deferred(args[0]) or type(classes) is not int or classes < 0:
+    if not is_deferred(args[0]) or classes < 0:
         return NotImplemented  # the number of classes is the largest label's
-    return _made(
-        args[0], func(*_with_rows(args), **kwargs), args[0].batch_dim, lambda whole: func(whole, *args[1:], **kwargs)
-    )
+    rows = func(args[0].rows, *args[1:], **kwargs)
+    return _made(args[0], rows, args[0].batch_dim, lambda whole: func(whole, *args[1:], **kwargs))
 
 
-@rule("pad")
-def _padded(func: Any, args: Any, kwargs: Any) -> Any:
-    batch = args[0]
-    widths = kwargs.get("pad", args[1] if len(args) > 1 else ())
-    if not is_deferred(batch) or len(widths) // 2 >= batch.dim() - batch.batch_dim:
+@rule("flip")
+def _flipped(func: Any, args: Any, kwargs: Any) -> Any:
+    batch, *rest = args
+    dims = kwargs.get("dims", rest[0] if len(rest) == 1 else rest)
+    if not is_deferred(batch) or batch.batch_dim in [d % batch.dim() for d in ([dims] if type(dims) is int else dims)]:
         return NotImplemented
-    return defer(func(*_with_rows(args), **kwargs), batch.sizes, batch.batch_dim, batch.rounds)
-
-
-@rule("interpolate", "flip")
-def _per_row(func: Any, args: Any, kwargs: Any) -> Any:
-    batch = args[0]
-    if not is_deferred(batch) or batch.batch_dim != 0:
-        return NotImplemented
-    if func in (torch.flip, torch.Tensor.flip):
-        dims = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
-        if 0 in [each % batch.dim() for each in ((dims,) if isinstance(dims, int) else dims)]:
-            return NotImplemented
-    return defer(func(*_with_rows(args), **kwargs), batch.sizes, 0, batch.rounds)
-
-
-def _with_rows(args: Any) -> Any:
-    return (args[0].rows, *args[1:])
+    return defer(func(batch.rows, *rest, **kwargs), batch.sizes, batch.batch_dim, batch.rounds)
 
 
 @rule(*_ALONG)
@@ -278,7 +261,7 @@ def along(func: Any, args: Any, kwargs: Any) -> Any:
     dim %= batch.dim()
     if dim == batch.batch_dim:
         return NotImplemented
-    found = func(*_with_rows(args), **kwargs)
+    found = func(batch.rows, *args[1:], **kwargs)
     rows = found if isinstance(found, torch.Tensor) else found[0]
     moved = batch.batch_dim - (rows.dim() < batch.dim() and dim < batch.batch_dim)
     if isinstance(found, torch.Tensor):

@@ -3,143 +3,102 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from . import nesting
 from .deferred import Deferred, defer, defer_from
-from .rowwise import is_deferred, property_rule, rows_of, rule
+from .rowwise import is_deferred, own_rows, property_rule, rule
 
 
-def _view(batch: Deferred, dim: int, of: Callable[..., Any], local: Callable[..., Any] | None = None) -> Any:
-    return defer_from(batch, (local or of)(batch.rows), dim, of)
-
-
-@rule("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
+@rule("view", "reshape", "flatten", "unflatten")
 def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
-    if not is_deferred(batch) or any(isinstance(each, (torch.dtype, Deferred)) for each in (*rest, *kwargs.values())):
+    if not is_deferred(batch) or any(isinstance(each, torch.dtype) for each in rest):
         return NotImplemented
-    # The sizes that come out, and whether the strides allow it, are the same for a tensor without memory.
+    # The sizes that come out are the same for a tensor without memory.
     shape = func(torch.empty(batch.shape, device="meta"), *rest, **kwargs).shape
-    before = math.prod(batch.shape[: batch.batch_dim])
-    total = batch.size(batch.batch_dim)
+    before, total = math.prod(batch.shape[: batch.batch_dim]), batch.size(batch.batch_dim)
     dim = next((d for d in range(len(shape)) if math.prod(shape[:d]) == before and shape[d] == total), None)
     if dim is None:
         return NotImplemented
     local = [batch.rows.size(batch.batch_dim) if d == dim else size for d, size in enumerate(shape)]
-    return _view(batch, dim, lambda whole: func(whole, *rest, **kwargs), lambda rows: rows.reshape(local))
+    return defer_from(batch, batch.rows.reshape(local), dim, lambda whole: func(whole, *rest, **kwargs))
 
 
 @rule("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "unsqueeze", "squeeze", "t")
+@rule("__getitem__", "expand", "repeat", "tile", "chunk", "split", "unbind", "tensor_split")
+@rule("cat", "concat", "concatenate", "stack", "pad", "interpolate")
 @property_rule("T", "mT")
-def _dims_moved(func: Any, args: Any, kwargs: Any) -> Any:
-    batch, *rest = args
-    if not is_deferred(batch):
+def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
+    """Two probes without memory tell where the batch's dimension goes: one of its size, one with a row more."""
+    found = [each for each in nesting.tensors((args, kwargs)) if is_deferred(each)]
+    if not found or (func is torch.Tensor.__getitem__ and not _is_basic(args[1])):
         return NotImplemented
-    # A probe without memory, whose batch dimension alone is longer than 1, shows where that goes.
-    probe = [7 if d == batch.batch_dim else 1 + (size > 1) for d, size in enumerate(batch.shape)]
-    moved = func(torch.empty(probe, device="meta"), *rest, **kwargs).shape
-    if list(moved).count(7) != 1:
+    batch, total = found[0], found[0].size(found[0].batch_dim)
+    if any((each.sizes, each.batch_dim, each.dim()) != (batch.sizes, batch.batch_dim, batch.dim()) for each in found):
         return NotImplemented
-    if func in _SQUEEZES and batch.size(batch.batch_dim) == 1:
+    shapes = [_shapes(func, args, kwargs, batch, total + more) for more in (0, 1)]
+    dims = [_where(total, one, other) for one, other in zip(*shapes)]
+    if None in dims or not dims:
         return NotImplemented
-    rows = batch.rows
-    if func in _SQUEEZES and rows.size(batch.batch_dim) == 1:
-        return (
-            NotImplemented
-            if not rest and not kwargs
-            else _view(batch, list(moved).index(7), lambda t: func(t, *rest, **kwargs))
-        )
-    return _view(batch, list(moved).index(7), lambda t: func(t, *rest, **kwargs))
+    one_of_many = len(nesting.tensors((args, kwargs))) > 1
+    rows_args, rows_kwargs = nesting.map_tensors(lambda each: _rows(each, batch), (args, kwargs))
+    rows = func(*rows_args, **rows_kwargs)
+
+    def result(index: int, made: torch.Tensor) -> Deferred:
+        dim = dims[index]
+        assert dim is not None
+        size = list(shapes[0][index])
+        size[dim] = batch.rows.size(batch.batch_dim)
+        made = made.reshape(size)  # a single row's dimension may have been squeezed away
+        if one_of_many:
+            return defer(made, batch.sizes, dim, any(each.rounds for each in found))
+        return defer_from(batch, made, dim, lambda whole: _pick(func(whole, *args[1:], **kwargs), index))
+
+    if isinstance(rows, torch.Tensor):
+        return result(0, rows)
+    return type(rows)(result(index, each) for index, each in enumerate(rows))
 
 
-_SQUEEZES = (torch.squeeze, torch.Tensor.squeeze)
+def _is_basic(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts)
 
 
-@rule("__getitem__")
-def _item(func: Any, args: Any, kwargs: Any) -> Any:
-    batch, index = args
-    if not is_deferred(batch):
-        return NotImplemented
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if not all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
-        return NotImplemented
-    if Ellipsis not in parts:
-        parts.append(Ellipsis)
-    taken = batch.dim() - sum(part is not None and part is not Ellipsis for part in parts)
-    position = parts.index(Ellipsis)
-    parts[position : position + 1] = [slice(None)] * taken
-    source, target = -1, -1
-    for place, part in enumerate(parts):
-        source += part is not None
-        target += type(part) is not int
-        if part is not None and source == batch.batch_dim:
-            if type(part) is not slice or not _is_everything(part, batch.size(source)):
-                return NotImplemented
-            parts[place] = slice(None)
-            return _view(batch, target, lambda whole: whole[tuple(parts)])
-    return NotImplemented
+def _pick(result: Any, index: int) -> Any:
+    return result if isinstance(result, torch.Tensor) else result[index]
 
 
-def _is_everything(part: slice, total: int) -> bool:
+def _rows(tensor: torch.Tensor, batch: Deferred) -> torch.Tensor:
+    rows: torch.Tensor = tensor.rows if is_deferred(tensor) else own_rows(tensor, batch.sizes, batch.batch_dim)
+    return rows
+
+
+def _shapes(func: Any, args: Any, kwargs: Any, batch: Deferred, total: int) -> list[torch.Size]:
+    """The shapes of what `func` makes of a batch of `total` rows; none where that can't be, or isn't so simple."""
+
+    def probe(tensor: torch.Tensor) -> torch.Tensor:
+        alike = tensor.dim() == batch.dim() and tensor.size(batch.batch_dim) == batch.size(batch.batch_dim)
+        if not alike or (tensor.requires_grad and torch.is_grad_enabled() and not is_deferred(tensor)):
+            raise ValueError("no row for each of the batch's")
+        size = list(tensor.shape)
+        size[batch.batch_dim] = total
+        return torch.empty(size, dtype=tensor.dtype, device="meta")
+
     try:
-        return part.indices(total) == (0, total, 1)
-    except TypeError:  # bounds that are tensors
-        return False
+        probe_args, probe_kwargs = nesting.map_tensors(probe, (args, kwargs))
+        result = func(*probe_args, **probe_kwargs)
+    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+        return []  # the script's error, too: it is raised where the whole batch is asked for
+    return [result.shape] if isinstance(result, torch.Tensor) else [each.shape for each in result]
 
 
-@rule("expand", "repeat", "tile")
-def _expanded(func: Any, args: Any, kwargs: Any) -> Any:
-    batch, *rest = args
-    given = list(rest[0]) if rest and isinstance(rest[0], (tuple, list)) else list(rest)
-    if not is_deferred(batch) or kwargs or not all(type(each) is int for each in given):
-        return NotImplemented
-    place = len(given) - (batch.dim() - batch.batch_dim)
-    if place < 0 or given[place] not in ((-1, batch.size(batch.batch_dim)) if func is torch.Tensor.expand else (1,)):
-        return NotImplemented
-    local = [-1 if func is torch.Tensor.expand and d == place else size for d, size in enumerate(given)]
-    return _view(batch, place, lambda whole: func(whole, *given), lambda rows: func(rows, *local))
-
-
-@rule("chunk", "split", "unbind", "tensor_split")
-def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
-    batch, *rest = args
-    names = {torch.unbind: 0, torch.Tensor.unbind: 0}
-    given = kwargs.get("dim", rest[names.get(func, 1)] if len(rest) > names.get(func, 1) else 0)
-    if not is_deferred(batch) or type(given) is not int or given % batch.dim() == batch.batch_dim:
-        return NotImplemented
-    pieces = func(batch.rows, *rest, **kwargs)
-    removed = names.get(func) == 0 and given % batch.dim() < batch.batch_dim
-    dim = batch.batch_dim - removed
-
-    def piece(index: int) -> Any:
-        return _view(batch, dim, lambda whole: func(whole, *rest, **kwargs)[index], lambda _: pieces[index])
-
-    return type(pieces)(map(piece, range(len(pieces))))
-
-
-@rule("cat", "concat", "concatenate", "stack")
-def _joined(func: Any, args: Any, kwargs: Any) -> Any:
-    named = dict(zip(("tensors", "dim"), args), **kwargs)
-    tensors, given = named.pop("tensors", None), named.pop("dim", 0)
-    batches = [each for each in tensors or () if is_deferred(each)]
-    if (
-        named
-        or not batches
-        or type(given) is not int
-        or len({(each.sizes, each.batch_dim, each.dim()) for each in batches}) > 1
-    ):
-        return NotImplemented
-    batch = batches[0]
-    stacks = func is torch.stack
-    dim = given % (batch.dim() + stacks)
-    after = batch.dim() - 1 - batch.batch_dim
-    rows = [rows_of(each, batch.sizes, after) if each.dim() == batch.dim() else NotImplemented for each in tensors]
-    alike = all(
-        each is not NotImplemented and each.size(batch.batch_dim) == rows[0].size(batch.batch_dim) for each in rows
-    )
-    if (not stacks and dim == batch.batch_dim) or not alike:
-        return NotImplemented
-    moved = batch.batch_dim + (stacks and dim <= batch.batch_dim)
-    return defer(func(rows, dim), batch.sizes, moved, any(each.rounds for each in batches))
+def _where(total: int, one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The dimension that has one row for each of the batch's."""
+    if len(one) != len(other):
+        return None
+    dims = [d for d, sizes in enumerate(zip(one, other)) if sizes[0] != sizes[1]]
+    return dims[0] if len(dims) == 1 and (one[dims[0]], other[dims[0]]) == (total, total + 1) else None
