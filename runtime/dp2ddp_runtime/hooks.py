@@ -19,38 +19,32 @@ class Own(functools.partial):  # type: ignore[type-arg]
 
 
 class Deferred:
-    """A hook of the script's, called later while `active()`. It takes the hook's place, so that its handle works."""
+    """A hook of the script's, called later where `waits()`. It takes the hook's place, so that its handle works."""
 
-    def __init__(self, hook: Callable[[torch.Tensor], Any], active: Callable[[], bool]) -> None:
+    def __init__(self, hook: Callable[[Any], Any]) -> None:
         self.hook = hook
-        self.active = active
+        self.waits: Callable[[], bool] = bool
 
-    def __call__(self, value: torch.Tensor) -> Any:
-        return None if self.active() else self.hook(value)
+    def __call__(self, value: Any) -> Any:
+        return None if self.waits() else self.hook(value)
 
 
-def defer(param: torch.Tensor, active: Callable[[], bool]) -> None:
-    """Let the script's hooks on `param` wait while `active()`. Cheap when there is none."""
+def defer(param: torch.nn.Parameter, waits: Callable[[torch.nn.Parameter], bool]) -> bool:
+    """Let the script's hooks on `param` wait where `waits(param)`. Returns whether there are any."""
+    found = False
+    hooks: Any
     for hooks in (param._backward_hooks, param._post_accumulate_grad_hooks):
-        if hooks is not None and len(hooks) > 1:
-            for key, hook in list(hooks.items()):
-                if not isinstance(hook, (Own, Deferred)):
-                    hooks[key] = Deferred(hook, active)
+        for key, hook in list(hooks.items()) if hooks else ():
+            if not isinstance(hook, Own):
+                hooks[key] = deferred = hook if isinstance(hook, Deferred) else Deferred(hook)
+                deferred.waits = functools.partial(waits, param)
+                found = True
+    return found
 
 
-def on_gradient(param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """What the script's gradient hooks make of the averaged gradient."""
-    for hook in _deferred(param._backward_hooks):
-        changed = hook(grad)
-        grad = grad if changed is None else changed
-    return grad
-
-
-def on_accumulated(param: torch.Tensor) -> None:
-    """Call the script's hooks for gradients that have been accumulated."""
-    for hook in _deferred(param._post_accumulate_grad_hooks):
-        hook(param)
-
-
-def _deferred(hooks: Any) -> list[Callable[[torch.Tensor], Any]]:
-    return [hook.hook for hook in hooks.values() if isinstance(hook, Deferred)] if hooks else []
+def call(hooks: Any, value: Any) -> Any:
+    """Call the script's `hooks`, each with what the one before made of `value`, and return what becomes of it."""
+    for hook in list((hooks or {}).values()):
+        changed = hook.hook(value) if isinstance(hook, Deferred) else None
+        value = value if changed is None else changed
+    return value

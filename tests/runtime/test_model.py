@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from dp2ddp_runtime import buckets, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime import reducer as reducers
-from dp2ddp_runtime import world
 from dp2ddp_runtime.exchange import exchange
 from rank_pool import RankError, RankPool
 from scenarios import SCENARIOS, Tensors, mlp, run_all
@@ -31,7 +30,7 @@ _results: dict[int, list[dict[str, Tensors]]] = {}
 
 
 def run_gathered() -> dict[str, Tensors]:
-    reducers._FIRST_BUCKET, reducers._BUCKET = 100, 200  # several buckets for small models, too
+    buckets._FIRST_BUCKET, buckets._BUCKET = 100, 200  # several buckets for small models, too
     return run_all(lambda module, dim=0, root=None: models.wrap_model(module, gather=True, dim=dim, root=root))
 
 
