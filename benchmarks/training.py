@@ -1,169 +1,190 @@
-"""Time of a training step of converted scripts, as a ratio to hand-written DDP: same ranks, one run.
+"""Time, memory and traffic of a training step of converted scripts, beside hand-written DDP and others, in one run.
 
-All variants live in the same rank processes. In each round they train an epoch, and take turns in it, some steps each,
-in another order each time, so that the machine's load falls on all of them. Where a process finds memory favours one
-variant or another for as long as it lives, by some hundredths: so the ranks are started several times. The ratio is the
-median over all rounds of (variant's epoch / hand-written epoch of the same round). On a busy machine ranks wait for
-each other's turn on a processor, the more often they meet the longer: ratios mean something only where there is a
-processor for each rank.
+Each case is a script with nn.DataParallel (`scripts/`), and is trained by: its conversion; a hand-written DDP script;
+Accelerate and Lightning Fabric, where they are installed; and the original without the wrap, as one process. Ranks have
+one thread each, as torchrun gives them; the single process has what torch takes by itself, all cores.
 
-    python benchmarks/training.py [--ranks 2] [--starts 5] [--rounds 12] [--samples 2048] [--batch-size 64]
-                                  [--max sharded=1.05 ...]
+Where a process finds memory, or a core its neighbours, favours one variant or another for as long as it lives, by some
+hundredths: so everything is started several times. At each start every variant has its ranks, and they take turns of
+some steps, in another order each round, so that the machine's load falls on all of them. The ranks of the others are
+stopped meanwhile, their loaders' workers too: workers left running would fill their queues in another variant's time,
+and begin their own turn with batches that cost nothing. Each variant has processes of its own, so that memory and bytes
+are its own, too.
 
-Accelerate and Lightning Fabric take part where they are installed. With `--max` it exits with 1 where a variant's
-ratio is above its bound.
+A start's time is the median of its turns. Shown are the best start and the median one, and both as ratios to those of
+hand-written DDP; `--max` bounds the ratio of the best, because other people's load only ever adds. An epoch never ends
+here: what its start and end cost is not in a step's time. `cpu ms` is what processors worked for a rank, on which load
+tells less; its waiting is not in it, nor are its loader's workers. `peak MB` is the most memory that a rank has held,
+without its loader's workers (on CUDA: of the GPU's). `sent kB` is what a rank sends in a step, over TCP: what the
+runtime sends through Unix sockets (up to 32 kB a message) or NCCL over the GPUs' links is not in it.
+
+    python benchmarks/training.py [CASE ...] [--ranks 2] [--starts 4] [--rounds 6] [--steps 16] [--variants NAME ...]
+                                  [--max gathered=1.05 ...] [--device cuda] [--json FILE]
+
+Exits with 1 where a ratio is above its bound or a rank fails. On CUDA each rank needs a GPU; by hand and converted also
+work with several ranks on one, over gloo. Ratios mean something only where there is a processor for each rank.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import itertools
+import contextlib
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parent / "scripts"
-Epoch = Callable[[], Iterator[None]]
-"""Trains an epoch; stops ahead of each step."""
-Round = dict[str, float]
-"""Seconds of an epoch, by variant."""
-TURN = 8  # steps
+from rank_set import RankError, RankSet, Turn, places
+from variants import BY_HAND, CASES, VARIANTS, Case
+
+FIRST = 12  # steps behind a start that don't count
+WARM_UP = 2  # steps at the start of each turn that don't count
+AHEAD = 16  # steps that loaders may be ahead, so that none comes to the end of the epoch
+_TITLES = ("best ms", "median ms", "of best", "of median", "cpu ms", "peak MB", "sent kB")
+Measured = dict[str, list[list[Turn]]]
+"""The turns at each start, by variant."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a variant took: milliseconds a step, ratios to hand-written DDP, megabytes, kilobytes a step."""
+
+    best_ms: float
+    median_ms: float
+    best_ratio: float
+    median_ratio: float
+    cpu_ms: float
+    peak_mb: float
+    sent_kb: float
+    starts_ms: Sequence[float]
 
 
 def main() -> None:
-    """Start the ranks several times, or be one."""
+    """Measure the cases one after another."""
     arguments = _parse()
-    if "RANK" in os.environ:
-        _measure(arguments)
-        return
-    starts = []
-    for number in range(arguments.starts):
-        starts.append(_start_ranks(arguments))
-        print(f"start {number + 1}: {_told(_ratios(starts[-1]))}", flush=True)
-    _report(list(itertools.chain(*starts)), arguments)
+    limits = dict(arguments.max)
+    tables: dict[str, dict[str, Row]] = {}
+    failed = False
+    for name in arguments.cases or CASES:
+        try:
+            measured = _measure(CASES[name], arguments)
+        except RankError as error:
+            raise SystemExit(f"{name}: {error}") from None
+        tables[name] = _rows(measured, arguments.steps)
+        _show(name, tables[name], arguments)
+        failed |= any(row.best_ratio > limits.get(variant, float("inf")) for variant, row in tables[name].items())
+        if arguments.json:
+            arguments.json.write_text(json.dumps(_plain(tables), indent=1))
+    if failed:
+        raise SystemExit("a ratio is above its bound")
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--starts", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=12, help="at each start, behind one to warm up")
-    parser.add_argument("--samples", type=int, default=2048)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--max", nargs="*", default=[], metavar="VARIANT=RATIO")
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # where rank 0 leaves its rounds
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each variant at each start")
+    parser.add_argument("--steps", type=int, default=16, help="in a turn")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
+    parser.add_argument("--max", nargs="+", type=_limit, default=[], metavar="VARIANT=RATIO")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    if min(arguments.ranks, arguments.starts, arguments.rounds) < 1:
-        parser.error("there must be a rank, a start and a round at least")
+    if unknown := [name for name in arguments.cases if name not in CASES]:
+        parser.error(f"no case {unknown[0]!r} (there are {', '.join(CASES)})")
+    if min(arguments.ranks, arguments.starts, arguments.rounds, arguments.steps) < 1:
+        parser.error("there must be a rank, a start, a round and a step at least")
+    if arguments.device == "cuda" and not _has_gpu():
+        parser.error("torch finds no GPU")
     return arguments
 
 
-def _start_ranks(arguments: argparse.Namespace) -> list[Round]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={arguments.ranks}", "--standalone"]
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ}
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, ratio = text.partition("=")
+    if name not in VARIANTS:
+        raise argparse.ArgumentTypeError(f"no variant {name!r} (there are {', '.join(VARIANTS)})")
+    return name, float(ratio)
+
+
+def _measure(case: Case, arguments: argparse.Namespace) -> Measured:
+    wanted = {name: VARIANTS[name] for name in VARIANTS if name in arguments.variants or name == BY_HAND}
+    texts = {name: text for name, variant in wanted.items() if (text := variant.script(case)) is not None}
+    steps = FIRST + arguments.rounds * (WARM_UP + arguments.steps) + AHEAD
+    measured: Measured = {name: [] for name in texts}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "rounds.json")
-        sizes = [f"--samples={arguments.samples}", f"--batch-size={arguments.batch_size}"]
-        script = [sys.argv[0], f"--rounds={arguments.rounds}", *sizes, f"--out={out}"]
-        subprocess.run([*command, *script], env=environment, check=True)
-        rounds: list[Round] = json.loads(out.read_text())
-    return rounds
+        scripts = {name: Path(folder, f"{name}.py") for name in texts}
+        for name, script in scripts.items():
+            script.write_text(texts[name])
+        for start in range(arguments.starts):
+            with contextlib.ExitStack() as stack:
+                sets = {}
+                for name, script in scripts.items():
+                    command = wanted[name].arguments(case, steps * case.batch_size)
+                    where = places(arguments.ranks, wanted[name].alone, arguments.device)
+                    sets[name] = stack.enter_context(RankSet(name, script, command, where))
+                    sets[name].turn(0, FIRST)
+                for name, turns in _take_turns(sets, arguments, start).items():
+                    measured[name].append(turns)
+    return measured
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    import torch.distributed as dist
-
-    sys.argv = [sys.argv[0], f"--samples={arguments.samples}", f"--batch-size={arguments.batch_size}"]
-    variants = {
-        "sharded": _epoch_of(_converted("sharded")),
-        "gathered": _epoch_of(_converted("gathered")),
-        "by hand": _epoch_of((SCRIPTS / "by_hand.py").read_text()),
-        **_frameworks(),
-    }
-    turns = -(-(_steps(arguments) + 1) // TURN)  # one step more: it ends the epoch
-    rounds = [_one_round(variants, turns, number) for number in range(arguments.rounds + 1)]
-    if dist.get_rank() == 0:
-        arguments.out.write_text(json.dumps(rounds[1:]))
-    dist.barrier()
-
-
-def _one_round(variants: Mapping[str, Epoch], turns: int, number: int) -> Round:
-    """Train an epoch of each variant, in turns."""
-    import torch.distributed as dist
-
-    epochs = {name: epoch() for name, epoch in variants.items()}
-    seconds = dict.fromkeys(variants, 0.0)
-    order = list(variants)
-    for turn in range(turns):
-        random.Random(f"{number} {turn}").shuffle(order)  # the same on all ranks
+def _take_turns(sets: Mapping[str, RankSet], arguments: argparse.Namespace, start: int) -> dict[str, list[Turn]]:
+    turns: dict[str, list[Turn]] = {name: [] for name in sets}
+    order = list(sets)
+    for number in range(arguments.rounds):
+        random.Random(f"{start} {number}").shuffle(order)
         for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in itertools.islice(epochs[name], TURN):
-                pass
-            dist.barrier()
-            seconds[name] += time.perf_counter() - start
-    assert all(next(epoch, "ended") == "ended" for epoch in epochs.values())
-    return seconds
+            turns[name].append(sets[name].turn(WARM_UP, arguments.steps))
+    return turns
 
 
-def _steps(arguments: argparse.Namespace) -> int:
-    return -(-int(arguments.samples) // int(arguments.batch_size))
+def _rows(measured: Measured, steps: int) -> dict[str, Row]:
+    starts = {
+        name: [statistics.median(turn.seconds for turn in turns) for turns in measured[name]] for name in measured
+    }
+    best, median = min(starts[BY_HAND]), statistics.median(starts[BY_HAND])
+    rows = {}
+    for name, seconds in starts.items():
+        turns = [turn for of_start in measured[name] for turn in of_start]
+        rows[name] = Row(
+            best_ms=min(seconds) / steps * 1e3,
+            median_ms=statistics.median(seconds) / steps * 1e3,
+            best_ratio=min(seconds) / best,
+            median_ratio=statistics.median(seconds) / median,
+            cpu_ms=statistics.median(turn.cpu for turn in turns) / steps * 1e3,
+            peak_mb=max(turn.peak for turn in turns) / 1e6,
+            sent_kb=statistics.median(turn.sent for turn in turns) / steps / 1e3,
+            starts_ms=[each / steps * 1e3 for each in seconds],
+        )
+    return rows
 
 
-def _frameworks() -> dict[str, Epoch]:
-    """The same training with the frameworks that are installed."""
-    scripts = {"accelerate": "with_accelerate.py", "lightning_fabric": "with_fabric.py"}
-    installed = [name for name in scripts if importlib.util.find_spec(name) is not None]
-    return {name: _epoch_of((SCRIPTS / scripts[name]).read_text()) for name in installed}
+def _show(name: str, rows: Mapping[str, Row], arguments: argparse.Namespace) -> None:
+    case = CASES[name]
+    sizes = f"{arguments.ranks} ranks ({arguments.device}), batch {case.batch_size}, workers: {case.workers}"
+    print(f"\n{name}: {sizes}; {arguments.starts} starts of {arguments.rounds} turns of {arguments.steps} steps")
+    print("            " + "".join(f"{title:>10}" for title in _TITLES))
+    for variant, row in rows.items():
+        times = f"{row.best_ms:10.2f}{row.median_ms:10.2f}{row.best_ratio:10.3f}{row.median_ratio:10.3f}"
+        print(f"{variant:12}{times}{row.cpu_ms:10.2f}{row.peak_mb:10.0f}{row.sent_kb:10.1f}")
+    if missing := [variant for variant in arguments.variants if variant not in rows]:
+        print(f"left out (not installed, or not proved): {', '.join(missing)}")
+    sys.stdout.flush()
 
 
-def _converted(strategy: str) -> str:
-    from dp2ddp.pipeline import convert_source
-    from dp2ddp.rules import Options
-
-    original = SCRIPTS / "dataparallel.py"
-    conversion = convert_source(original.read_text(), str(original), Options(strategy=strategy))
-    assert [decision.strategy for decision in conversion.strategies] == [strategy]
-    return conversion.new_text
-
-
-def _epoch_of(text: str) -> Epoch:
-    """Run a script's own text, and hand out its `run_epoch`, which is made to stop ahead of each step."""
-    step = "        optimizer.zero_grad()\n"
-    assert text.count(step) == 1
-    scope: dict[str, object] = {"__name__": "__benchmark__"}
-    exec(compile(text.replace(step, f"        yield\n{step}"), "benchmark", "exec"), scope)
-    return scope["run_epoch"]  # type: ignore[return-value]
-
-
-def _ratios(rounds: list[Round]) -> dict[str, list[float]]:
-    return {name: [each[name] / each["by hand"] for each in rounds] for name in rounds[0]}
-
-
-def _told(ratios: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {statistics.median(all_of):.3f}" for name, all_of in ratios.items())
-
-
-def _report(rounds: list[Round], arguments: argparse.Namespace) -> None:
-    limits = {name: float(ratio) for name, ratio in (limit.split("=") for limit in arguments.max)}
-    print(f"{arguments.ranks} ranks, batch {arguments.batch_size}, starts: {arguments.starts}, rounds: {len(rounds)}")
-    failed = False
-    for name, ratios in _ratios(rounds).items():
-        ratio, low, high = statistics.median(ratios), min(ratios), max(ratios)
-        step = statistics.median(each[name] for each in rounds) / _steps(arguments) * 1000
-        print(f"{name:>16}  {step:7.2f} ms a step   ratio {ratio:.3f}  ({low:.3f} to {high:.3f})")
-        failed |= ratio > limits.get(name, float("inf"))
-    if failed:
-        raise SystemExit("a ratio is above its bound")
+def _plain(tables: Mapping[str, Mapping[str, Row]]) -> dict[str, dict[str, dict[str, object]]]:
+    return {case: {variant: asdict(row) for variant, row in rows.items()} for case, rows in tables.items()}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
-from dp2ddp_runtime.streams import Stream
+from dp2ddp_runtime.rng import Stream
 from torch import nn
 
 
@@ -27,7 +27,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
 
     Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
     the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a
-    converted script (`dp2ddp_runtime.streams.replica_seed`). With `n == 1` the module is called as it is.
+    converted script (`dp2ddp_runtime.rng.replica_seed`). With `n == 1` the module is called as it is.
     """
 
     replicas: ClassVar[int] = 2

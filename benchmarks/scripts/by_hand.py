@@ -1,56 +1,51 @@
-"""The same training moved to DistributedDataParallel by hand, as tutorials do, the batch size divided by the ranks."""
+"""An original moved to DistributedDataParallel by hand, as tutorials do, the batch size divided by the ranks."""
 
-import argparse
+import os
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, default=2048)
-parser.add_argument("--batch-size", type=int, default=64)
-args = parser.parse_args()
-
-if not dist.is_initialized():
-    dist.init_process_group("gloo")
-torch.manual_seed(0)
+import parts
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.fc1 = nn.Linear(64 * 7 * 7, 128)
-        self.fc2 = nn.Linear(128, 10)
+def main():
+    args = parts.arguments()
+    Net, Data, Batch = parts.case(args.case)
 
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+    ranks, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % devices) if devices else torch.device("cpu")
+    if devices:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if ranks <= devices else "gloo")
+    torch.manual_seed(0)
+    data = Data(args.samples)
+    sampler = DistributedSampler(data, shuffle=True)
+    loader = DataLoader(data, batch_size=args.batch_size // ranks, sampler=sampler, num_workers=args.workers)
+    net = DistributedDataParallel(Net().to(device))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        total_loss = 0.0
+        correct = total = 0
+        for x, y in loader:
+            batch = Batch(x.to(device), y.to(device))
+            optimizer.zero_grad()
+            out = net(batch.x)
+            loss = batch.loss(out)
+            loss.backward()
+            optimizer.step()
+            total_loss += loss.item()
+            right, count = batch.score(out)
+            correct += right
+            total += count
+        totals = torch.tensor([total_loss / ranks, correct, total], dtype=torch.float32, device=device)
+        dist.all_reduce(totals)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {totals[0] / len(loader):.4f}, accuracy {totals[1] / totals[2]:.4f}")
 
 
-data = TensorDataset(torch.randn(args.samples, 1, 28, 28), torch.randint(10, (args.samples,)))
-sampler = DistributedSampler(data, shuffle=True)
-loader = DataLoader(data, batch_size=args.batch_size // dist.get_world_size(), sampler=sampler)
-net = DistributedDataParallel(Net())
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-
-
-def run_epoch():
-    total_loss = 0.0
-    correct = 0
-    for x, y in loader:
-        optimizer.zero_grad()
-        out = net(x)
-        loss = F.cross_entropy(out, y)
-        loss.backward()
-        optimizer.step()
-        total_loss += loss.item()
-        correct += (out.argmax(1) == y).sum().item()
-    totals = torch.tensor([total_loss / dist.get_world_size(), correct], dtype=torch.float64)
-    dist.all_reduce(totals)
-    return (totals[0] / len(loader)).item(), (totals[1] / len(data)).item()
+if __name__ == "__main__":
+    main()

@@ -1,54 +1,44 @@
-"""The same training with Accelerate, the batch split over the ranks (`split_batches`)."""
-
-import argparse
+"""An original moved to Accelerate, the batch split over the ranks (`split_batches`)."""
 
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, default=2048)
-parser.add_argument("--batch-size", type=int, default=64)
-args = parser.parse_args()
-
-accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
-torch.manual_seed(0)
+import parts
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
-        self.fc1 = nn.Linear(64 * 7 * 7, 128)
-        self.fc2 = nn.Linear(128, 10)
+def main():
+    args = parts.arguments()
+    Net, Data, Batch = parts.case(args.case)
 
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+    config = DataLoaderConfiguration(split_batches=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=config)
+    torch.manual_seed(0)
+    data = Data(args.samples)
+    loader = DataLoader(data, batch_size=args.batch_size, shuffle=True, num_workers=args.workers)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+
+    for epoch in range(args.epochs):
+        total_loss = 0.0
+        correct = total = 0
+        for x, y in loader:
+            batch = Batch(x, y)
+            optimizer.zero_grad()
+            out = net(batch.x)
+            loss = batch.loss(out)
+            accelerator.backward(loss)
+            optimizer.step()
+            total_loss += loss.item()
+            right, count = batch.score(out)
+            correct += right
+            total += count
+        totals = torch.tensor([total_loss / accelerator.num_processes, correct, total], device=accelerator.device)
+        totals = accelerator.reduce(totals)
+        accelerator.print(f"epoch {epoch}: loss {totals[0] / len(loader):.4f}, accuracy {totals[1] / totals[2]:.4f}")
 
 
-data = TensorDataset(torch.randn(args.samples, 1, 28, 28), torch.randint(10, (args.samples,)))
-loader = DataLoader(data, batch_size=args.batch_size, shuffle=True)
-net = Net()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
-
-
-def run_epoch():
-    total_loss = 0.0
-    correct = 0
-    for x, y in loader:
-        optimizer.zero_grad()
-        out = net(x)
-        loss = F.cross_entropy(out, y)
-        accelerator.backward(loss)
-        optimizer.step()
-        total_loss += loss.item()
-        correct += (out.argmax(1) == y).sum().item()
-    totals = accelerator.reduce(torch.tensor([total_loss / accelerator.num_processes, correct], dtype=torch.float64))
-    return (totals[0] / len(loader)).item(), (totals[1] / len(data)).item()
+if __name__ == "__main__":
+    main()

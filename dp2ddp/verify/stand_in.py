@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from dp2ddp_runtime.streams import Stream
+from dp2ddp_runtime.rng import Stream
 from torch import nn
 
 from ..oracle import EmulatedDataParallel, emulated_data_parallel

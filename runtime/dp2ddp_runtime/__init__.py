@@ -4,14 +4,15 @@ The rule that keeps it from deadlock: every rank runs every line of the script; 
 logger) do nothing on ranks other than 0, and no sink contains a collective.
 """
 
+from . import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .checkpoint import load, load_state_dict, save
 from .launch import barrier, setup
 from .loader import set_epoch, shard_loader
 from .metrics import all_reduce, broadcast, gather, weighted
 from .model import WrappedModel, data_parallel, wrap_model
+from .rng import seed_everything
 from .sinks import main_first, main_only, open
-from .streams import seed_everything
-from .world import device, is_main, local_rank, rank, world_size
+from .world import device, device_count, is_main, local_rank, rank, world_size
 
 __all__ = [
     "WrappedModel",
@@ -20,6 +21,7 @@ __all__ = [
     "broadcast",
     "data_parallel",
     "device",
+    "device_count",
     "gather",
     "is_main",
     "load",

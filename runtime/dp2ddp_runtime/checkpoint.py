@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from . import journal, world
+from .deferred import settle
 
 File = Union[str, "os.PathLike[str]", IO[bytes]]
 
@@ -36,6 +37,7 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
 
     See https://pytorch.org/docs/stable/generated/torch.save.html.
     """
+    obj = settle(obj)
     if not isinstance(f, (str, os.PathLike)):
         if world.is_main() or isinstance(f, io.BytesIO):
             torch.save(obj, f, *args, **kwargs)

@@ -6,8 +6,10 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from . import world
-from .payload import bytes_of, plain
 
 
 def carrier(device: torch.device) -> torch.device:
@@ -30,6 +31,17 @@ def carrier(device: torch.device) -> torch.device:
 def group_beside() -> Any:
     """A gloo group for what travels while other collectives run. The first call is a collective."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=world.current().timeout))
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without gradient, lazy conjugation and gaps between its elements."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A `plain` tensor's memory."""
+    # One row of a column may be contiguous with any stride, which `view` doesn't take.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def start_sum(tensor: torch.Tensor, group: Any = None) -> Any:
@@ -84,3 +96,51 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
             pieces = torch.split(flat.to(device), [member.numel() for member in members])
             for member, piece in zip(members, pieces):
                 member.copy_(piece.view(member.shape))
+
+
+def normal_mode() -> AbstractContextManager[Any]:
+    """Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+@torch.no_grad()
+def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+    """All ranks' rows along `dim`, in rank order, without autograd. A collective for much data: it travels once, from
+    where it lies to where it is wanted.
+
+    Args:
+        rows: this rank's. Whatever a rank with the size 0 has isn't sent.
+        sizes: each rank's number of rows.
+        dim: the dimension along which they lie.
+    """
+    with normal_mode():
+        own = plain(rows.movedim(dim, 0)[: sizes[world.rank()]])
+        most = max(sizes)
+        if own.size(0) < most:
+            own = torch.cat([own, own.new_zeros([most - own.size(0), *own.shape[1:]])])
+        route = carrier(rows.device)
+        whole = torch.empty([len(sizes), *own.shape], dtype=own.dtype, device=route)
+        sent, into = bytes_of(own.to(route)), bytes_of(whole)
+        if route.type == "cpu":
+            start_all_gather(list(into.view(len(sizes), -1).unbind(0)), sent).wait()
+        else:
+            dist.all_gather_into_tensor(into, sent)
+        if list(sizes) == _packed(sizes, most):
+            gathered = whole.flatten(0, 1)[: sum(sizes)]  # padded at the end alone
+        else:
+            gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
+        gathered = gathered.to(rows.device).movedim(0, dim)
+        # By itself: autograd lets nobody write into views of ours.
+        alone: torch.Tensor = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
+        channels_last = (
+            rows.dim() == 4
+            and dim == 0
+            and not rows.is_contiguous()
+            and rows.is_contiguous(memory_format=torch.channels_last)
+        )
+        return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
+
+
+def _packed(sizes: Sequence[int], most: int) -> list[int]:
+    total = sum(sizes)
+    return [max(0, min(most, total - index * most)) for index in range(len(sizes))]

@@ -1,149 +1,247 @@
-"""All-gathering tensors whose sizes differ between ranks, in one collective where the sizes can be foreseen."""
+"""The one channel by which ranks tell each other values: an all-gather of tensors and notes that may differ in size.
+
+Every rank runs every line, so every rank gets to each exchange, and all to the same one. Should ranks diverge all the
+same, they find out here: a message tells what it is, and where in the script. Messages of all kinds have the same form,
+so ranks that meet in different exchanges understand each other well enough to say so, instead of waiting for ever.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import collections
+import ctypes
+import json
+import math
+import struct
+import threading
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 
-from .collectives import all_gather_rows, carrier, new_rows, start_all_gather
-from .payload import (
-    SIZES,
-    Part,
-    aligned,
-    completed,
-    fill,
-    lay_out,
-    nbytes,
-    packed,
-    read,
-    read_control,
-    sizes,
-    spec_bytes,
-    unpack,
-)
+from . import codec, watchdog, world
+from .collectives import all_gather_rows, bytes_of, carrier, new_rows, normal_mode, plain, start_all_gather
+from .place import Place, here
 
-_FIRST_SLOT = 16384
-_MOST_KEYS = 256
+_ALIGN = 16  # bytes: tensors start where any dtype may
+_SIZES = struct.Struct("qq")  # bytes of the message, of its head
+_FIRST_SLOT = 4096
+_REMEMBERED = 8  # messages: the largest of the latest ones is how much is sent before anything is known
 
 
-class Pending:
-    """An exchange that is under way. It may be dropped: all ranks have sent theirs, so none waits for another."""
+class Part(NamedTuple):
+    """What one rank told."""
 
-    def __init__(self, finish: Callable[[], list[Part]]) -> None:
-        self._finish = finish
-
-    def wait(self) -> list[Part]:
-        """Each rank's part, in rank order, as views of one buffer. To be called once, in the same order on all ranks:
-        a payload larger than foreseen takes a second collective."""
-        with normal_mode():
-            return self._finish()
+    tensors: list[torch.Tensor]
+    note: Any = None
 
 
-@dataclasses.dataclass
-class Sending:
-    """A collective that is under way: what this rank sends, and where it receives each rank's."""
+class Passenger(NamedTuple):
+    """A small tensor that travels with whatever exchange comes next."""
 
-    payload: torch.Tensor
-    received: list[torch.Tensor]
-    work: Any
+    tensor: torch.Tensor
+    arrive: Callable[[list[torch.Tensor]], None]
+    """Is given each rank's."""
 
 
-class Exchange:
-    """An all-gather of `Part`s whose sizes differ between ranks and calls.
+class Divergence(RuntimeError):  # noqa: N818 - what has happened, as in KeyboardInterrupt
+    """The ranks are in different places of the script, or have different values where these must be the same."""
 
-    CPU tensors travel as bytes behind a head that tells their shapes, in slots of the size that the last such call
-    needed; only when that was too small a second collective follows. CUDA tensors travel by themselves, so
-    that the shapes can be read without waiting for the device.
 
-    A head is mostly the same as in the last call, so each is parsed once. What must not be shared between calls
-    (notes that aren't plain values, sparse tensors) is pickled among the data.
+#: By a key that is the same on all ranks. A thread that reads ahead may add some earlier on one rank than on another:
+#: what not all have is left for later.
+passengers: dict[Hashable, Passenger] = {}
+
+_largest: collections.deque[int] = collections.deque([_FIRST_SLOT], maxlen=_REMEMBERED)
+_count = 0
+_owner: threading.Thread | None = None
+
+
+@_disable_dynamo
+def exchange(kind: str, tensors: Sequence[torch.Tensor] = (), note: Any = None) -> list[Part]:
+    """Tell all ranks this rank's tensors and note, and be told theirs. A collective.
 
     Args:
-        group: a gloo group for all of it, CUDA tensors too; by default the default group.
+        kind: what is exchanged, in words for an error message; the same on all ranks.
+        tensors: strided tensors of any shapes and dtypes, on the CPU or this rank's device.
+        note: a plain value (`codec.pack`).
+
+    Returns:
+        Each rank's part, in rank order. Its tensors lie where they travelled: on `carrier(device)`.
+
+    Raises:
+        Divergence: the ranks are in different exchanges; says in which, and on which lines.
+        RuntimeError: it is called by a thread beside the script's own.
     """
-
-    def __init__(self, group: Any = None) -> None:
-        self._group = group
-        self._slots: dict[Hashable, int] = {}
-
-    def __call__(self, part: Part, device: torch.device, key: Hashable = None) -> list[Part]:
-        """`start` and `Pending.wait` in one."""
-        return self.start(part, device, key).wait()
-
-    def start(self, part: Part, device: torch.device, key: Hashable = None) -> Pending:
-        """Send this rank's part; the result's `wait` gives every rank's, on `carrier(device)`.
-
-        Args:
-            part: this rank's part. Its tensors must stay as they are until then.
-            device: where the tensors live. Must be of the same kind on all ranks.
-            key: calls with the same key need about the same space. Must be equal on all ranks.
-        """
-        self._forget_old_keys()
-        with normal_mode():
-            route = self._route(device)
-            head, data, rest = packed(part)
-            sent = [tensor.to(route) for tensor in data]
-            if route.type == "cpu":
-                sending = self._send(head, [*sent, *rest], key)
-                return Pending(lambda: [unpack(payload) for payload in self._receive(sending, key)])
-            control = self._send(head, rest, key)
-            return Pending(lambda: _gather_device(self._receive(control, key), sent, route))
-
-    def _route(self, device: torch.device) -> torch.device:
-        return carrier(device) if self._group is None else torch.device("cpu")
-
-    def _forget_old_keys(self) -> None:
-        """Before each call, so that all ranks do so at the same one."""
-        if len(self._slots) > _MOST_KEYS:
-            self._slots.clear()
-
-    def _slot(self, key: Hashable) -> int:
-        return self._slots.get(key, _FIRST_SLOT)
-
-    def _send(self, head: bytes, data: Sequence[torch.Tensor], key: Hashable) -> Sending:
-        start = aligned(SIZES.size + len(head))
-        size = start + sum(aligned(nbytes(tensor)) for tensor in data)
-        slot = self._slot(key)
-        payload = torch.empty(max(size, slot), dtype=torch.uint8)
-        fill(payload, SIZES.pack(size, len(head)) + head, start, data)
-        return Sending(payload, *self._start(payload[:slot]))
-
-    def _start(self, row: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
-        rows = new_rows(row)
-        return rows, start_all_gather(rows, row, self._group)
-
-    def _receive(self, sending: Sending, key: Hashable) -> list[torch.Tensor]:
-        sending.work.wait()
-        payload, received = sending.payload, sending.received
-        largest = max(sizes(row)[0] for row in received)
-        if largest > len(received[0]):
-            payload = payload if len(payload) >= largest else torch.cat([payload, payload.new_empty(largest)])
-            received, work = self._start(payload[:largest])
-            work.wait()
-        # The heads' sizes vary by some bytes (numbers of different lengths).
-        self._slots[key] = aligned(largest) + 64
-        return received
+    global _count
+    _check_thread()
+    _count += 1
+    place = here()
+    boarded = dict(passengers)
+    extra: list[torch.Tensor] = []
+    packed = codec.pack(note, extra)
+    with torch.no_grad(), normal_mode():
+        sent = [plain(tensor) for tensor in (*tensors, *extra, *(each.tensor for each in boarded.values()))]
+        sent = [tensor.to(carrier(tensor.device)) for tensor in sent]
+        head = {
+            "kind": kind,
+            "count": _count,
+            "place": place,
+            "specs": [_spec(tensor) for tensor in sent],
+            "note": packed,
+            "extra": len(extra),
+            "boarded": [repr(key) for key in boarded],
+        }
+        with watchdog.Waiting(f"{kind} (exchange {_count})", place.line):
+            payloads = _gather(json.dumps(head, separators=(",", ":")).encode(), sent)
+        heads = [json.loads(payload.head) for payload in payloads]
+        _compare(heads)
+        found = [payload.tensors(each["specs"]) for payload, each in zip(payloads, heads)]
+        _gather_from_devices(sent, heads, found)
+    parts = [_take_part(each, of_rank) for each, of_rank in zip(heads, found)]
+    _alight(boarded, heads, found)
+    return parts
 
 
-def normal_mode() -> AbstractContextManager[Any]:
-    """Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+def _check_thread() -> None:
+    """Two threads' exchanges would come in another order on each rank. (Backward has threads of its own, which the
+    script waits for.)"""
+    global _owner
+    if _owner is None or not _owner.is_alive():
+        _owner = threading.current_thread()
+    if threading.current_thread() is not _owner and torch._C._current_graph_task_id() == -1:
+        raise RuntimeError(
+            f"{here().line or 'a thread'}: the thread {threading.current_thread().name!r} looks at a batch, or calls "
+            "a wrapped model, which takes all ranks together; only the thread that trains can do that. "
+            "Look at it there first, for instance with batch.clone()"
+        )
 
 
-def _gather_device(told: list[torch.Tensor], data: list[torch.Tensor], device: torch.device) -> list[Part]:
-    controls = [read_control(payload) for payload in told]
-    largest = max(sum(aligned(spec_bytes(spec)) for spec in control.head.specs) for control in controls)
-    payload = torch.empty(largest, dtype=torch.uint8, device=device)
-    rows = [payload] * len(controls)
-    if largest:
-        lay_out(payload, 0, data)
-        rows = all_gather_rows(payload)
-    return [
-        completed(read(row, 0, head.specs)[0], head, heads, offset)
-        for row, (head, heads, offset) in zip(rows, controls)
+def _spec(tensor: torch.Tensor) -> tuple[str, list[int], bool]:
+    return str(tensor.dtype)[len("torch.") :], list(tensor.shape), tensor.device.type == "cpu"
+
+
+class _Payload(NamedTuple):
+    memory: torch.Tensor
+    head: bytes
+
+    def tensors(self, specs: Sequence[Any]) -> list[Any]:
+        """Views of the memory; None where the tensor travels from device to device."""
+        found: list[torch.Tensor | None] = []
+        offset = _aligned(_SIZES.size + len(self.head))
+        for name, shape, on_cpu in specs:
+            dtype = getattr(torch, name)
+            size = math.prod(shape) * dtype.itemsize if on_cpu else 0
+            if size:
+                found.append(self.memory[offset : offset + size].view(dtype).view(shape))
+            else:
+                found.append(torch.empty(shape, dtype=dtype) if on_cpu else None)
+            offset += _aligned(size)
+        return found
+
+
+def _gather(head: bytes, data: Sequence[torch.Tensor]) -> list[_Payload]:
+    """All-gather the heads, and what travels by way of the CPU, in as much as was needed lately; then the rest, if
+    this is more."""
+    data = [tensor for tensor in data if tensor.device.type == "cpu" and tensor.numel()]
+    start = _aligned(_SIZES.size + len(head))
+    size = start + sum(_aligned(_nbytes(tensor)) for tensor in data)
+    slot = max(_largest)
+    payload = torch.empty(max(size, slot), dtype=torch.uint8)
+    ctypes.memmove(payload.data_ptr(), _SIZES.pack(size, len(head)) + head, _SIZES.size + len(head))
+    for tensor in data:
+        payload[start : start + _nbytes(tensor)] = bytes_of(tensor)
+        start += _aligned(_nbytes(tensor))
+    rows = _all_gather(payload[:slot])
+    largest = max(_sizes(row)[0] for row in rows)
+    if largest > slot:
+        rest = torch.empty(largest - slot, dtype=torch.uint8)
+        rest[: max(0, size - slot)] = payload[slot:size]
+        rows = [torch.cat(both) for both in zip(rows, _all_gather(rest))]
+    _largest.append(_aligned(largest) + 64)  # heads vary by some bytes (numbers of different lengths)
+    heads = [ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1]) for row in rows]
+    return [_Payload(row, head) for row, head in zip(rows, heads)]
+
+
+def _all_gather(row: torch.Tensor) -> list[torch.Tensor]:
+    device = carrier(row.device)
+    if device.type != "cpu":  # the script's own process group knows CUDA alone
+        return [each.cpu() for each in all_gather_rows(row.to(device))]
+    rows = new_rows(row)
+    start_all_gather(rows, row).wait()
+    return rows
+
+
+def _sizes(payload: torch.Tensor) -> tuple[int, int]:
+    size, head = _SIZES.unpack(ctypes.string_at(payload.data_ptr(), _SIZES.size))
+    return size, head
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _gather_from_devices(sent: Sequence[torch.Tensor], heads: Sequence[Any], found: list[list[Any]]) -> None:
+    """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
+    sizes = [[_spec_bytes(spec) for spec in head["specs"] if not spec[2]] for head in heads]
+    largest = max(sum(map(_aligned, each)) for each in sizes)
+    if not largest:
+        return
+    own = [tensor for tensor in sent if tensor.device.type != "cpu"]
+    payload = torch.empty(largest, dtype=torch.uint8, device=world.device())
+    offset = 0
+    for tensor in own:
+        payload[offset : offset + _nbytes(tensor)] = bytes_of(tensor)
+        offset += _aligned(_nbytes(tensor))
+    for row, head, tensors in zip(all_gather_rows(payload), heads, found):
+        offset = 0
+        for index, (name, shape, on_cpu) in enumerate(head["specs"]):
+            if not on_cpu:
+                size = _spec_bytes((name, shape, on_cpu))
+                dtype = getattr(torch, name)
+                tensors[index] = (
+                    row[offset : offset + size].view(dtype).view(shape) if size else row.new_empty(shape, dtype=dtype)
+                )
+                offset += _aligned(size)
+
+
+def _spec_bytes(spec: Any) -> int:
+    size: int = math.prod(spec[1]) * getattr(torch, spec[0]).itemsize
+    return size
+
+
+def _take_part(head: Any, tensors: list[torch.Tensor]) -> Part:
+    end = len(tensors) - len(head["boarded"])
+    start = end - head["extra"]
+    return Part(tensors[:start], codec.unpack(head["note"], tensors[start:end]))
+
+
+def _alight(boarded: dict[Hashable, Passenger], heads: Sequence[Any], found: Sequence[list[torch.Tensor]]) -> None:
+    """Hand over the passengers that all ranks have sent."""
+    everywhere = set.intersection(*(set(head["boarded"]) for head in heads))
+    for key, passenger in boarded.items():
+        if repr(key) in everywhere:
+            del passengers[key]
+            places = [
+                len(of_rank) - len(head["boarded"]) + head["boarded"].index(repr(key))
+                for head, of_rank in zip(heads, found)
+            ]
+            passenger.arrive([of_rank[place] for place, of_rank in zip(places, found)])
+
+
+def _compare(heads: Sequence[Any]) -> None:
+    """Raise `Divergence` unless all ranks are in one and the same exchange."""
+    if len({(head["kind"], head["count"], head["place"][1]) for head in heads}) == 1:
+        return
+    places = [
+        f"rank {rank} at {Place(*head['place']).line or 'an unknown line'}: {head['kind']}"
+        for rank, head in enumerate(heads)
     ]
+    raise Divergence(
+        "the ranks have diverged: " + "; ".join(places) + ". Each rank must run every line: what decides on the way "
+        "there has to be the same on all of them (ddp.broadcast gives all ranks rank 0's value)"
+    )

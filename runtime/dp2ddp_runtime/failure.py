@@ -7,14 +7,16 @@ import os
 import re
 import signal
 import sys
-import time
+from contextlib import suppress
 from types import TracebackType
-from typing import Callable, NoReturn
+from typing import NoReturn
 
 from . import journal, world
 
 #: The store's counter of failed ranks; the launcher counts the ranks that ended without a word (`relaunch`).
 FAILED = "failed"
+#: What a shell adds to the number of the signal that ended a process.
+SIGNAL_BASE = 128
 
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused|aborted)|broken pipe|socket timeout|remote process exited|pair closure|"
@@ -23,9 +25,6 @@ _PEER_GONE = re.compile(
 )
 _WAIT_FOR_CULPRIT = 3.0  # seconds
 _EXIT_WITHIN = 30  # seconds
-
-#: What a shell adds to the number of the signal that ended a process.
-SIGNAL_BASE = 128
 
 _failed = False
 _exits = 0
@@ -51,13 +50,16 @@ def install() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _failed
         _failed = True
-        if issubclass(kind, KeyboardInterrupt):
-            if world.is_main():
-                show(kind, error, trace)
-        elif _is_first(error):
-            sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        if world.is_main() if interrupted else _is_first(error):
+            if not interrupted:
+                sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
             show(kind, error, trace)
-        _exit(SIGNAL_BASE + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+        # The interpreter isn't taken down: threads in a collective that never ends would hang or abort that.
+        if hasattr(signal, "alarm"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_EXIT_WITHIN)
+        exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)
 
     def exit_once(code: int | str | None = None, /) -> NoReturn:
         global _failed
@@ -73,22 +75,15 @@ def _is_first(error: BaseException) -> bool:
     store = journal.store()
     if store is None:
         return True
+    blames_peer = _blames_peer(error)
     try:
-        if _blames_peer(error) and _culprit_comes_forward(lambda: store.add(FAILED, 0) > 0):
-            return False
+        if blames_peer:
+            with suppress(journal.PeerError):  # nobody comes forward
+                journal.wait_until(lambda: store.add(FAILED, 0) > 0, _WAIT_FOR_CULPRIT, "the rank to blame")
+                return False
         return int(store.add(FAILED, 1)) == 1
-    except RuntimeError:
-        # The store's host is gone. An error of its own must still be seen.
-        return not _blames_peer(error)
-
-
-def _culprit_comes_forward(failed: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _WAIT_FOR_CULPRIT
-    while time.monotonic() < deadline:
-        if failed():
-            return True
-        time.sleep(0.02)
-    return False
+    except RuntimeError:  # the store's host is gone; an error of its own must still be seen
+        return not blames_peer
 
 
 def _blames_peer(error: BaseException | None) -> bool:
@@ -96,9 +91,8 @@ def _blames_peer(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, journal.PeerError):
-            return True
-        if isinstance(error, (RuntimeError, OSError)) and _PEER_GONE.search(str(error)):
+        is_network = isinstance(error, (RuntimeError, OSError)) and _PEER_GONE.search(str(error))
+        if is_network or isinstance(error, journal.PeerError):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -113,11 +107,3 @@ def _first_exit() -> bool:
         return store is None or store.add(f"exit{_exits}", 1) == 1
     except RuntimeError:
         return True
-
-
-def _exit(code: int) -> NoReturn:
-    """Exit without taking the interpreter down: threads in a collective that never ends would hang or abort that."""
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_EXIT_WITHIN)
-    exit_now(code)

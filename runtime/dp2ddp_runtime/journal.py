@@ -91,9 +91,9 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
         pause = min(2 * pause, _POLL_MAX)
 
 
-def prefixed(store: Store, attempt: str = "0") -> Store:
-    """The runtime's own corner of `store`, for each of a launcher's attempts to start the ranks."""
-    return dist.PrefixStore(f"dp2ddp/{attempt}", store)  # type: ignore[attr-defined]
+def prefixed(store: Store) -> Store:
+    """The runtime's own corner of `store`."""
+    return dist.PrefixStore("dp2ddp", store)  # type: ignore[attr-defined]
 
 
 def store() -> Store | None:

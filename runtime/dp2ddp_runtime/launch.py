@@ -5,17 +5,20 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Union
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import failure, journal, relaunch, world
+from . import failure, journal, relaunch, rng, watchdog, world
 from .quiet import quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
@@ -45,36 +48,50 @@ def setup(
         device_ids: CUDA devices to use, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or
             `torch.device`; a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones.
         backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
-        init_method: `env://` (the default), `tcp://host:port` or `file:///path`; rank and world size come from the
-            environment.
+        init_method: `env://` (the default), `tcp://host:port` or `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
         timeout: how long a rank waits for the others, in seconds. None: torch's default.
         beside_ddp: the script can also set up DistributedDataParallel itself. Then this call does nothing once it
-            has, nor under a launcher such as torchrun, which means that part of the script; `wrap_model` and the rest
-            work as for a single process there. Ranks that a plain start makes don't see `RANK` and `WORLD_SIZE`, by
-            which such scripts know a launcher.
+            has, nor under a launcher, which means that part of the script; the rest of the runtime works as for a
+            single process there. Ranks that a plain start makes don't see `RANK` and `WORLD_SIZE`.
 
     Raises:
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
 
     See https://pytorch.org/docs/stable/distributed.html and https://pytorch.org/docs/stable/elastic/run.html.
     """
-    env = relaunch.environment()
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
     world.hide_cuda_if_unwanted()
+    env = relaunch.environment()
     chosen = parse_device_ids(device_ids)
-    if _is_child_of_rank() or ("RANK" not in env and multiprocessing.parent_process() is not None):
-        _enter_as_child(chosen)
-        return
-    if "RANK" in env and "WORLD_SIZE" in env:
-        _join(chosen, backend, init_method, _as_timedelta(timeout))
-    else:
+    is_rank = "RANK" in env and "WORLD_SIZE" in env
+    is_worker = multiprocessing.parent_process() is not None
+    # A worker that imports the script again, or a script that a rank starts: goes on alone, and as silent as its rank.
+    is_child = env.get(relaunch.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and "RANK" not in env)
+    if not is_rank and not is_child:
         nproc = process_count(chosen)
         if nproc > 1:
             relaunch.relaunch(nproc, hide=beside_ddp)
-        world.enter(world.World(device=_take_device(chosen, 0, 1), ready=True))
-    _start_streams(seed)
+    place = _place(env) if is_rank or is_child else world.World()
+    if place.rank != 0:
+        quiet()
+    in_worker = is_child and is_worker
+    place.device = torch.device("cpu") if in_worker else _take_device(chosen, place.local_rank, place.local_world_size)
+    if is_child:
+        place.world_size = place.local_world_size = 1
+    elif is_rank:
+        _join(place, backend or _backend(place, chosen), init_method, timeout)
+    place.ready = True
+    world.enter(place)
+    if is_child:
+        return
+    if place.world_size > 1 and relaunch.LAUNCHER not in os.environ:  # it gives all ranks one seed
+        _compare_hash_seeds()
+    if seed is None:
+        rng.adopt_main_state()
+    else:
+        rng.seed_everything(seed)
 
 
 def barrier() -> None:
@@ -99,7 +116,14 @@ def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
         device_ids = [part for part in device_ids.split(",") if part.strip()]
     elif isinstance(device_ids, (int, torch.device)):
         device_ids = [device_ids]
-    indices = [_device_index(entry) for entry in device_ids]
+    indices = []
+    for entry in device_ids:
+        found = re.fullmatch(r"cuda|(?:cuda:)?(\d+)", str(entry).strip())
+        if found is None:
+            raise SystemExit(
+                f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1'; {entry!r} is none"
+            )
+        indices.append(int(found[1] or 0))
     return list(dict.fromkeys(indices)) or None
 
 
@@ -116,76 +140,40 @@ def process_count(device_ids: list[int] | None) -> int:
         return int(asked)
     if world.wants_cpu():
         return 1
-    present = _present(device_ids)
-    if device_ids is not None and len(present) < len(device_ids):
-        missing = ", ".join(f"cuda:{index}" for index in device_ids if index not in present)
+    present = _devices(device_ids)
+    missing = ", ".join(f"cuda:{index}" for index in device_ids or () if index not in present)
+    if missing:
         warnings.warn(f"device_ids names {missing}, which isn't there; going on with {present}", stacklevel=3)
     return len(present)
 
 
-def _device_index(entry: int | str | torch.device) -> int:
-    try:
-        if isinstance(entry, str) and not entry.strip().lstrip("-").isdigit():
-            entry = torch.device(entry.strip())
-        if isinstance(entry, torch.device):
-            entry = (entry.index or 0) if entry.type == "cuda" else -1
-        index = int(entry)
-    except (RuntimeError, TypeError, ValueError):
-        index = -1
-    if index < 0:
-        raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1'; {entry!r} is none")
-    return index
-
-
-def _present(device_ids: list[int] | None) -> list[int]:
-    """The CUDA devices to use: those of `device_ids` that are visible; all if none were asked for."""
-    count = torch.cuda.device_count()
-    if device_ids is None:
-        return list(range(count))
-    present = [index for index in device_ids if index < count]
-    if not present:
+def _devices(device_ids: list[int] | None, ranks: int = 0) -> list[int]:
+    """The CUDA devices to use: those of `device_ids` that are visible, and the others where there are more ranks."""
+    visible = list(range(torch.cuda.device_count()))
+    present = [index for index in (visible if device_ids is None else device_ids) if index in visible]
+    if device_ids and not present:
         asked = ", ".join(f"cuda:{index}" for index in device_ids)
         raise SystemExit(
-            f"dp2ddp: device_ids asks for {asked}, but only {count} CUDA device(s) are visible, from cuda:0 on "
+            f"dp2ddp: device_ids asks for {asked}, but only {len(visible)} CUDA device(s) are visible, from cuda:0 on "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r})"
         )
-    return present
-
-
-def _usable(device_ids: list[int] | None, ranks: int) -> list[int]:
-    """The devices of this machine's `ranks` ranks; others than those asked for where a launcher started more ranks."""
-    present = _present(device_ids)
     if len(present) < ranks:
-        present += [index for index in range(torch.cuda.device_count()) if index not in present]
+        present += [index for index in visible if index not in present]
     return present
 
 
 def _take_device(device_ids: list[int] | None, local_rank: int, ranks: int) -> torch.device:
+    """This rank's device, of which it is made the current one; `ranks` are those of this machine."""
     if world.wants_cpu():
         return torch.device("cpu")
-    usable = _usable(device_ids, ranks)
-    device = torch.device("cuda", usable[local_rank % len(usable)])
+    devices = _devices(device_ids, ranks)
+    device = torch.device("cuda", devices[local_rank % len(devices)])
     torch.cuda.set_device(device)
     return device
 
 
-def _is_child_of_rank() -> bool:
-    return os.environ.get(relaunch.JOINED, str(os.getpid())) != str(os.getpid())
-
-
-def _enter_as_child(device_ids: list[int] | None) -> None:
-    """A rank's worker process that imports the script again, or a script that a rank starts: alone, and as silent."""
-    place = _place()
-    is_worker = multiprocessing.parent_process() is not None
-    device = torch.device("cpu") if is_worker else _take_device(device_ids, place.local_rank, place.local_world_size)
-    world.enter(world.World(rank=place.rank, local_rank=place.local_rank, device=device, ready=True))
-    if place.rank != 0:
-        quiet()
-
-
-def _place() -> world.World:
+def _place(env: Mapping[str, str]) -> world.World:
     """This rank, as torchrun's or SLURM's variables say (https://pytorch.org/docs/stable/elastic/run.html)."""
-    env = relaunch.environment()
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
     devices = size if world.wants_cpu() else torch.cuda.device_count()
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, devices))
@@ -193,27 +181,111 @@ def _place() -> world.World:
     return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)
 
 
-def _join(
-    device_ids: list[int] | None, backend: str | None, init_method: str | None, timeout: timedelta | None
-) -> None:
-    place = _place()
+def _backend(place: world.World, device_ids: list[int] | None) -> str:
+    if place.device.type == "cpu":
+        return "gloo"
+    devices = len(_devices(device_ids, place.local_world_size))
+    if place.local_world_size <= devices:
+        return "nccl"
+    warnings.warn(
+        f"{place.local_world_size} ranks share {devices} GPU(s), which is slow; they talk over gloo, because "
+        "NCCL needs one GPU per rank",
+        stacklevel=3,
+    )
+    return "gloo"
+
+
+def _join(place: world.World, backend: str, init_method: str | None, timeout: float | timedelta | None) -> None:
+    """Join the process group, and keep its store for what must not be a collective (`journal`)."""
     os.environ[relaunch.JOINED] = str(place.pid)
-    if relaunch.LAUNCHER in os.environ:
-        relaunch.die_with_launcher()
+    relaunch.die_with_launcher()
+    if place.world_size == 1:
+        return
+    limits: dict[str, Any] = {}
+    if timeout is not None:
+        limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        place.timeout = limits["timeout"].total_seconds()
+    own = relaunch.launchers_store()
+    store = own if init_method in (None, "env://") else None
+    if store is None:
+        store = _attempts_own(_meet(init_method or "env://", place), place)
+    place.store = journal.prefixed(own or store)
+    # The runtime also sends things that live on the CPU: batches, metrics.
+    backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
+    failure.install()
+    _tell_of_repeated_work()
+    atexit.register(_leave)
+
+
+def _meet(url: str, place: world.World) -> Any:
+    """The store at `url`. With `tcp://` rank 0 hosts it, as documented; older torch looks for the launcher's there."""
+    timeout = timedelta(seconds=place.timeout)
+    if url.startswith("tcp://"):
+        host = urlsplit(url)
+        return relaunch.TCPStore(host.hostname, host.port, place.world_size, place.rank == 0, timeout)
+    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
+    return next(iter(meeting))[0]
+
+
+def _attempts_own(store: Any, place: world.World) -> Any:
+    """A corner of `store` for this attempt alone: torchrun keeps one store, in which the addresses of ended ranks stay.
+
+    Its count of restarts doesn't tell the attempts apart: each machine counts its own ranks' failures. So rank 0
+    chooses a name, and tells whoever has knocked. A rank that ended can't have had the answer to a later knock.
+    """
     if place.rank != 0:
-        quiet()
-    place.device = _take_device(device_ids, place.local_rank, place.local_world_size)
-    if place.world_size > 1:
-        if timeout is not None:
-            place.timeout = timeout.total_seconds()
-        _init_process_group(place, backend or _backend(place, device_ids), init_method, timeout)
-    place.ready = True
-    world.enter(place)
-    if place.world_size > 1:
-        failure.install()
-        atexit.register(_leave)
-        if relaunch.LAUNCHER not in os.environ:  # it gives all ranks one seed
-            _compare_hash_seeds()
+        name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
+        store.add(name, 1)
+        return relaunch.PrefixStore(name, store)
+    name, answered = f"dp2ddp/{os.urandom(16).hex()}", 0
+
+    def all_know() -> bool:
+        nonlocal answered
+        while answered < store.add("dp2ddp/knocks", 0):
+            answered += 1
+            store.set(f"dp2ddp/attempt{answered}", name)
+        return int(store.add(name, 0)) == place.world_size - 1
+
+    journal.wait_until(all_know, place.timeout, "the other ranks to come")
+    return relaunch.PrefixStore(name, store)
+
+
+def _leave() -> None:
+    """At exit: let no rank lose the store, and end the process group's threads."""
+    place = world.current()
+    if place.pid != os.getpid() or not dist.is_initialized():
+        return
+    # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
+    time.sleep(_DRAIN)
+    if failure.failed():
+        return  # the others may never answer
+    watchdog.leave()
+    store = place.store
+    if store is not None:
+        with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
+            store.add("left", 1)
+            if place.rank == 0:
+                journal.wait_until(lambda: store.add("left", 0) >= place.world_size, _LEAVE_WITHIN, "the others' end")
+    # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
+    if torch.__version__ >= "2.4":  # a TorchVersion, so by number
+        dist.destroy_process_group()
+
+
+def _tell_of_repeated_work() -> None:
+    """At the first step of an optimizer: warn where no model is wrapped, as under a condition that didn't hold."""
+
+    def look(*step: Any) -> None:
+        handle.remove()
+        place = world.current()
+        if not place.wraps:
+            asked = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+            warnings.warn(
+                f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{asked}",
+                stacklevel=3,
+            )
+
+    handle = register_optimizer_step_pre_hook(look)
 
 
 def _compare_hash_seeds() -> None:
@@ -229,87 +301,5 @@ def _compare_hash_seeds() -> None:
             "each rank hashes strings with a seed of its own: a loop over a set of strings takes another order on each "
             "rank, and what is built or drawn in it parts the ranks; start with PYTHONHASHSEED=0 in the environment "
             "(`PYTHONHASHSEED=0 torchrun ...`)",
-            stacklevel=4,
+            stacklevel=3,
         )
-
-
-def _backend(place: world.World, device_ids: list[int] | None) -> str:
-    if place.device.type == "cpu":
-        return "gloo"
-    devices = len(_usable(device_ids, place.local_world_size))
-    if place.local_world_size <= devices:
-        return "nccl"
-    warnings.warn(
-        f"{place.local_world_size} ranks share {devices} GPU(s), which is slow; they talk over gloo, because "
-        "NCCL needs one GPU per rank",
-        stacklevel=4,
-    )
-    return "gloo"
-
-
-def _init_process_group(place: world.World, backend: str, init_method: str | None, timeout: timedelta | None) -> None:
-    """Join the process group, and keep its store for what must not be a collective (`journal`)."""
-    limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    attempt = relaunch.environment().get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = relaunch.launchers_store()
-    place.store = store and journal.prefixed(store, attempt)
-    if store is None or init_method not in (None, "env://"):
-        with _own_store(init_method):
-            meeting = dist.rendezvous(  # type: ignore[attr-defined]
-                init_method or "env://", place.rank, place.world_size, **limits
-            )
-            store = next(iter(meeting))[0]
-    # The runtime also sends things that live on the CPU: batches, metrics.
-    backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
-    place.store = place.store or journal.prefixed(store, attempt)
-
-
-@contextmanager
-def _own_store(init_method: str | None) -> Iterator[None]:
-    """With `tcp://` let rank 0 host the store, as documented; older torch looks for the launcher's there."""
-    name = "TORCHELASTIC_USE_AGENT_STORE"
-    before = os.environ.get(name)
-    if before is None or init_method is None or not init_method.startswith("tcp://"):
-        yield
-        return
-    os.environ[name] = "False"
-    try:
-        yield
-    finally:
-        os.environ[name] = before
-
-
-def _leave() -> None:
-    """At exit: let no rank lose the store, and end the process group's threads."""
-    place = world.current()
-    if place.pid != os.getpid() or not dist.is_initialized():
-        return
-    # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
-    time.sleep(_DRAIN)
-    if failure.failed():
-        return  # the others may never answer
-    store = place.store
-    if store is not None:
-        with suppress(RuntimeError):  # rank 0 is gone already, and its store
-            deadline = time.monotonic() + _LEAVE_WITHIN
-            left = store.add("left", 1)
-            while place.rank == 0 and left < place.world_size and time.monotonic() < deadline:
-                time.sleep(0.01)
-                left = store.add("left", 0)
-    # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
-    if torch.__version__ >= "2.4":  # a TorchVersion, so by number
-        dist.destroy_process_group()
-
-
-def _start_streams(seed: int | None) -> None:
-    from . import streams
-
-    if seed is None:
-        streams.adopt_main_state()
-    else:
-        streams.seed_everything(seed)
-
-
-def _as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
-    return timeout if timeout is None or isinstance(timeout, timedelta) else timedelta(seconds=timeout)

@@ -1,10 +1,12 @@
-"""Loaders that give each rank its shard of every batch, or every rank the whole batch, loaded together."""
+"""Loaders of which each rank loads its rows of every batch."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -13,11 +15,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import columns, nesting, samplers, shards, source, streams, world
-from .ahead import Ahead
-from .collectives import carrier
-from .exchange import Exchange
-from .together import Together
+from . import collate, nesting, rng, samplers, shards, world
+from .exchange import Passenger, passengers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
@@ -25,14 +24,14 @@ _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what i
 def shard_loader(loader: Any, gather: bool = False) -> Any:
     """The loader's equivalent for this rank. With a single rank, the loader itself.
 
-    Batches, their order, their number (`len`) and `batch_size` stay the original's. By default the script gets this
-    rank's rows of each batch, in `torch.chunk`'s sizes. It gets the whole batch, on every rank, if `gather` is set; or
-    if shards can't be exact (`loader.whole` tells): when a batch is too small for all ranks to have a row, or its size
-    isn't known beforehand (a batch sampler or `collate_fn` of the script's, an `IterableDataset`, `batch_size=None`).
-    Whole batches are loaded together, each rank its rows, where the default `collate_fn` makes that exact; without
-    workers only if that is quicker than every rank loading them whole, which the first batches tell (`together`).
-    Without workers, a dataset that draws random numbers is loaded whole on every rank, as what it draws decides on
-    the shuffles that follow; with workers, each rank's have seeds of their own.
+    Batches, their order, their number (`len`) and `batch_size` stay the original's. With `gather` the script gets whole
+    batches, on every rank: their tensors are deferred (`deferred.Deferred`), so each rank has loaded and holds its rows
+    alone, in `torch.chunk`'s sizes, and the rest comes where the script looks. Without, it gets this rank's rows; whole
+    batches then, too, if some batch is too small for all ranks to have a row (`loader.whole` tells).
+
+    Every rank loads whole batches where rows can't be told apart: with a `collate_fn` or a loader class of the
+    script's, an `IterableDataset`, or `batch_size=None`. Without workers, so it does for a dataset that draws random
+    numbers, as what it draws decides on the shuffles that follow; with workers, each rank's have seeds of their own.
 
     Args:
         loader: a `DataLoader`; or any other iterable, which then has to yield the same batches on every rank.
@@ -73,7 +72,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
             part.set_epoch(epoch)
             told.append(part)
     if world.world_size() > 1:
-        streams.loading.restart(epoch)
+        rng.loading.restart(epoch)
 
 
 def _rank_loader(loader: DataLoader[Any], gather: bool) -> DataLoader[Any]:
@@ -102,25 +101,21 @@ class _RankLoader(DataLoader[Any]):
         self._split = _why_not_split(loader) is None
         self._reading: shards.Reading | None = None
         self._draws = None
-        self._exchange = Exchange()
-        self._together = Together(type(self).__name__)
+        self._warned = False
+        self._number = next(_numbers)
         if self._split:
             # Through __dict__: a DataLoader doesn't let its batch sampler be set.
-            self.__dict__["batch_sampler"] = samplers.RankBatchSampler(loader.batch_sampler, placeholders=True)
+            self.__dict__["batch_sampler"] = samplers.RankBatchSampler(loader.batch_sampler)
             self.num_workers = -(-loader.num_workers // world.current().local_world_size)
             self.worker_init_fn = _RankSeeds(world.rank(), loader.worker_init_fn)
             if hasattr(self, "in_order"):
                 self.in_order = True  # the ranks' chunks have to belong together
         self._decide()
-        if self.whole and not gather:
-            why = _why_not_split(loader) or "some batch is too small, or of unknown size"
-            _log.debug("%s gives every rank whole batches: %s", type(self).__name__, why)
+        if self.whole and not self._split:
+            _log.debug("%s loads whole batches on every rank: %s", type(self).__name__, _why_not_split(loader))
 
     def _decide(self) -> None:
-        inner = self._original.batch_sampler
-        self.whole = self._gather or not self._split or not samplers.splits_evenly_enough(inner)
-        if self._split:
-            self.__dict__["batch_sampler"].placeholders = self.whole
+        self.whole = self._gather or not self._split or not samplers.splits_evenly_enough(self._original.batch_sampler)
 
     @property
     def current(self) -> shards.Batch | None:
@@ -128,7 +123,7 @@ class _RankLoader(DataLoader[Any]):
         return self._reading.batch if self._reading is not None else None
 
     def __iter__(self) -> Any:
-        streams.adopt_main_state(_generators(self._original))
+        rng.adopt_main_state(_generators(self._original))
         self._decide()
         self._reading = shards.Reading()
         batches: Any = super().__iter__()
@@ -139,49 +134,73 @@ class _RankLoader(DataLoader[Any]):
         if not self._split:
             return lambda: _with_size(next(batches))
         sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
-        cuts = sampler.latest
-        take: Callable[[], tuple[Any, samplers.Cut]]
-        if self.num_workers and self.whole:
-            take = Ahead(batches, cuts).next if _may_read_ahead(sampler) else lambda: self._gathered(batches, cuts)
-        elif self.num_workers:
-            take = functools.partial(source.take, batches, cuts)
-        elif self.whole:
-            take = functools.partial(self._together.next, source.Source(batches, sampler))
-        else:
-            take = functools.partial(self._share, source.Source(batches, sampler))
-        return lambda: self._finish(*take())
+        cuts, number = sampler.latest, next(_iterations)
+        take = functools.partial(_take if self.num_workers else self._load_share, batches, cuts)
+        counter = itertools.count()
+        return lambda: self._finish(*take(), (number, next(counter)))
 
-    def _share(self, batches: source.Source) -> tuple[Any, samplers.Cut]:
+    def _load_share(self, batches: Iterator[Any], cuts: deque[samplers.Cut]) -> tuple[Any, samplers.Cut]:
         """This rank's rows of the next batch, loaded in this process.
 
         All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
         the work from then on: else the shared stream would no longer be the original's.
         """
+        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
         if self._draws is False:
-            loaded = batches.load_share()
-            return loaded.data, loaded.cut
-        loaded = batches.load_all(watch=self._draws is None)
+            sampler.splits = True
+            with rng.loading:
+                share, cut = _take(batches, cuts)
+            if not self._warned:
+                passengers["drew", self._number] = Passenger(torch.tensor(rng.loading.drew), self._warn_of_draws)
+            return share, cut
+        states: list[rng.State] = []
+        sampler.splits, sampler.watched = False, states if self._draws is None else None
+        try:
+            batch, cut = _take(batches, cuts)
+        finally:
+            sampler.watched = None
         if self._draws is None:
-            self._draws = loaded.drew
+            self._draws = not rng.alike(states[-1], rng.capture())
             if self._draws:
                 _log.debug("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
-        return columns.own_rows(loaded.data, loaded.cut), loaded.cut
+        return collate.own_rows(batch, cut), cut
 
-    def _gathered(self, batches: Iterator[Any], cuts: deque[samplers.Cut]) -> tuple[Any, samplers.Cut]:
-        share, cut = source.take(batches, cuts)
-        return columns.Gathering(share, cut, self._exchange).wait().batch, cut
+    def _warn_of_draws(self, drew: list[torch.Tensor]) -> None:
+        """Is told, by the exchange that comes next, whether loading the latest batch drew numbers on any rank."""
+        if any(drew):
+            self._warned = True
+            warnings.warn(
+                f"the dataset of a {type(self).__name__} drew its first random number after the first batch: its "
+                "samples and shuffles are not the original script's from here on. With num_workers=1 or more, samples "
+                "have random numbers of their own in both",
+                stacklevel=2,
+            )
 
-    def _finish(self, batch: Any, cut: samplers.Cut) -> tuple[Any, shards.Batch]:
-        if self.whole and self.pin_memory and torch.cuda.is_available():
-            batch = nesting.map_tensors(lambda t: t.pin_memory() if t.device.type == "cpu" else t, batch)
-        return batch, shards.Batch(cut.total, self.whole)
+    def _finish(self, share: Any, cut: samplers.Cut, number: tuple[int, int]) -> tuple[Any, shards.Batch]:
+        if cut.sizes is None:
+            return _with_size(share)
+        if not self.whole and not all(cut.sizes):
+            raise RuntimeError(
+                f"a batch of {sum(cut.sizes)} samples leaves ranks idle, but the sampler's length promised larger "
+                "ones: pass gather=True to shard_loader"
+            )
+        batch = collate.as_whole(share, cut.sizes, number) if self.whole else share
+        return batch, shards.Batch(sum(cut.sizes), self.whole)
 
 
-def _may_read_ahead(sampler: samplers.RankBatchSampler) -> bool:
-    """Whether the next batch may be fetched before the script asks for it: the script can't tell, as neither draws from
-    a generator that it knows, and tensors travel without a CUDA device."""
-    generator = getattr(sampler.inner.sampler, "generator", None) if sampler.plain else None
-    return sampler.plain and generator is None and carrier(torch.device("cpu")).type == "cpu"
+#: The same on all ranks, which make and read the same loaders in the same order.
+_numbers, _iterations = itertools.count(), itertools.count()
+
+
+def _take(batches: Iterator[Any], cuts: deque[samplers.Cut]) -> tuple[Any, samplers.Cut]:
+    """The next batch and how it was cut. A batch that can't be loaded is passed over, as the loader does."""
+    try:
+        data = next(batches)
+    except Exception:
+        if cuts:
+            cuts.popleft()
+        raise
+    return data, cuts.popleft()
 
 
 def _why_not_split(loader: DataLoader[Any]) -> str | None:
@@ -219,7 +238,7 @@ class _RankSeeds:
         assert info is not None
         seed = (info.seed + (self.rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
         object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
-        streams.seed_generators(seed)
+        rng.seed_generators(seed)
         if self.then is not None:
             self.then(worker_id)
 
@@ -277,7 +296,7 @@ class _WholeIterable:
         self.current: shards.Batch | None = None
 
     def __iter__(self) -> _Batches:
-        streams.adopt_main_state()
+        rng.adopt_main_state()
         batches = iter(self._inner)
         return _Batches(batches, shards.Reading(), lambda: self._read(batches))
 

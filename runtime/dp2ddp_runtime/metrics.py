@@ -6,16 +6,14 @@ import copy
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from . import nesting, shards, world
-from .exchange import Exchange
+from .deferred import settle
+from .exchange import exchange
 from .outputs import concatenate
-from .payload import Part
 
 _OPS = ("sum", "mean", "max", "min")
-_exchange = Exchange()
 
 
 def all_reduce(*values: Any, op: str = "sum", over: Any = None) -> Any:
@@ -73,11 +71,11 @@ def gather(value: Any, over: Any = None) -> Any:
     """
     if _is_global(over):
         return value
+    value = settle(value)
     columns = nesting.leaves(value, _is_rows)
     tensors = [column.detach() for column in columns if isinstance(column, torch.Tensor)]
     others = [column for column in columns if not isinstance(column, torch.Tensor)]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    parts = _exchange(Part(tensors, others), device, "gather")
+    parts = exchange("ddp.gather", tensors, others)
     gathered = [concatenate(column, 0) for column in zip(*(part.tensors for part in parts))]
     pending = iter([whole.to(tensor.device) for whole, tensor in zip(gathered, tensors)])
     joined = iter([_join(column) for column in zip(*(part.note for part in parts))])
@@ -117,13 +115,15 @@ def broadcast(value: Any) -> Any:
     For answers that may differ between ranks and decide what the script does next: whether a file is there, the time.
 
     Args:
-        value: anything that can be pickled.
+        value: None, numbers, text, bytes, dates and times, paths, tensors, arrays; tuples, lists, sets, dicts of these.
+
+    Raises:
+        TypeError: it is something else.
     """
     if world.world_size() == 1:
         return value
-    told = [value]
-    dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-    return told[0]
+    value = settle(value)
+    return exchange("ddp.broadcast", note=value if world.is_main() else None)[0].note
 
 
 def _is_global(over: Any) -> bool:
@@ -166,6 +166,7 @@ def _is_leaf(value: Any) -> bool:
 
 def _reduce(values: tuple[Any, ...], op: str, over: Any) -> tuple[Any, ...]:
     """All numbers of all values travel in one collective, and each rank combines them in rank order."""
+    values = settle(values)
     leaves = nesting.leaves(values, _is_leaf)
     for leaf in leaves:
         if not _is_leaf(leaf):
@@ -175,7 +176,7 @@ def _reduce(values: tuple[Any, ...], op: str, over: Any) -> tuple[Any, ...]:
     batch = _current(over)
     weight = 1 / world.world_size() if batch is None else batch.share
     sent = [_numbers(leaf) for leaf in leaves]
-    parts = _exchange(Part([t for tensors in sent for t in tensors], weight), _device(sent), ("reduce", len(leaves)))
+    parts = exchange("ddp.all_reduce", [t for tensors in sent for t in tensors], weight)
     columns = iter(zip(*(part.tensors for part in parts)))
     weights = [part.note for part in parts]
     results = iter(
@@ -183,10 +184,6 @@ def _reduce(values: tuple[Any, ...], op: str, over: Any) -> tuple[Any, ...]:
     )
     reduced: tuple[Any, ...] = nesting.map_leaves(lambda _: next(results), values, _is_leaf)
     return reduced
-
-
-def _device(sent: list[list[torch.Tensor]]) -> torch.device:
-    return next((t.device for tensors in sent for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 _METER = ("sum", "count", "val")

@@ -13,14 +13,16 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, nesting, shards, streams, world
+from . import collectives, nesting, rng, shards, world
 from .checkpoint import fit_prefix
-from .outputs import gather_outputs, take_rows
-from .payload import Part
+from .deferred import Deferred
+from .exchange import Divergence, exchange
+from .inputs import Inputs, checksum
+from .outputs import gather_outputs
 from .reducer import Reducer
-from .repeating import Repeating
 
 
 def wrap_model(
@@ -151,7 +153,7 @@ class WrappedModel(DistributedDataParallel):
         self._gathers = gather
         self._inside = False  # inside another wrapped model, which then does everything
         self._checked = False
-        self._exchange = Repeating()
+        self._inputs = Inputs(dim)
         self.module = module
         self._root = None if root is None else weakref.ref(root)
         self._covered: weakref.ref[nn.Module] = weakref.ref(module)
@@ -160,6 +162,7 @@ class WrappedModel(DistributedDataParallel):
             if isinstance(inner, WrappedModel):
                 inner.step_aside()
         self._all_device_ids = self.device_ids
+        world.current().wraps = True
         if world.world_size() > 1:
             self._join(module if root is None else nn.ModuleList([root, module]))
         self._rescan()
@@ -171,9 +174,9 @@ class WrappedModel(DistributedDataParallel):
         tensors = {**new, **dict(model.named_buffers())}
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-        told = self._exchange(Part([], (digest, self.device.index)), torch.device("cpu"))
+        told = exchange("ddp.wrap_model", note=[digest, self.device.index])
         if any(part.note[0] != digest for part in told):
-            raise RuntimeError("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
+            raise Divergence("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
         if self.device.type == "cuda":
             self._all_device_ids = list(dict.fromkeys(part.note[1] for part in told))
         collectives.broadcast_coalesced(list(tensors.values()))
@@ -220,6 +223,7 @@ class WrappedModel(DistributedDataParallel):
         self._rescan()
         return result
 
+    @_disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on this rank's rows.
 
@@ -237,7 +241,8 @@ class WrappedModel(DistributedDataParallel):
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
-        rows = next((t.size(self.dim) for t in nesting.batch_tensors((args, kwargs)) if t.dim() > self.dim), None)
+        given = list(nesting.batch_tensors((args, kwargs)))
+        rows = next((t.size(self.dim) for t in given if t.dim() > self.dim), None)
         batch = shards.at_hand(rows)
         if self._gathers and _is_shard(shards.being_read(rows), rows):
             raise RuntimeError(
@@ -246,7 +251,7 @@ class WrappedModel(DistributedDataParallel):
         if self._root is not None:
             self._follow_root()
         self._prepare()
-        if self._gathers or (batch is not None and batch.whole):
+        if self._gathers or (batch is not None and batch.whole) or any(isinstance(each, Deferred) for each in given):
             return self._on_whole_batch(args, kwargs)
         return self._on_shard(self._moved(args), self._moved(kwargs), batch)
 
@@ -273,41 +278,26 @@ class WrappedModel(DistributedDataParallel):
             self._reducer.refresh(self._params, self._sparse)
 
     def _on_shard(self, args: Any, kwargs: Any, batch: shards.Batch | None) -> Any:
-        with streams.forward:
+        with rng.forward:
             output = self._run(args, kwargs)
         self._agree_on_buffers()
         if torch.is_grad_enabled():
             if batch is not None and not batch.even:
                 # The mean over this shard is a mean over `share` of the batch, where an average of ranks takes 1/N.
                 output = _weighted(output, batch.share * world.world_size())
-            self._watch(output)
+            self._watch(nesting.tensors(output))
         return output
 
     def _on_whole_batch(self, args: Any, kwargs: Any) -> Any:
-        count = nesting.count_chunks((args, kwargs), world.world_size(), self.dim) if args or kwargs else 1
-        idle = world.rank() >= count
-        output = None
-        if not idle or self._needs_all_ranks(args, kwargs):
-            # An idle rank only borrows rank 0's rows, with their random numbers.
-            index, stream = (0, streams.Stream(rank=0)) if idle else (world.rank(), streams.forward)
-            own_args, own_kwargs = nesting.take_chunk((args, kwargs), lambda tensor: self._rows(tensor, index, count))
-            with stream:
-                output = self._run(own_args, own_kwargs)
+        call = self._inputs.cut((args, kwargs), self.device)
+        # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
+        with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
+            output = self._run(*call.own)
+        self._inputs.check(call)
         self._agree_on_buffers()
-        rows = next((-(-t.size(self.dim) // world.world_size()) for t in nesting.batch_tensors((args, kwargs))), 0)
-        key = (self.training, torch.is_grad_enabled(), rows)
-        output = gather_outputs(output, self._exchange, count, self.dim, key, self.device)
-        self._watch(output)
-        return output
-
-    def _needs_all_ranks(self, args: Any, kwargs: Any) -> bool:
-        """Whether the others' forward or backward waits for this rank, even if it has no rows."""
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in nesting.batch_tensors((args, kwargs))):
-            return True
-        return any(isinstance(inner, nn.SyncBatchNorm) for inner in self._buffered)
-
-    def _rows(self, tensor: torch.Tensor, index: int, count: int) -> torch.Tensor:
-        return take_rows(tensor, self._exchange, self.dim, index, count, self.device)
+        gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
+        self._watch(gathered.own)
+        return gathered.value
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
@@ -324,9 +314,9 @@ class WrappedModel(DistributedDataParallel):
             found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]
             collectives.broadcast_coalesced(found)
 
-    def _watch(self, output: Any) -> None:
+    def _watch(self, tensors: list[torch.Tensor]) -> None:
         if self._reducer is not None and torch.is_grad_enabled():
-            self._reducer.watch(nesting.tensors(output))
+            self._reducer.watch(tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
@@ -360,11 +350,11 @@ class WrappedModel(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        made_anew = ("_exchange", "_params", "_sparse", "_buffered", "_joined", "_root", "_covered")
+        made_anew = ("_inputs", "_params", "_sparse", "_buffered", "_joined", "_root", "_covered")
         for name, value in self.__dict__.items():
             if name not in made_anew:
                 new.__dict__[name] = copy.deepcopy(value, memo)
-        new._exchange = Repeating()
+        new._inputs = Inputs(self.dim)
         new._root, new._covered = None, weakref.ref(new.module)
         new._rescan()
         new._joined = {id(param): param for param in new._params}
@@ -426,20 +416,11 @@ def _weighted(output: Any, factor: float) -> Any:
 
 def _check_equal(params: Mapping[str, torch.Tensor]) -> None:
     """Raise if the parameters aren't the same, bit for bit, on all ranks."""
-    sums = torch.stack([_checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
-    rows = collectives.all_gather_rows(sums.view(-1))
+    sums = torch.stack([checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
+    parts = [part.tensors[0].tolist() for part in exchange("the first training step", [sums.cpu()])]
     for index, name in enumerate(params):
-        if len({tuple(row[2 * index : 2 * index + 2].tolist()) for row in rows}) > 1:
-            raise RuntimeError(
+        if any(part[index] != parts[0][index] for part in parts):
+            raise Divergence(
                 f"parameter {name!r} differs between ranks before the first training step: something changed it on "
                 "some ranks only (an initialisation with a rank's own random numbers, a checkpoint loaded on one rank)"
             )
-
-
-def _checksum(param: torch.Tensor) -> torch.Tensor:
-    """Two sums over the bits of a tensor, the second one depending on their order."""
-    flat = param.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    words = flat.view(torch.int16) if param.element_size() % 2 == 0 else flat
-    values = words.to(torch.int64)
-    places = torch.arange(1, values.numel() + 1, device=values.device) % 65521
-    return torch.stack([values.sum(), (values * places).sum()]).cpu()

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import collectives, hooks, sparse, world
+from . import collectives, hooks, sparse, watchdog, world
 from .buckets import Bucket, plan
+from .place import here
 
 Params = Sequence[torch.nn.Parameter]
 
@@ -225,8 +226,9 @@ def _finish_all() -> None:
     _armed.clear()
     for reducer in reducers:
         reducer.launch_rest()
-    for reducer in reducers:
-        reducer.finish()
+    with watchdog.Waiting("the gradients of a backward", here().line):
+        for reducer in reducers:
+            reducer.finish()
     _add_up(reducers)
     for reducer in reducers:
         reducer.reset()

@@ -1,6 +1,5 @@
 """Starting a script again, once per device: what torchrun does for one machine, with an end that a user can read.
 
-The ranks get torchrun's environment variables, and a store that this process hosts, so no port can be taken in between.
 torch's own launcher is not used: it waits 30 seconds for ranks that hang, ends with a stack trace of its own for each
 failure and the exit code 1 for all of them, and leaves the ranks running when it is killed.
 """
@@ -10,22 +9,21 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from . import journal, terminal
 from .failure import FAILED, SIGNAL_BASE, exit_now
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 #: Set for the ranks: the process id of the launcher.
 LAUNCHER = "DP2DDP_LAUNCHER"
@@ -33,7 +31,14 @@ LAUNCHER = "DP2DDP_LAUNCHER"
 JOINED = "DP2DDP_JOINED"
 #: What torchrun's variables are called where the script itself must not see them.
 HIDDEN = "DP2DDP_ENV_"
+#: Set for the ranks: what the names of their keys in the store begin with. The store has no password, and whoever may
+#: run programs on this machine can connect to it.
+SECRET = "DP2DDP_SECRET"
 
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+_LOOPBACK = "127.0.0.1"
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _POLL = 0.05  # seconds
 _PEERS_END_WITHIN = 3.0  # seconds for the others to end by themselves once one rank has failed
@@ -47,7 +52,7 @@ _started_in = os.getcwd()
 def environment() -> Mapping[str, str]:
     """This process's environment variables, with those that tell a rank its place under torchrun's names."""
     hidden = {name[len(HIDDEN) :]: value for name, value in os.environ.items() if name.startswith(HIDDEN)}
-    return {**os.environ, **hidden} if hidden else os.environ
+    return {**os.environ, **hidden}
 
 
 def relaunch(nproc: int, hide: bool = False) -> NoReturn:
@@ -62,8 +67,7 @@ def relaunch(nproc: int, hide: bool = False) -> NoReturn:
         SystemExit: this process's command can't be told, because it reads its script from a terminal or a pipe.
     """
     code = Job(command(), nproc, hide).run()
-    # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business. What was
-    # opened before is tidied up as at any exit.
+    # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
     exit_now(code)
 
 
@@ -88,36 +92,51 @@ def _orig_argv() -> list[str]:
     return [values[i] or "" for i in range(count.value)]
 
 
-def _no_input() -> int:
-    """Standard input for ranks other than 0: never anything to read, but a terminal where rank 0's is one."""
-    try:
-        size = os.get_terminal_size(0)
-    except OSError:
-        return subprocess.DEVNULL
-    opened = terminal.open_silent(size.lines, size.columns)
-    return subprocess.DEVNULL if opened is None else opened[1]
+def launchers_store() -> Any:
+    """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank."""
+    if LAUNCHER not in os.environ:
+        return None
+    port = int(environment()["MASTER_PORT"])
+    return PrefixStore(os.environ[SECRET], TCPStore(_LOOPBACK, port, None, False, wait_for_workers=False))
+
+
+def die_with_launcher() -> None:
+    """In a rank: end when the launcher is killed, so that no rank is left behind."""
+    launcher = os.environ.get(LAUNCHER)
+
+    def is_there() -> bool:
+        return str(os.getppid()) == launcher
+
+    def watch() -> None:
+        while is_there():
+            time.sleep(1)
+        os._exit(1)
+
+    if not is_there():
+        return
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if not is_there():  # it died just before
+            os._exit(1)
+    else:
+        threading.Thread(target=watch, name="dp2ddp-launcher", daemon=True).start()
 
 
 class Job:
-    """The ranks of one run, as child processes.
-
-    Args:
-        command: to start each rank with.
-        nproc: how many ranks.
-        hide: give torchrun's variables other names.
-    """
+    """The ranks of one run, as child processes that are each started with `command`."""
 
     def __init__(self, command: list[str], nproc: int, hide: bool = False) -> None:
         self._command = command
         self._nproc = nproc
         self._prefix = HIDDEN if hide else ""
-        self._store = _tcp_store(0, host=True)
-        self._shared = journal.prefixed(self._store)
+        self._secret = os.urandom(16).hex()
+        self._store = _host_store()
+        self._shared = journal.prefixed(PrefixStore(self._secret, self._store))
         self._ranks: list[subprocess.Popen[bytes]] = []
-        self._received = 0
-        self._unsaid: str | None = None
-        self._kill_at: float | None = None
-        self._terminate_at: float | None = None
+        self._received = 0  # the signal that this process got
+        self._unsaid = ""
+        self._due: list[tuple[float, signal.Signals]] = []  # what to send the ranks that are still there, and when
 
     def run(self) -> int:
         """Start the ranks and wait for their end. Returns the exit code for the whole."""
@@ -130,7 +149,7 @@ class Job:
             self._start()
             return self._wait()
         finally:
-            self._send(getattr(signal, "SIGKILL", signal.SIGTERM))
+            self._send(signal.SIGKILL)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -140,12 +159,12 @@ class Job:
         for rank in range(self._nproc):
             if self._received:
                 return
-            env = {**common, **self._named({name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")})}
+            place = {self._prefix + name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
             # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
             self._ranks.append(
                 subprocess.Popen(
                     self._command,
-                    env=env,
+                    env={**common, **place},
                     cwd=_started_in,
                     stdin=None if rank == 0 else no_input,
                     stdout=None if rank == 0 else subprocess.DEVNULL,
@@ -154,25 +173,21 @@ class Job:
             )
 
     def _environment(self) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if name != JOINED}
-        size = str(self._nproc)
         place = {
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-            "ROLE_WORLD_SIZE": size,
-            "ROLE_NAME": "default",
-            "GROUP_RANK": "0",
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(self._nproc)),
+            **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
             "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": _LOOPBACK,
             "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        env.update(self._named(place))
-        env[LAUNCHER] = str(os.getpid())
-        env.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // self._nproc)))
+        env = {**os.environ, **{self._prefix + name: value for name, value in place.items()}}
+        env.pop(JOINED, None)
+        env.update({LAUNCHER: str(os.getpid()), SECRET: self._secret})
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // self._nproc)))
         # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
         if env.get("PYTHONHASHSEED", "random") == "random":
             env["PYTHONHASHSEED"] = str(int.from_bytes(os.urandom(4), "little"))
@@ -181,51 +196,40 @@ class Job:
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return env
 
-    def _named(self, variables: Mapping[str, str]) -> dict[str, str]:
-        return {self._prefix + name: value for name, value in variables.items()}
-
     def _wait(self) -> int:
-        code: int | None = None
+        failed: int | None = None
         while True:
-            running = 0
-            for rank, process in enumerate(self._ranks):
-                ended = process.poll()
-                if ended is None:
-                    running += 1
-                elif ended != 0 and code is None:
-                    code = _exit_code(ended)
-                    self._one_failed(rank, ended)
-            if running == 0:
-                return self._final_code(code)
-            self._end_if_due()
+            codes = [process.poll() for process in self._ranks]
+            if failed is None and any(codes):
+                failed = next(rank for rank, code in enumerate(codes) if code)
+                self._one_failed(failed)
+            if None not in codes:
+                break
+            while self._due and self._due[0][0] < time.monotonic():
+                self._send(self._due.pop(0)[1])
             time.sleep(_POLL)
-
-    def _final_code(self, code: int | None) -> int:
-        if self._unsaid is not None and len({process.returncode for process in self._ranks}) > 1:
-            self._say(self._unsaid)
-        if self._received and (code or len(self._ranks) < self._nproc):
+        if self._unsaid and len(set(codes)) > 1:
+            _say(self._unsaid)
+        if self._received and (failed is not None or len(self._ranks) < self._nproc):
             return SIGNAL_BASE + self._received
-        return code or 0
+        code = 0 if failed is None else self._ranks[failed].returncode
+        return code if code >= 0 else SIGNAL_BASE - code
 
-    def _one_failed(self, rank: int, ended: int) -> None:
+    def _one_failed(self, rank: int) -> None:
         """A rank has ended with an error: tell the user what can't be seen otherwise, and have the others end."""
         if self._received:
             return
         said = self._shared.add(FAILED, 1) > 1
-        if ended < 0:
-            self._say(f"rank {rank} of {self._nproc} was ended by {_signal_name(-ended)}")
+        code = self._ranks[rank].returncode
+        if code < 0:
+            _say(f"rank {rank} of {self._nproc} was ended by {_signal_name(-code)}")
         elif not said:
-            self._unsaid = f"rank {rank} of {self._nproc} ended with exit code {ended}, and not all of them did"
-        self._terminate_at = time.monotonic() + _PEERS_END_WITHIN
+            self._unsaid = f"rank {rank} of {self._nproc} ended with exit code {code}, and not all of them did"
+        self._end_within(_PEERS_END_WITHIN)
 
-    def _end_if_due(self) -> None:
-        now = time.monotonic()
-        if self._terminate_at is not None and now > self._terminate_at:
-            self._terminate_at, self._kill_at = None, now + _TERMINATED_ENDS_WITHIN
-            self._send(signal.SIGTERM)
-        if self._kill_at is not None and now > self._kill_at:
-            self._kill_at = None
-            self._send(signal.SIGKILL)
+    def _end_within(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self._due = [(end, signal.SIGTERM), (end + _TERMINATED_ENDS_WITHIN, signal.SIGKILL)]
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._received:  # the user means it
@@ -234,65 +238,43 @@ class Job:
         self._received = number
         self._shared.add(FAILED, 1)
         self._send(signal.Signals(number))
-        now = time.monotonic()
-        if number == signal.SIGINT:
-            self._terminate_at = now + _INTERRUPTED_ENDS_WITHIN
-        else:
-            self._kill_at = now + _TERMINATED_ENDS_WITHIN
+        self._end_within(_INTERRUPTED_ENDS_WITHIN)
+        if number != signal.SIGINT:
+            self._due = [(time.monotonic() + _TERMINATED_ENDS_WITHIN, signal.SIGKILL)]
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the ranks that are running, and to their own child processes."""
         for process in self._ranks:
             if process.poll() is None:
-                try:
+                with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
-                except ProcessLookupError:
-                    continue
-
-    def _say(self, line: str) -> None:
-        print(f"dp2ddp: {line}", file=sys.stderr, flush=True)
 
 
-def launchers_store() -> Store | None:
-    """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank."""
-    return _tcp_store(int(environment()["MASTER_PORT"]), host=False) if LAUNCHER in os.environ else None
+def _host_store() -> Any:
+    """A store for this machine alone. TCPStore's own socket would listen on every interface, whatever its address."""
+    listener = socket.create_server((_LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    # The other server that torch has, libuv's, can't take a listening socket in every version.
+    return TCPStore(
+        _LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
+    )
 
 
-def _tcp_store(port: int, host: bool) -> Any:
-    return dist.TCPStore("127.0.0.1", port, None, host, wait_for_workers=False)  # type: ignore[attr-defined]
+def _no_input() -> int:
+    """Standard input for ranks other than 0: never anything to read, but a terminal where rank 0's is one."""
+    try:
+        size = os.get_terminal_size(0)
+    except OSError:
+        return subprocess.DEVNULL
+    opened = terminal.open_silent(size.lines, size.columns)
+    return subprocess.DEVNULL if opened is None else opened[1]
 
 
-def die_with_launcher() -> None:
-    """In a rank: end when the launcher is killed, so that no rank is left behind."""
-    launcher = int(os.environ[LAUNCHER])
-    if os.getppid() != launcher:
-        return
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died just before
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch, args=(launcher,), name="dp2ddp-launcher", daemon=True).start()
-
-
-def _watch(launcher: int) -> None:
-    while os.getppid() == launcher:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _exit_code(ended: int) -> int:
-    return ended if ended > 0 else SIGNAL_BASE - ended
+def _say(line: str) -> None:
+    print(f"dp2ddp: {line}", file=sys.stderr, flush=True)
 
 
 def _signal_name(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-    return f"{name} (is the machine out of memory?)" if name == "SIGKILL" else name
+    if number == signal.SIGKILL:
+        return "SIGKILL (is the machine out of memory?)"
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -16,47 +15,40 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from . import streams, world
-from .exchange import Exchange
+from . import rng, world
+from .exchange import exchange
 from .nesting import chunk_sizes
-from .payload import Part
 
 _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Cut(NamedTuple):
-    """How a batch is cut: its size (None if it can't be cut), how many ranks have a part of it."""
+    """How a batch is cut."""
 
-    total: int | None
-    chunks: int
+    sizes: tuple[int, ...] | None
+    """Each rank's number of samples; None if the batch can't be cut: then every rank has all of it."""
 
 
 class RankBatchSampler(Sampler[Any]):
-    """Cuts each batch of `inner` into `torch.chunk`'s sizes and yields this rank's chunk.
+    """Cuts each batch of `inner` into `torch.chunk`'s sizes and yields this rank's chunk; rank 0's where it has none.
 
     The inner sampler runs on every rank, with the shared stream. Whatever isn't one of torch's own samplers may
     have random numbers of its own, so there rank 0's batches are taken.
 
     Args:
         inner: the original batch sampler.
-        placeholders: a rank without a chunk gets the batch's first index instead of an error, and a batch that can't
-            be cut goes to every rank.
 
     Attributes:
         splits: whether the next batch is cut. (If not, every rank gets all of it, but still notes how to cut it.)
-        uncut: the latest batch, as the original's sampler gave it.
         watched: where not None, gets the shared stream's state after the sampler's own draws for the latest batch.
     """
 
-    def __init__(self, inner: Any, placeholders: bool) -> None:
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.placeholders = placeholders
         self.latest: deque[Cut] = deque()
         self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
         self.splits = True
-        self.uncut: Any = None
-        self.watched: list[streams.State] | None = None
-        self._exchange = Exchange()
+        self.watched: list[rng.State] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.latest = deque()
@@ -77,38 +69,28 @@ class RankBatchSampler(Sampler[Any]):
             if drawn and self.plain:
                 batch = next(batches, None)
             else:
-                with streams.shared:
+                with rng.shared:
                     batch = next(batches, None)
                 drawn = True
             if not self.plain:
-                batch = self._main_batch(batch)
+                batch = exchange("a batch of the sampler", note=batch if world.is_main() else None)[0].note
             if batch is None:
                 return
-            self.uncut = batch
             cut, own = self._own_part(batch)
             cuts.append(cut)
             if self.watched is not None:
-                self.watched.append(streams.capture())
+                self.watched.append(rng.capture())
             yield own
-
-    def _main_batch(self, batch: Any) -> Any:
-        return self._exchange(Part([], batch if world.is_main() else None), torch.device("cpu"))[0].note
 
     def _own_part(self, batch: Any) -> tuple[Cut, Any]:
         if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__") or isinstance(batch, (str, bytes, dict)):
-            return Cut(None, 1), batch
-        sizes = chunk_sizes(len(batch), world.world_size())
-        count = sum(size > 0 for size in sizes)
-        if count < len(sizes) and not self.placeholders:
-            raise RuntimeError(
-                f"a batch of {len(batch)} samples leaves ranks idle, but the sampler's length promised larger ones: "
-                "pass gather=True to shard_loader"
-            )
+            return Cut(None), batch
+        sizes = tuple(chunk_sizes(len(batch), world.world_size()))
         if not self.splits:
-            return Cut(len(batch), count), batch
-        start = sum(sizes[: world.rank()])
-        own = batch[start : start + sizes[world.rank()]] if sizes[world.rank()] else batch[:1]
-        return Cut(len(batch), count), own
+            return Cut(sizes), batch
+        index = world.rank() if sizes[world.rank()] else 0
+        start = sum(sizes[:index])
+        return Cut(sizes), batch[start : start + sizes[index]]
 
 
 def splits_evenly_enough(inner: Any) -> bool:

@@ -9,17 +9,19 @@ import builtins
 import functools
 import inspect
 import io
+import json
 import logging
 import os
-import pickle
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import journal, world
+from .deferred import settle
 
 T = TypeVar("T")
 
@@ -69,6 +71,8 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
+    Deferred batches among the arguments of its calls are gathered first, on every rank.
+
     Returns:
         On rank 0 the same thing; calls of a function or class are noted, so that other ranks' reads wait for the paths
         among the arguments. Elsewhere an `Absent`, which takes every call, attribute and `with`, and is true. Of a
@@ -78,7 +82,7 @@ def main_only(target: T) -> T:
         return target
     noted = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
     if world.is_main():
-        return cast("T", _Noted(target)) if noted else target
+        return cast("T", _Noted(target) if noted else _looks_together(target))
     return cast("T", Absent(_name(target), target if noted else None))
 
 
@@ -87,7 +91,8 @@ def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
 
     Raises:
-        BaseException: on the other ranks, what the body raised on local rank 0; they don't run it then.
+        BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
+            exceptions; they don't run it then.
         PeerError: local rank 0 isn't through in time.
     """
     store = journal.store()
@@ -99,7 +104,7 @@ def main_first() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            store.set(key + "/error", _pickled(error).hex())
+            store.set(key + "/error", _told(error))
             store.add(key + "/failed", 1)
             store.add(key, 1)
             raise
@@ -107,9 +112,7 @@ def main_first() -> Iterator[None]:
         return
     journal.wait_until(lambda: store.add(key, 0) > 0, world.current().timeout, "local rank 0 in main_first()")
     if store.add(key + "/failed", 0):
-        raise pickle.loads(bytes.fromhex(store.get(key + "/error").decode())) from journal.PeerError(
-            "it failed in main_first() on local rank 0"
-        )
+        raise _retold(store.get(key + "/error")) from journal.PeerError("it failed in main_first() on local rank 0")
     yield
 
 
@@ -126,6 +129,7 @@ class Absent:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name, made_by, _ = self.__dict__["_absent"]
+        settle((args, kwargs))
         if made_by is not None:
             _note(args, kwargs)
             if inspect.isclass(made_by) and issubclass(made_by, logging.Handler):
@@ -178,14 +182,58 @@ class _Noted:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = settle((args, kwargs))
         try:
             with journal.muted():
-                return self._target(*args, **kwargs)
+                return _looks_together(self._target(*args, **kwargs))
         finally:
             _note(args, kwargs)
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._target, attribute)
+
+
+class _Module:
+    """On rank 0: a module whose functions gather the deferred batches among their arguments before they look."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _settling(getattr(self._module, name))
+
+
+def _looks_together(made: Any) -> Any:
+    """On rank 0: an object whose methods do so. It stays the object that it is, of a class derived from its own."""
+    if isinstance(made, ModuleType):
+        return _Module(made)
+    kind = type(made)
+    if kind.__module__ == "builtins" or isinstance(made, (logging.Handler, io.IOBase)):
+        return made
+    with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
+        made.__class__ = _class_that_looks_together(kind)
+    return made
+
+
+def _class_that_looks_together(kind: Any) -> Any:
+    def getattribute(self: Any, name: str) -> Any:
+        found = kind.__getattribute__(self, name)
+        return _settling(found) if not name.startswith("_") else found
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
+    return type(kind.__name__, (kind,), names)
+
+
+def _settling(function: Any) -> Any:
+    if not inspect.isroutine(function):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = settle((args, kwargs))
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -256,10 +304,30 @@ def _next_turn() -> int:
     return _turns
 
 
-def _pickled(error: BaseException) -> bytes:
+def _told(error: BaseException) -> str:
+    """An error as text, for another rank. Never pickled: whoever can reach the store could have put it there."""
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+        return json.dumps(["SystemExit", code if isinstance(code, int) else 1])  # a message is shown once, here
+    kind = next(filter(_takes_text, type(error).__mro__), RuntimeError)
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its own text is that in quotes
+    return json.dumps([kind.__name__, f"{text}" if type(error) is kind else f"{type(error).__name__}: {text}"])
+
+
+def _retold(told: bytes) -> BaseException:
+    """The error to raise for another rank's."""
+    name, text = json.loads(told)
+    if name == "SystemExit":
+        return SystemExit(int(text))
+    kind = getattr(builtins, name)
+    return cast("Exception", kind(text) if _takes_text(kind) else RuntimeError(text))
+
+
+def _takes_text(kind: Any) -> bool:
+    """Whether `kind` is one of Python's own exceptions, says more than `Exception`, and is made from a text."""
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
+        return False
     try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:  # noqa: BLE001 - an exception may refuse in any way, and its text is worth having
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data
+        return kind.__module__ == "builtins" and kind("") is not None
+    except TypeError:
+        return False

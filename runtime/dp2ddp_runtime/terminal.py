@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
+from contextlib import suppress
 
-if sys.platform == "win32":
-
-    def open_silent(lines: int, columns: int) -> tuple[int, int] | None:
-        """There are no such terminals here."""
-        return None
-else:
+with suppress(ImportError):  # Windows has no such terminals
     import fcntl
     import termios
 
-    def open_silent(lines: int, columns: int) -> tuple[int, int] | None:
-        """Open a terminal of the given size, of which every read finds the end of the file.
 
-        Returns:
-            Two file descriptors: one that has to stay open as long as the terminal is in use, and the terminal's. None
-            where the system has none to give.
-        """
-        try:
-            keeper, terminal = os.openpty()
-        except OSError:
-            return None
-        mode = termios.tcgetattr(terminal)
-        mode[3] &= ~(termios.ICANON | termios.ECHO)
-        mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0  # don't wait: nothing there is the end
-        termios.tcsetattr(terminal, termios.TCSANOW, mode)
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        return keeper, terminal
+def open_silent(lines: int, columns: int) -> tuple[int, int] | None:
+    """Open a terminal of the given size, of which every read finds the end of the file.
+
+    Returns:
+        Two file descriptors: one that has to stay open as long as the terminal is in use, and the terminal's. None
+        where the system has none to give.
+    """
+    try:
+        keeper, terminal = os.openpty()
+    except (AttributeError, OSError):
+        return None
+    mode = termios.tcgetattr(terminal)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0  # don't wait: nothing there is the end
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    return keeper, terminal

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 import torch.distributed as dist
 
+from .place import here
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -29,6 +31,10 @@ class World:
     timeout: float = 1800.0
     #: The process that joined; a forked child (a DataLoader worker) has another one, and must leave the store alone.
     pid: int = field(default_factory=os.getpid)
+    #: Whether a model was wrapped; else every rank does all of the work.
+    wraps: bool = False
+    #: The script's line that asked for the number of devices last.
+    counted_at: str = ""
 
 
 _world = World()
@@ -58,6 +64,15 @@ def local_rank() -> int:
 def world_size() -> int:
     """The number of ranks, over all machines; 1 before `setup`."""
     return _world.world_size
+
+
+def device_count() -> int:
+    """The number of devices that train: the ranks, where there are several; else the CUDA devices that are visible.
+
+    For what `torch.cuda.device_count()` is asked for before a model is wrapped. A rank may see one device only.
+    """
+    _world.counted_at = here().line
+    return _world.world_size if _world.world_size > 1 else torch.cuda.device_count()
 
 
 def is_main() -> bool:

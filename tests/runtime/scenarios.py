@@ -6,11 +6,13 @@ The wrapper is the runtime's with `gather=True` on ranks, and the oracle's in th
 from __future__ import annotations
 
 import copy
+import random
 from collections import namedtuple
 from typing import Any, Callable
 
+import numpy as np
 import torch
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
@@ -478,6 +480,23 @@ def random_numbers_in_forward(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def numbers_of_other_generators_in_forward(wrap: Wrapper) -> Tensors:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        # As many as there are rows: what one rank draws another one doesn't.
+        noise = [random.gauss(0, 1) + np.random.randn() + random.random() * np.random.rand() for _ in range(len(x))]
+        return self.layer(x) * torch.tensor(noise)[:, None] + (random.random() if len(x) == 3 else 0)
+
+    net = wrap(Function(forward))
+    result: Tensors = []
+    for rows in (6, 5, 1, 7):
+        net(torch.rand(rows, 4)).square().sum().backward()
+        shared = [random.gauss(0, 1), np.random.randn(), random.random(), np.random.rand()]
+        result += [*grads(net), torch.tensor(shared)]
+    with torch.no_grad():
+        return [*result, net(torch.rand(5, 4)), torch.tensor(random.random())]
+
+
+@scenario
 def methods_of_the_module(wrap: Wrapper) -> Tensors:
     class WithMethod(nn.Module):
         def __init__(self) -> None:
@@ -602,7 +621,7 @@ def run_all(wrap: Wrapper) -> dict[str, Tensors]:
     results = {}
     try:
         for name, function in SCENARIOS.items():
-            streams.seed_everything(len(name))
+            rng.seed_everything(len(name))
             results[name] = [_plain(value) for value in function(wrap)]
     finally:
         torch.set_default_dtype(torch.float32)

@@ -203,6 +203,52 @@ def test_signals_end_the_whole_job(tmp_path: Path, name: str) -> None:
     assert errors.count("KeyboardInterrupt\n") == (1 if name == "SIGINT" else 0)
 
 
+ATTACK = """
+import os, pickle, sys, torch.distributed as dist
+class Payload:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[1],)
+data = pickle.dumps(Payload())
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False, wait_for_workers=False)
+for prefix in sys.argv[2:]:
+    for name in ("error", "content"):
+        store.set(prefix + "/" + name, data.hex())
+    for key in (prefix + "/failed", prefix):
+        store.add(key, 1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None:
+    """Whoever can connect can neither guess the names of the keys, nor have what is there unpickled."""
+    body = """
+        import json, subprocess
+        ddp.setup()
+        def attack(*prefixes):
+            subprocess.run([sys.executable, "attack.py", "executed", *prefixes], check=True)
+        if ddp.is_main():
+            port, listens = f":{int(os.environ['MASTER_PORT']):04X}", "0A"
+            lines = [line for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+            rows = [line.split() for line in lines]
+            print([row[1] for row in rows if row[1].endswith(port) and row[3] == listens] == ["0100007F" + port])
+        with ddp.main_first():
+            if ddp.is_main():
+                secret = os.environ["DP2DDP_SECRET"]
+                attack("first1/0", "dp2ddp/first1/0", secret + "/dp2ddp/first2/0")
+        try:
+            with ddp.main_first():
+                time.sleep(0.5)
+            print("went on", ddp.is_main())
+        except json.JSONDecodeError:
+            sys.stderr.write("what the attacker told was read, and is no JSON")
+        """
+    (tmp_path / "attack.py").write_text(ATTACK)
+    done = start(write(tmp_path, body), cwd=tmp_path)
+    assert done.stdout.splitlines() == ["True", "went on True"], done.stderr
+    assert done.stderr == "what the attacker told was read, and is no JSON"
+    assert not (tmp_path / "executed").exists()
+
+
 def test_one_process_has_no_group_and_no_sockets(tmp_path: Path) -> None:
     body = """
         import socket
@@ -245,6 +291,26 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> 
     assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
     line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
     assert f"{script}:{line}: UserWarning" in done.stderr
+
+
+def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
+    """On each attempt another rank fails: what the ones before have left in torchrun's store misleads nobody."""
+    body = """
+        ddp.setup(timeout=60)
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        for step in range(20):
+            total = torch.ones(3)
+            torch.distributed.all_reduce(total)
+            if (step, ddp.rank()) == (10, 1 - attempt):
+                raise ValueError(f"failed in attempt {attempt}")
+        with ddp.main_first():
+            print("attempt", attempt, total.tolist())
+        """
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    done = start(*torchrun, write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
+    errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
+    assert errors == ["failed in attempt 0", "failed in attempt 1"]
 
 
 def _free_port() -> int:
@@ -389,3 +455,22 @@ def test_beside_the_scripts_own_ddp(tmp_path: Path) -> None:
     ]
     printed = [process.communicate(timeout=60)[0] for process in ranks]
     assert printed == [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
+
+
+def test_ranks_that_all_do_the_same_work_are_told_once(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        """
+        ddp.setup()
+        net = torch.nn.Linear(2, 1)
+        if ddp.device_count() > int(sys.argv[1]):
+            net = ddp.wrap_model(net, gather=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+        """,
+    )
+    told = start(script, 2).stderr
+    assert told.count("no model is wrapped, so each of the 2 ranks does all of the work; see train.py:7") == 1
+    assert "no model is wrapped" not in start(script, 1).stderr

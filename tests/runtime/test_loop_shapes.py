@@ -10,7 +10,7 @@ import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import rng
 from rank_pool import RankPool
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -134,7 +134,7 @@ SHAPES = [
 
 def drawn(shape: int, workers: int, noisy: bool, wrap: Make | None) -> list[Any]:
     """All that a loop yields, and the next random number."""
-    streams.seed_everything(shape)
+    rng.seed_everything(shape)
     wrap = loaders.shard_loader if wrap is None else wrap
 
     def make(size: int, batch: int = 4) -> Any:
@@ -166,7 +166,7 @@ def test_every_loop_gets_the_originals_batches(ranks: RankPool, n: int, workers:
 
 def trained(wrap: Make, share: Make) -> list[torch.Tensor]:
     """Steps on two loaders at once, as semi-supervised scripts do, with a validation in between."""
-    streams.seed_everything(3)
+    rng.seed_everything(3)
     torch.set_default_dtype(torch.float64)
     try:
         net = wrap(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))

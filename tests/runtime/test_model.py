@@ -16,8 +16,7 @@ import torch
 from dp2ddp_runtime import buckets, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime.exchange import Exchange
-from dp2ddp_runtime.payload import Part
+from dp2ddp_runtime.exchange import exchange
 from rank_pool import RankError, RankPool
 from scenarios import SCENARIOS, Tensors, mlp, run_all
 from torch import nn
@@ -95,7 +94,7 @@ def wrapping_details() -> None:
 def ranks_agree(value: Any) -> Any:
     if world.world_size() == 1:
         return value
-    told = Exchange()(Part([], value), torch.device("cpu"))
+    told = exchange("a test", note=value)
     assert all(part.note == told[0].note for part in told)
     return told[0].note
 

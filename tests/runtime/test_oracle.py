@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import rng
 from torch import nn
 
 from dp2ddp.oracle import EmulatedDataParallel
@@ -140,7 +140,7 @@ def test_replicas_draw_from_streams_of_their_own_and_leave_the_shared_one() -> N
     out = net(torch.ones(200))
     assert torch.equal(torch.rand(1), after)
     for rank, part in enumerate(out.chunk(2)):
-        torch.manual_seed(streams.replica_seed(5, rank))
+        torch.manual_seed(rng.replica_seed(5, rank))
         assert torch.equal(part, nn.functional.dropout(torch.ones(100), 0.5))
 
 

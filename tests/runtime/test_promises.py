@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import metrics, streams, world
+from dp2ddp_runtime import metrics, rng, world
 from dp2ddp_runtime import model as models
 from rank_pool import RankPool
 from torch import nn
@@ -98,7 +98,7 @@ KINDS = (
 
 def read(kind: str, gather: bool, workers: int) -> tuple[list[list[int]], int, bool, float]:
     """Two epochs' batches, `len`, whether they are whole, and a draw afterwards."""
-    streams.seed_everything(11)
+    rng.seed_everything(11)
     loader = loaders.shard_loader(make_loader(kind, workers), gather=gather)
     batches = []
     for epoch in range(2):
@@ -208,7 +208,7 @@ class Augmented(Dataset[Any]):
 
 def augmented(gather: bool, size: int) -> Any:
     """Three epochs of augmented samples, with numbers that the script draws between batches."""
-    streams.seed_everything(3)
+    rng.seed_everything(3)
     loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True), gather)
     batches = []
     for epoch in range(3):
@@ -249,7 +249,7 @@ def epochs(gather: bool, workers: int) -> Any:
             optimizer.step()
             noises.append(noise.tolist())
         ends.append((digest(), [value.tolist() for value in snapshot(net)]))
-    with streams.forward:
+    with rng.forward:
         own = digest()
     return ends, noises, own
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 SCRIPT = """
@@ -24,7 +23,11 @@ os.system("echo from a child process")
 early.error("logged")
 logging.basicConfig(filename="log.txt", filemode="w")
 logging.error("logged to a file")
-logging.handlers.RotatingFileHandler("rotated.txt", mode="w", maxBytes=10).close()
+rotating = logging.handlers.RotatingFileHandler("rotated.txt", mode="w", maxBytes=10, backupCount=2)
+early.addHandler(rotating)
+early.error("longer than ten bytes")
+rotating.doRollover()
+rotating.close()
 warnings.warn("warned")
 breakpoint()
 bar = tqdm(range(3), desc="bar")
@@ -53,6 +56,64 @@ sys.stderr.write("the end")
 """
 
 
+COUNTS = """
+import logging, logging.handlers, sys, warnings
+from dp2ddp_runtime.quiet import quiet
+
+class Counted:
+    times = 0
+    def __str__(self):
+        Counted.times += 1
+        return "text"
+    __repr__ = __str__
+
+class CountedWarning(UserWarning, Counted):
+    __str__ = Counted.__str__
+
+class Own(logging.Handler):
+    def emit(self, record):
+        sys.stderr.write(self.format(record))
+
+def times(function):
+    before = Counted.times
+    function()
+    return Counted.times - before
+
+warnings.simplefilter("always", UserWarning)
+log, memory, x = logging.getLogger("x"), logging.handlers.MemoryHandler(2, target=logging.StreamHandler()), Counted()
+log.setLevel(logging.INFO)
+for handler in (logging.StreamHandler(), Own(logging.ERROR), logging.FileHandler("log.txt")):
+    log.addHandler(handler)
+log.handlers[-1].addFilter(lambda record: record.msg is x or "filtered" not in record.msg)
+buffered = logging.getLogger("x.buffered")
+buffered.addHandler(memory)
+buffered.propagate = False
+
+def all_times():
+    return [times(function) for function in (
+        lambda: log.debug("%s", x),
+        lambda: log.info(x),
+        lambda: log.info("filtered %s", x),
+        lambda: log.error("%s %s", x, x),
+        lambda: log.info("%d", x),
+        lambda: logging.getLogger("without a handler").warning(x),
+        lambda: buffered.info(x),
+        lambda: buffered.info(x),
+        lambda: print(x, x),
+        lambda: print(x, file=sys.stderr),
+        lambda: warnings.warn(CountedWarning()),
+        lambda: log.isEnabledFor(logging.INFO) and str(x),
+    )]
+
+aloud = all_times()
+quiet()
+sys.stderr.write("quiet from here on")
+assert (aloud, log.isEnabledFor(logging.DEBUG)) == (all_times(), False), (aloud, all_times())
+assert aloud[:10] == [0, 2, 1, 6, aloud[4], 1, 0, 2, 2, 1], aloud
+assert min(aloud[4], *aloud[10:]) > 0, aloud
+"""
+
+
 # As much of tqdm as is silenced, with its arguments in their places; tests must not need the real one.
 TQDM = """
 import sys
@@ -75,14 +136,24 @@ def trange(*args, **kwargs):
 """
 
 
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), *sys.path]))}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
 def test_quiet(tmp_path: Path) -> None:
     (tmp_path / "tqdm").mkdir()
     (tmp_path / "tqdm/std.py").write_text(TQDM)
     (tmp_path / "tqdm/__init__.py").write_text("from .std import tqdm, trange\n")
     for name in ("log.txt", "rotated.txt"):
         (tmp_path / name).write_text("rank 0's")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))}
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = run(SCRIPT, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "before\n", "the end")
     assert [(tmp_path / name).read_text() for name in ("log.txt", "rotated.txt")] == ["rank 0's"] * 2
+    assert not list(tmp_path.glob("rotated.txt.*"))
+
+
+def test_what_is_formatted_aloud_is_formatted_in_silence(tmp_path: Path) -> None:
+    done = run(COUNTS, tmp_path)
+    assert (done.returncode, done.stderr.partition("quiet from here on")[2]) == (0, ""), done.stderr

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import gc
 import io
 import json
 import logging
 import os
-import pickle
 import shutil
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Callable, ClassVar
 
 import pytest
 import torch.distributed as dist
@@ -259,28 +257,41 @@ class MirrorError(Exception):
     pass
 
 
-class OddError(Exception):
+class MirrorGoneError(OSError):
     def __reduce__(self) -> Any:
         raise TypeError("not to be pickled")
 
 
-def _fail(kind: type[Exception]) -> tuple[str, float]:
-    begin = time.monotonic()
-    try:
-        with main_first():
-            assert world.is_main(), "the others must not run it"
-            raise kind("no network")
-    except (MirrorError, RuntimeError, OddError) as error:
-        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+ERRORS: list[tuple[Callable[[], BaseException], str]] = [
+    (lambda: FileNotFoundError(2, "gone"), "FileNotFoundError: [Errno 2] gone"),
+    (lambda: KeyError("k"), "KeyError: 'k'"),
+    (lambda: MirrorError("no network"), "RuntimeError: MirrorError: no network"),
+    (lambda: MirrorGoneError("no network"), "OSError: MirrorGoneError: no network"),
+    (lambda: UnicodeDecodeError("ascii", b"x", 0, 1, "odd"), "UnicodeError: UnicodeDecodeError: 'ascii' codec can't"),
+    (lambda: SystemExit("no data"), "SystemExit: 1"),
+    (lambda: SystemExit(3), "SystemExit: 3"),
+    (lambda: KeyboardInterrupt(), "RuntimeError: KeyboardInterrupt: "),
+]
+
+
+def _fail() -> list[tuple[str, bool, float]]:
+    seen = []
+    for make, _ in ERRORS:
+        begin = time.monotonic()
+        try:
+            with main_first():
+                assert world.is_main(), "the others must not run it"
+                raise make()
+        except BaseException as error:  # noqa: BLE001 - exits, too
+            peers = isinstance(error.__cause__, PeerError)
+            seen.append((f"{type(error).__name__}: {error}", peers, time.monotonic() - begin))
+    return seen
 
 
 def test_main_first_fails_everywhere_at_once(ranks: Any) -> None:
-    for kind, elsewhere in ((MirrorError, "MirrorError: no network"), (OddError, "RuntimeError: OddError: no network")):
-        (first, _), *others = ranks(2, _fail, kind)
-        assert first == f"{kind.__name__}: no network"
-        assert [text for text, _ in others] == [elsewhere]
-        assert max(seconds for _, seconds in others) < 5
-
-
-def test_pickled_errors_come_back() -> None:
-    assert builtins.str(pickle.loads(sinks._pickled(KeyError("k")))) == "'k'"
+    first, second = ranks(2, _fail)
+    assert [text for text, _, _ in first] == [f"{type(error).__name__}: {error}" for error in (m() for m, _ in ERRORS)]
+    for (text, peers, seconds), (_, wanted) in zip(second, ERRORS):
+        assert text.startswith(wanted)
+        assert peers
+        assert seconds < 5

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import torch
 from dp2ddp_runtime import model as models
-from dp2ddp_runtime import streams
+from dp2ddp_runtime import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -68,5 +68,5 @@ def emulated(n: int) -> Wrap:
 
 
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    streams.seed_everything(seed)
+    rng.seed_everything(seed)
     return factory().to(dtype)

@@ -1,0 +1,141 @@
+"""Cutting the wrapped model's inputs: of deferred batches the rows are here, whole ones are cut as by `torch.chunk`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from . import nesting, world
+from .deferred import Deferred, is_small, settle
+from .nesting import chunk_sizes
+from .outputs import gather_outputs
+
+_FIRST_CHECKED = 10  # calls; after these every one whose number is a power of two
+
+
+class Call(NamedTuple):
+    """One call of the wrapped model."""
+
+    own: Any
+    """The arguments for this rank's rows; rank 0's on a rank without any."""
+    chunks: int
+    """How many ranks, from rank 0 on, have rows."""
+    fingerprints: dict[str, Any]
+    """Of what has to be the same on all ranks, by name."""
+    lent: list[tuple[Deferred, torch.Tensor, int]]
+    """Deferred batches, the rows that the module got, and these rows' versions."""
+
+
+class Inputs:
+    """The inputs of one wrapped model.
+
+    Args:
+        dim: the dimension along which they are cut.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim
+        self._calls = 0
+        self._copies = True  # the first call tells whether the module writes into its inputs
+
+    def cut(self, arguments: Any, device: torch.device) -> Call:
+        """Each rank's part of the arguments of a call. A collective where a deferred batch isn't cut as the call is.
+
+        Args:
+            arguments: nested values; tensors in tuples, lists and dicts are cut, as `nn.DataParallel` cuts them.
+            device: where the parts are wanted.
+        """
+        fingerprints = self._fingerprints(arguments)
+        count = nesting.count_chunks(arguments, world.world_size(), self._dim) if any(arguments) else 1
+        index = world.rank() if world.rank() < count else 0
+        lent: list[tuple[Deferred, torch.Tensor, int]] = []
+
+        def own_part(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
+                return take_rows(settle(tensor), self._dim, index, count, device)
+            rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
+            if rows is tensor.rows:
+                # What is small may travel after the module has run, and must be what it was.
+                rows = rows.clone() if self._copies or is_small(tensor) else rows
+                lent.append((tensor, rows, rows._version))
+            return rows
+
+        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent)
+
+    def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
+        sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None
+        return list(tensor.sizes) == sizes and sum(size > 0 for size in sizes) == count
+
+    def check(self, call: Call) -> None:
+        """After the module has run: see whether it has written into its inputs."""
+        written = [(tensor, rows) for tensor, rows, version in call.lent if rows._version != version]
+        for tensor, rows in written:
+            if rows is tensor.rows:
+                tensor.spoil(
+                    "the wrapped model changed its input in place, after it had not done so before: the batch that "
+                    "the script looks at is not there any more. Let it look before, or the model change a copy"
+                )
+        if call.lent:
+            self._copies = bool(written)
+
+    def _fingerprints(self, arguments: Any) -> dict[str, Any]:
+        """Of tensors that no loader of ours made, in the first calls and ever more rarely then; of numbers and text."""
+        self._calls += 1
+        found: dict[str, Any] = {}
+        leaves = nesting.leaves(arguments)
+        checked = self._calls <= _FIRST_CHECKED or self._calls & (self._calls - 1) == 0
+        for index, leaf in enumerate(leaves):
+            if type(leaf) in (bool, int, float, str):
+                found[f"argument {index + 1} of the wrapped model"] = leaf
+            elif isinstance(leaf, torch.Tensor) and not isinstance(leaf, Deferred) and leaf.layout == torch.strided:
+                name = f"the tensor that is argument {index + 1} of the wrapped model"
+                found[name] = [list(leaf.shape), str(leaf.dtype), *(checksum(leaf).tolist() if checked else ())]
+        return found
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Two sums over the bits of a tensor, the second one depending on their order."""
+    flat = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    words = flat.view(torch.int16) if tensor.element_size() % 2 == 0 else flat
+    values = words.to(torch.int64)
+    places = torch.arange(1, values.numel() + 1, device=values.device) % 65521
+    return torch.stack([values.sum(), (values * places).sum()]).cpu()
+
+
+class _TakeChunk(torch.autograd.Function):
+    """This rank's rows of a tensor that all ranks have. Backward: all ranks' chunk gradients, gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, start: int, length: int, count: int) -> torch.Tensor:
+        ctx.dim, ctx.count, ctx.shape = dim, count, tensor.shape
+        return tensor.narrow(dim, start, length)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        whole: torch.Tensor = settle(gather_outputs(grad, ctx.count, ctx.dim, grad.device).value)
+        missing = ctx.shape[ctx.dim] - whole.size(ctx.dim)  # left out, because another input had fewer chunks
+        if missing:
+            shape = list(ctx.shape)
+            shape[ctx.dim] = missing
+            whole = torch.cat([whole, whole.new_zeros(shape)], ctx.dim)
+        return whole / world.world_size(), None, None, None, None
+
+
+def take_rows(tensor: torch.Tensor, dim: int, index: int, count: int, device: torch.device) -> torch.Tensor:
+    """Chunk `index` of `count` of a tensor that all ranks have, on `device`.
+
+    Differentiable: the tensor's gradient is gathered from all ranks, so every rank must run backward through it.
+    """
+    size = -(-tensor.size(dim) // world.world_size())
+    start = min(index * size, tensor.size(dim))
+    length = min(size, tensor.size(dim) - start)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        rows: torch.Tensor = _TakeChunk.apply(tensor, dim, start, length, count)
+    else:
+        rows = tensor.narrow(dim, start, length)
+    if device.type == "cuda" and rows.device != device:
+        return rows.to(device)
+    # A copy: what the module does to its input in place must not make the ranks' batches differ.
+    return rows.clone()

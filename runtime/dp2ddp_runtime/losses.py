@@ -1,0 +1,145 @@
+"""Losses and sums of large outputs: computed on each rank's rows, and summed over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from .deferred import RULES, Deferred, defer, own_slice, settle
+from .exchange import exchange
+from .rowwise import along, is_deferred, own_rows, rule
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """A rank's sum in, the sum of all ranks' out. Backward: the gradient, times N, where this rank had rows.
+
+    Beside it, and without a gradient, what its mean is divided by.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, ...], kind: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.had_rows = tuple(int(size > 0) for size in sizes)
+        parts = [part.tensors for part, size in zip(exchange(kind, [own, weight]), sizes) if size]
+        summed, total = (_sum(column, like) for column, like in zip(zip(*parts), (own, weight)))
+        ctx.mark_non_differentiable(total)
+        return summed, total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        return own_slice(grad.expand(sum(ctx.had_rows)), ctx.had_rows, 0, ()), None, None, None
+
+
+def _sum(column: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+    stacked = torch.stack([each.to(like.device) for each in column])
+    return (stacked.double().sum() if stacked.is_floating_point() else stacked.sum()).to(like.dtype)
+
+
+_ONE = torch.ones((), dtype=torch.int64)
+
+
+@rule("sum", "mean")
+def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of all elements of a model's output."""
+    batch, *rest = args
+    if rest or "dim" in kwargs or "axis" in kwargs:
+        return along(func, args, kwargs)
+    if not is_deferred(batch) or not batch.rounds or kwargs.get("out") is not None:
+        return NotImplemented
+    summed, _ = _SumOverRanks.apply(torch.sum(batch.rows, **kwargs), _ONE, batch.sizes, "the sum of an output")
+    return summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()
+
+
+def _weight_of_classes(call: dict[str, Any], rows: dict[str, Any], shape: torch.Size) -> Any:
+    """What the mean of `cross_entropy` and `nll_loss` divides by: this rank's part of it; or all of it, a number.
+
+    See https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html.
+    """
+    target, weight = rows["target"], rows["weight"]
+    if target.is_floating_point():  # probabilities
+        return shape.numel() / shape[1 if len(shape) > 1 else 0]
+    counted = target != call["ignore_index"]
+    if weight is None:
+        return counted.sum()
+    return weight[target[counted]].sum()
+
+
+def _weight_of_elements(call: dict[str, Any], rows: dict[str, Any], shape: torch.Size) -> Any:
+    return shape[0] if call["reduction"] == "batchmean" else shape.numel()
+
+
+_BY_CLASS = "cross_entropy nll_loss".split()
+_BY_ELEMENT = """
+    mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div
+    poisson_nll_loss soft_margin_loss
+""".split()
+_DIVIDED_BY_WEIGHT = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+_REDUCTIONS = ("none", "sum", "mean", "batchmean")
+
+
+def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
+    """A loss of a model's output: the sums over the ranks' rows, put together."""
+    call = _arguments(func, args, kwargs)
+    batch: Any = call.get("input")
+    rows = None if not is_deferred(batch) or not batch.rounds or batch.batch_dim != 0 else _own(func, call, batch)
+    if rows is None:
+        return NotImplemented
+    if call["reduction"] == "none":
+        each = func(**rows)
+        return defer(each, batch.sizes, 0, rounds=True) if each.dim() else NotImplemented
+    weight = weigh(call, rows, _broadcast_shape(batch, call["target"])) if call["reduction"] != "sum" else 1
+    own = weight.detach() if isinstance(weight, torch.Tensor) else _ONE
+    summed, total = _SumOverRanks.apply(func(**{**rows, "reduction": "sum"}), own, batch.sizes, func.__name__)
+    return summed / (total if isinstance(weight, torch.Tensor) else weight)
+
+
+def _broadcast_shape(batch: Deferred, target: torch.Tensor) -> torch.Size:
+    return batch.shape if target.dim() != batch.dim() else torch.broadcast_shapes(batch.shape, target.shape)  # type: ignore[no-untyped-call]
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    bound = inspect.signature(func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    call = dict(bound.arguments)
+    if call.pop("size_average", None) is not None or call.pop("reduce", None) is not None:
+        return {}
+    call.pop("reduce", None)
+    return call if call["reduction"] in _REDUCTIONS else {}
+
+
+def _own(func: Any, call: dict[str, Any], batch: Deferred) -> dict[str, Any] | None:
+    """The arguments for this rank's rows; None where some can't be cut, or have gradients of their own."""
+    rows = dict(call)
+    for name, value in call.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.requires_grad and torch.is_grad_enabled() and not is_deferred(value):
+            return None
+        if is_deferred(value):
+            if value.sizes != batch.sizes or value.batch_dim != 0:
+                return None
+            rows[name] = value.rows
+        elif name == "target":
+            rows[name] = own_rows(settle(value), batch.sizes, 0) if value.dim() else NotImplemented
+        elif value.dim() > 1 or value.dim() == batch.dim() or func in _DIVIDED_BY_WEIGHT:
+            return None  # a weight that may vary along the batch, or that the mean is divided by
+        else:
+            rows[name] = settle(value)
+        if rows[name] is NotImplemented:
+            return None
+    return rows
+
+
+def _enter(names: list[str], weigh: Callable[..., Any]) -> None:
+    for name in names:
+        function = getattr(F, name)
+        RULES[function] = functools.partial(_loss, weigh=weigh)
+
+
+_enter(_BY_CLASS, _weight_of_classes)
+_enter(_BY_ELEMENT, _weight_of_elements)

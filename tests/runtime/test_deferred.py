@@ -1,0 +1,524 @@
+"""Deferred batches: whole to the script, rows in the rank; what travels, when, and who is told of mistakes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+import threading
+from typing import Any, Callable
+
+import pytest
+import torch
+from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, sinks, world
+from rank_pool import RankError, RankPool
+from torch import nn
+from torch.autograd import Variable
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+ROWS = 7  # uneven on 2 and on 3 ranks
+
+
+def data(rows: int = ROWS, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(rows, width, 8, 8, generator=generator), torch.randint(5, (rows,), generator=generator)
+
+
+def batches(size: int = ROWS, rows: int = ROWS, **options: Any) -> Any:
+    return loader.shard_loader(DataLoader(TensorDataset(*data(rows)), size, **options), gather=True)
+
+
+def batch(**options: Any) -> tuple[deferred.Deferred, deferred.Deferred]:
+    x, y = next(iter(batches(**options)))
+    assert isinstance(x, deferred.Deferred)
+    assert isinstance(y, deferred.Deferred)
+    return x, y
+
+
+def exchanges(action: Callable[[], Any]) -> int:
+    """How many exchanges a piece of a script takes."""
+    before = exchange._count
+    action()
+    return exchange._count - before
+
+
+class Large:
+    """Makes everything large: nothing travels along, and outputs stay deferred."""
+
+    def __enter__(self) -> None:
+        self.before = deferred.SMALL, outputs.LARGE
+        deferred.SMALL, outputs.LARGE = 0, 0
+
+    def __exit__(self, *error: object) -> None:
+        deferred.SMALL, outputs.LARGE = self.before
+
+
+def is_the_whole_batch() -> bool:
+    (x, y), (whole_x, whole_y) = batch(), data()
+    shapes = (x.shape, len(x), x.dtype, x.device, x.ndim, x.size(0), x.numel(), x.is_contiguous(), x.requires_grad)
+    own = (whole_x.shape, ROWS, torch.float32, torch.device("cpu"), 4, ROWS, whole_x.numel(), True, False)
+    assert shapes == own
+    assert isinstance(x, torch.Tensor)
+    assert torch.is_tensor(x)
+    assert x.type() == "torch.FloatTensor"
+    assert exchanges(lambda: (x.cpu(), x.float(), x.to("cpu"), y.long(), Variable(x), x.half(), len(y))) == 0
+    assert not x.settled
+    assert torch.equal(x + 0, whole_x)
+    assert torch.equal(y, whole_y)
+    assert len(list(x)) == ROWS
+    return x.rows.size(0) < ROWS
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_it_is_the_whole_batch_to_the_script(ranks: RankPool, n: int) -> None:
+    assert ranks(n, is_the_whole_batch) == [True] * n
+
+
+def looks() -> list[str]:
+    """Everything that looks at a batch, each at a fresh one: the result is that of the whole batch."""
+    script = torch.jit.script(_scripted)
+    whole_x, whole_y = data()
+    permutation = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))
+    mask = whole_y > 2
+    each: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+        "permuted": lambda x, y: x[permutation],
+        "sliced": lambda x, y: x[2:5],
+        "masked": lambda x, y: x[mask.to(y.device)],
+        "masked by itself": lambda x, y: x[y > 2],
+        "numpy": lambda x, y: torch.from_numpy(x.numpy()),
+        "list": lambda x, y: torch.tensor(x.tolist()),
+        "item": lambda x, y: torch.tensor(x.sum().item()),
+        "repr": repr,
+        "format": lambda x, y: f"{x} {y}",
+        "mean": lambda x, y: x.mean(),
+        "matmul": lambda x, y: x.flatten(1) @ x.flatten(1).t(),
+        "loss": lambda x, y: F.cross_entropy(x.flatten(1), y),
+        "script": lambda x, y: script(x),
+        "compiled": lambda x, y: torch.compile(lambda a: a * 2 + a.size(0), backend="eager")(x),
+        "function": lambda x, y: _Doubled.apply(x),
+        "deepcopy": lambda x, y: copy.deepcopy(x),
+        "pickle": lambda x, y: pickle.loads(pickle.dumps(x)),
+        "save": lambda x, y: _saved(x),
+        "set": _set_some,
+        "in place": lambda x, y: x.mul_(2).add_(1),
+        "in place, through a view": lambda x, y: (x[:, 0].zero_(), x)[1],
+        "in place, seen in a view": lambda x, y: (x.view(ROWS, -1), x.fill_(3))[0],
+        "written with its own": lambda x, y: x.copy_(x.flip(0)),
+        "copied into": lambda x, y: torch.zeros(ROWS, 3, 8, 8).copy_(x),
+        "set into": lambda x, y: _set_into(x),
+        "stacked": lambda x, y: torch.cat([x, x]),
+        "as index": lambda x, y: torch.arange(10)[y],
+        "embedding": lambda x, y: F.embedding(y, torch.eye(5)),
+        "sorted": lambda x, y: y.sort().values,
+        "draws": lambda x, y: torch.nn.functional.dropout(x, 0.5),
+        "rand_like": lambda x, y: torch.rand_like(x) + torch.randn_like(x),
+        "zeros_like": lambda x, y: torch.zeros_like(y),
+        "shuffled": lambda x, y: x[torch.randperm(x.size(0))],
+        "unbatched": lambda x, y: torch.stack([a.mean() for a in x]),
+        "sum of squares": lambda x, y: (x**2).sum(),
+        "reversed": lambda x, y: 1 - x,
+        "wider": lambda x, y: x.unsqueeze_(1),
+    }
+    wrong = []
+    for name, look in each.items():
+        torch.manual_seed(5)
+        expected = look(*(whole.clone() for whole in (whole_x, whole_y))) if name != "repr" else repr(whole_x)
+        own = batch()
+        torch.manual_seed(5)
+        got = look(*own) if name != "repr" else repr(own[0])
+        same = got == expected if isinstance(got, str) else torch.equal(deferred.settle(got), expected)
+        wrong += [] if same else [name]
+    return wrong
+
+
+def _scripted(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + x.size(0)
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def _saved(x: torch.Tensor) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _set_some(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[x > 0.5] = 0
+    x[0] += 1
+    return x
+
+
+def _set_into(x: torch.Tensor) -> torch.Tensor:
+    buffer = torch.zeros(ROWS + 1, 3, 8, 8)
+    buffer[1:] = x
+    return buffer
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_what_looks_gets_the_whole_batch(ranks: RankPool, n: int) -> None:
+    assert ranks(n, looks) == [[]] * n
+
+
+def large_looks() -> list[str]:
+    with Large():
+        return looks()
+
+
+def test_what_looks_gets_the_whole_batch_where_it_is_large(ranks: RankPool) -> None:
+    assert ranks(2, large_looks) == [[], []]
+
+
+def a_usual_step() -> list[int]:
+    """Exchanges of a step: one, with the labels in it; nothing for the batch."""
+    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), gather=True)
+    net(torch.ones(ROWS, 3, 8, 8)).sum().backward()  # compares the ranks' parameters
+    counts = []
+    sent = []
+    plain = exchange._gather
+
+    def watch(head: bytes, tensors: Any) -> Any:
+        sent.append(sum(tensor.numel() for tensor in tensors))
+        return plain(head, tensors)
+
+    exchange._gather = watch
+    with torch.no_grad():  # nothing is small here but the labels
+        deferred.SMALL, before = 100, deferred.SMALL
+    try:
+        for x, y in batches(4, 12):
+            x, y = (x - 0.5) / 0.25, y.long()
+
+            def step(x: Any = x, y: Any = y) -> None:
+                out = net(x)
+                F.cross_entropy(out, y).backward()
+                (out.argmax(1) == y).sum().item()
+
+            counts.append(exchanges(step))
+            assert not x.settled
+            assert y.settled
+    finally:
+        exchange._gather = plain
+        deferred.SMALL = before
+    assert max(sent) <= 2 * 5 + 2 + 1, "outputs, labels, whether the data set drew"
+    return counts
+
+
+def test_a_usual_step_takes_one_exchange(ranks: RankPool) -> None:
+    assert ranks(2, a_usual_step) == [[1, 1, 1]] * 2
+
+
+class WritesIntoItsInput(nn.Module):
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(192, 2)
+        self.calls = 0
+        self.late = late
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 1 or not self.late:
+            x.mul_(3)
+        return self.layer(x.flatten(1))
+
+
+def written_by_the_model(late: bool) -> str:
+    with Large():
+        return _written_by_the_model(late)
+
+
+def _written_by_the_model(late: bool) -> str:
+    net = model.wrap_model(WritesIntoItsInput(late), gather=True)
+    for number in range(3):
+        x, _ = batch()
+        net(x)
+        if number == 1 and late:
+            with pytest.raises(RuntimeError, match="changed its input in place"):
+                x.sum()
+        else:
+            assert torch.equal(x + 0, data()[0])
+    return "right"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_the_model_writes_into_its_input_stays_there(ranks: RankPool, late: bool) -> None:
+    assert ranks(2, written_by_the_model, late) == ["right"] * 2
+
+
+def adversarial() -> list[list[float]]:
+    torch.manual_seed(0)
+    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), gather=True)
+    x, y = batch()
+    x.requires_grad_()
+    F.cross_entropy(net(x), y).backward()
+    assert x.grad is not None
+    step = x + 0.1 * x.grad.sign()
+    (slope,) = torch.autograd.grad(net(step).sum(), step)
+    return [
+        x.grad.flatten()[:5].tolist(),
+        slope.flatten()[:5].tolist(),
+        [p.grad.sum().item() for p in net.parameters()],
+    ]
+
+
+def test_gradients_by_the_input(ranks: RankPool) -> None:
+    one, other = ranks(2, adversarial)
+    (alone,) = ranks(1, adversarial_alone)
+    assert one == other
+    for got, expected in zip(one, alone):
+        assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def adversarial_alone() -> list[list[float]]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    x, y = data()
+    x.requires_grad_()
+    F.cross_entropy(net(x), y).backward()
+    step = x + 0.1 * x.grad.sign()
+    (slope,) = torch.autograd.grad(net(step).sum(), step)
+    return [
+        x.grad.flatten()[:5].tolist(),
+        slope.flatten()[:5].tolist(),
+        [p.grad.sum().item() for p in net.parameters()],
+    ]
+
+
+def used_late() -> str:
+    """After the loop, in the next iteration, in another loader's loop, after `break`, under `no_grad`."""
+    whole_x, whole_y = data(12)
+    first: Any = None
+    for number, (x, y) in enumerate(batches(4, 12)):
+        if number == 0:
+            first = x, y
+        if number == 1:
+            assert torch.equal(first[0] * 1, whole_x[:4])
+            for inner in batches(3, 12):
+                assert torch.equal(first[1], whole_y[:4])
+                assert torch.equal(inner[1], whole_y[:3])
+                break
+            with torch.no_grad():
+                assert torch.equal(inner[0][0], whole_x[0])
+            break
+    assert torch.equal(y, whole_y[4:8])
+    assert torch.equal(x.sum(), whole_x[4:8].sum())
+    return "right"
+
+
+def test_batches_are_used_late(ranks: RankPool) -> None:
+    assert ranks(2, used_late) == ["right"] * 2
+
+
+class Shows:
+    """A writer such as TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+
+    def add_images(self, name: str, images: torch.Tensor) -> None:
+        self.shown.append((name, images.sum().item()))
+
+
+def into_sinks(folder: str) -> list[Any]:
+    """Sinks do nothing on other ranks, but look together with rank 0."""
+    writer = sinks.main_only(Shows)()
+    assert isinstance(writer, Shows) is world.is_main()
+    writer.add_images("some", batch()[0])
+    writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
+    sinks.main_only(lambda x: x.sum())(batch()[0])
+    checkpoint.save({"batch": batch()[0]}, f"{folder}/batch.pt")
+    with sinks.open(f"{folder}/log.txt", "w") as file:
+        file.write(f"{batch()[1]}")
+        print(batch()[1], file=file)
+    logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks
+    told = metrics.broadcast(batch()[1])
+    return [
+        told.tolist(),
+        checkpoint.load(f"{folder}/batch.pt")["batch"].sum().item(),
+        writer.shown if world.is_main() else None,
+    ]
+
+
+def test_sinks_look_on_every_rank(ranks: RankPool, tmp_path: Any) -> None:
+    one, other = ranks(2, into_sinks, str(tmp_path))
+    x, y = data()
+    assert one[:2] == other[:2] == [y.tolist(), x.sum().item()]
+    assert one[2] == [("some", x.sum().item()), ("others", x.sum().item())]
+
+
+def looks_alone() -> None:
+    x, _ = batch()
+    if world.is_main():
+        x.sum()
+    model.wrap_model(nn.Linear(1, 1), gather=True)(torch.ones(4, 1))
+
+
+def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks(2, looks_alone)
+    for message in raised.value.failures.values():
+        assert "the ranks have diverged: rank 0 at test_deferred.py:" in message
+        assert "a look at a batch" in message
+        assert "rank 1 at test_deferred.py:" in message
+
+
+def looks_in_a_thread() -> str:
+    x, _ = batch()
+    x.sum()
+    y, _ = batch()
+    errors: list[str] = []
+
+    def look() -> None:
+        try:
+            y.sum()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return errors[0]
+
+
+def test_a_thread_that_looks_is_told(ranks: RankPool) -> None:
+    for error in ranks(2, looks_in_a_thread):
+        assert "only the thread that trains can do that" in error
+
+
+def other_inputs(seed: bool) -> str:
+    torch.manual_seed(0 if seed else world.rank())
+    net = model.wrap_model(nn.Linear(3, 2), gather=True)
+    try:
+        for _ in range(12):
+            net(torch.rand(4, 3))
+    except exchange.Divergence as error:
+        return str(error)
+    return "the same"
+
+
+def test_inputs_that_no_loader_made_are_compared(ranks: RankPool) -> None:
+    assert ranks(2, other_inputs, True) == ["the same"] * 2
+    for error in ranks(2, other_inputs, False):
+        assert "the tensor that is argument 1 of the wrapped model is different on rank 0 and rank 1" in error
+        assert error.startswith("test_deferred.py:")
+
+
+def called_more_often() -> None:
+    net = model.wrap_model(nn.Linear(3, 2), gather=True)
+    for _ in range(3 + world.rank()):
+        net(torch.ones(4, 3))
+    metrics.broadcast(1)
+
+
+def test_a_model_that_is_called_more_often_on_one_rank(ranks: RankPool) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks(2, called_more_often)
+    for message in raised.value.failures.values():
+        assert "ddp.broadcast" in message
+        assert "the wrapped model's outputs" in message
+        assert message.count("test_deferred.py:") >= 2
+
+
+def with_all_large_outputs() -> dict[str, list[Any]]:
+    return {kind: with_large_outputs(kind) for kind in with_large_outputs("names")}
+
+
+def with_large_outputs(kind: str) -> list[Any]:
+    """Losses and metrics of outputs that stay where they are; and the same of one process."""
+    torch.manual_seed(0)
+    net: Any = nn.Conv2d(3, 5, 3, padding=1).double()
+    x, _ = data()
+    x, target = x.double(), torch.randint(5, (ROWS, 8, 8), generator=torch.Generator().manual_seed(2))
+    target[0] = 3
+    target[1, :2] = 255
+    steps: dict[str, Callable[..., torch.Tensor]] = {
+        "cross entropy": lambda out, t: F.cross_entropy(out, t % 5),
+        "ignored": lambda out, t: F.cross_entropy(out, t, ignore_index=255),
+        "weighted": lambda out, t: F.cross_entropy(out, t, torch.arange(1.0, 6).double(), ignore_index=255),
+        "smoothed": lambda out, t: F.cross_entropy(out, t, ignore_index=255, label_smoothing=0.1),
+        "weighted and smoothed": lambda out, t: F.cross_entropy(
+            out, t, torch.arange(1.0, 6).double(), ignore_index=255, label_smoothing=0.1
+        ),
+        "summed": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="sum"),
+        "each": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none").mean(),
+        "each, looked at": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none")[1:].sum(),
+        "module": lambda out, t: nn.CrossEntropyLoss(ignore_index=255)(out, t),
+        "nll": lambda out, t: F.nll_loss(F.log_softmax(out, 1), t, ignore_index=255),
+        "probabilities": lambda out, t: F.cross_entropy(out, F.one_hot(t % 5, 5).permute(0, 3, 1, 2).double()),
+        "mse": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double()),
+        "mse by hand": lambda out, t: ((out[:, 0] - t % 5) ** 2).mean(),
+        "bce": lambda out, t: F.binary_cross_entropy_with_logits(out[:, 1], (t == 1).double()),
+        "bce of sigmoid": lambda out, t: nn.BCELoss()(torch.sigmoid(out[:, 1]), (t == 1).double()),
+        "dice": lambda out, t: 1 - (2 * (out.sigmoid()[:, 0] * (t == 0)).sum()) / (out.sigmoid()[:, 0].sum() + 1),
+        "dice per sample": lambda out, t: (out.sigmoid()[:, 0].flatten(1) * (t == 0).flatten(1)).sum(1).mean(),
+        "kl": lambda out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
+        "unknown": lambda out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
+        "after a look": lambda out, t: (repr(out), F.cross_entropy(out, t, ignore_index=255))[1],
+        "after a look without gradients": _looks_first,
+        "in place": lambda out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
+        "written into": _written_into,
+        "hook": _hooked,
+        "function": lambda out, t: _Halved.apply(out).square().mean(),
+        "script": lambda out, t: torch.jit.script(_scripted)(out).mean(),
+        "legacy": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double(), size_average=False),
+        "both": lambda out, t: F.cross_entropy(out, t, ignore_index=255) + out[0, 0].sum() + out.mean(),
+    }
+    if kind == "names":
+        return list(steps)
+    if world.world_size() > 1:
+        net = model.wrap_model(net, gather=True)
+        x, target = next(iter(loader.shard_loader(DataLoader(TensorDataset(x, target), ROWS), gather=True)))
+    with Large():
+        out = net(x)
+        assert isinstance(out, deferred.Deferred) is (world.world_size() > 1)
+        assert out.requires_grad
+        loss = deferred.settle(steps[kind](out, target))
+        loss.backward()
+    correct = (out.argmax(1) == target).sum().item()
+    return [loss.item(), correct, [p.grad.flatten()[:7].tolist() for p in net.parameters()]]
+
+
+def _looks_first(out: Any, t: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out[0].sum().item()
+    return F.cross_entropy(out, t, ignore_index=255)
+
+
+def _written_into(out: Any, t: Any) -> torch.Tensor:
+    out = out * 1
+    out[:, 0] = 0
+    out.clamp_(min=-0.1)
+    return F.cross_entropy(out, t, ignore_index=255)
+
+
+def _hooked(out: Any, t: Any) -> torch.Tensor:
+    out.register_hook(lambda grad: grad * 3)
+    return F.cross_entropy(out, t, ignore_index=255)
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad / 2
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_large_outputs_stay_where_they_are(ranks: RankPool, n: int) -> None:
+    expected = with_all_large_outputs()
+    for results in ranks(n, with_all_large_outputs):
+        for kind, (loss, correct, grads) in expected.items():
+            got = results[kind]
+            assert got[0] == pytest.approx(loss, rel=1e-12), kind
+            assert got[1] == correct, kind
+            for one, other in zip(got[2], grads):
+                assert one == pytest.approx(other, rel=1e-10, abs=1e-13), kind

@@ -1,0 +1,302 @@
+"""Random streams: what is shared stays shared, what is a rank's own differs, and seeds mean what they meant."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from dp2ddp_runtime import rng, world
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_pool import RankPool
+
+
+def draw(count: int = 1) -> list[tuple[float, ...]]:
+    """Draws from every generator; of NumPy's normal numbers, which come in pairs, both."""
+    return [
+        (torch.rand(1).item(), random.random(), random.gauss(0, 1), float(np.random.rand()), *np.random.randn(2))
+        for _ in range(count)
+    ]
+
+
+def draw_odd() -> tuple[float, ...]:
+    """Uses up, or leaves behind, cached normal numbers."""
+    return torch.randn(1).item(), random.gauss(0, 1), float(np.random.randn())
+
+
+@pytest.fixture
+def rank_1_of_2() -> Iterator[None]:
+    world.enter(world.World(1, 1, 2, 2, torch.device("cpu"), ready=True))
+    yield
+    world.enter(world.World())
+
+
+@pytest.fixture(params=["swaps", "before NumPy 1.24"])
+def numpy_age(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as it was when NumPy's generator could not be exchanged."""
+    if request.param != "swaps":
+        monkeypatch.setattr(rng, "_SWAPS", False)
+    rng.forward.restart()
+    rng.loading.restart()
+
+
+@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
+def test_the_shared_stream_goes_on_as_if_nobody_had_drawn_from_another() -> None:
+    rng.seed_everything(3)
+    expected = draw(8)
+    rng.seed_everything(3)
+    got = draw(3)
+    with rng.forward:
+        draw(5)
+        with rng.shared:
+            got += draw(2)
+        draw(1)
+    with rng.loading:
+        pass
+    got += draw(3)
+    assert got == expected
+
+
+@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
+def test_an_own_stream_goes_on_where_it_was_left_and_starts_at_its_seed() -> None:
+    rng.seed_everything(3)
+    own = []
+    with rng.forward:
+        own += draw(3)
+        with rng.forward, rng.loading:
+            own += draw(1)
+        with rng.shared:
+            draw(1)
+        own += draw(1)
+    with contextlib.suppress(KeyError), rng.forward:
+        own += draw(2)
+        raise KeyError
+    with rng.forward:
+        own += draw(1)
+    rng.seed_everything(rng.replica_seed(3, 1))
+    assert own == draw(8)
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
+def test_a_seed_that_the_script_sets_itself_starts_the_own_stream_anew() -> None:
+    rng.seed_everything(3)
+    with rng.forward:
+        first = draw(1)
+    torch.manual_seed(4)
+    with rng.forward:
+        second = draw(1)
+    torch.manual_seed(3)
+    with rng.forward:
+        assert draw(1) == first != second
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
+def test_epochs_have_streams_of_their_own_that_can_be_had_again() -> None:
+    def epoch(number: int) -> list[tuple[float, ...]]:
+        rng.loading.restart(number)
+        with rng.loading:
+            return draw(2)
+
+    rng.seed_everything(3)
+    with rng.loading:
+        start = draw(2)
+    assert start == epoch(0) != epoch(1)
+    assert epoch(1) == epoch(1) != epoch(2)
+
+
+@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
+def test_the_shared_stream_keeps_its_cached_normal_numbers() -> None:
+    rng.seed_everything(5)
+    expected = [*draw(1), draw_odd(), *draw(1), draw_odd(), draw_odd()]
+    rng.seed_everything(5)
+    got: list[tuple[float, ...]] = draw(1)
+    with rng.forward:
+        draw_odd()
+    got.append(draw_odd())
+    with rng.forward:
+        draw_odd()
+    got += draw(1)
+    with rng.loading, rng.shared:
+        got.append(draw_odd())
+    assert [*got, draw_odd()] == expected
+
+
+places = st.sampled_from(["script", "forward", "loading", "shared"])
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(1).item(),
+    "torch, normal": lambda: torch.randn(1).item(),
+    "random": random.random,
+    "random, normal": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.rand()),
+    "numpy, normal": lambda: float(np.random.randn()),
+    "nothing": lambda: None,
+}
+
+
+def go(place: str, draws: Sequence[str]) -> list[Any]:
+    """Draw somewhere."""
+    with contextlib.ExitStack() as stack:
+        if place != "script":
+            stack.enter_context(rng.loading if place == "loading" else rng.forward)
+        if place == "shared":
+            stack.enter_context(rng.shared)
+        return [DRAWS[name]() for name in draws]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(places, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=8))
+def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[str, list[str]]]) -> None:
+    """Each of the three streams gives what it gives where nobody draws from the others; the shared one also what it
+    gives where there are no others."""
+    ours = {"script": "shared", "shared": "shared", "forward": "forward", "loading": "loading"}
+    world.enter(world.World(1, 1, 2, 2, torch.device("cpu"), ready=True))
+    try:
+        rng.seed_everything(9)
+        got = [go(place, draws) for place, draws in steps]
+        for stream in ("shared", "forward", "loading"):
+            rng.seed_everything(9)
+            alone = [go(place, draws) if ours[place] == stream else None for place, draws in steps]
+            assert all(one is None or one == other for one, other in zip(alone, got))
+        rng.seed_everything(9)
+        assert [[DRAWS[name]() for name in draws] for place, draws in steps if ours[place] == "shared"] == [
+            values for (place, _), values in zip(steps, got) if ours[place] == "shared"
+        ]
+    finally:
+        world.enter(world.World())
+
+
+def test_states_are_alike_only_if_all_generators_are() -> None:
+    rng.seed_everything(5)
+    before = rng.capture()
+    assert rng.alike(before, rng.capture())
+    for drawing in (random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn, lambda: torch.rand(1)):
+        drawing()
+        assert not rng.alike(before, rng.capture())
+        rng.restore(before)
+        assert rng.alike(before, rng.capture())
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.SFC64, np.random.Philox])
+def test_numpys_generator_may_be_another_one(kind: Any) -> None:
+    before: Any = np.random.mtrand._rand._bit_generator
+    expected = np.random.RandomState(kind(3)).rand(3).tolist()
+    with rng.forward:  # an own stream that is a Mersenne Twister's
+        pass
+    try:
+        np.random.set_bit_generator(kind(3))
+        got, state = [np.random.rand()], rng.capture()
+        with rng.forward:
+            own = np.random.rand()
+        got.append(np.random.rand())
+        assert not rng.alike(state, rng.capture())
+        rng.restore(state)
+        assert rng.alike(state, rng.capture())
+        assert np.random.rand() == got[1]
+        assert [*got, np.random.rand()] == expected
+        assert own not in expected
+    finally:
+        np.random.set_bit_generator(before)
+    with rng.forward:
+        pass
+
+
+def test_seed_everything_is_what_seeding_by_hand_gives() -> None:
+    rng.seed_everything(2**40 + 5)
+    got = draw(3)
+    random.seed(2**40 + 5)
+    np.random.seed(5 + 2**40 % 2**32)
+    torch.manual_seed(2**40 + 5)
+    assert got == draw(3)
+
+
+def test_deterministic_sets_the_cudnn_flags() -> None:
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = True
+        rng.seed_everything(1)
+        assert torch.backends.cudnn.benchmark
+        rng.seed_everything(1, deterministic=True)
+        assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
+def test_nothing_is_left_of_a_generator_that_was_put_in_place_inside() -> None:
+    before: Any = np.random.get_bit_generator()
+    with rng.forward:
+        np.random.seed(7)
+        own = np.random.rand()
+        np.random.set_bit_generator(np.random.PCG64(3))
+    assert np.random.get_bit_generator() is before
+    assert own == np.random.RandomState(7).rand()
+
+
+def adopt(slot: int, kinds: Sequence[str]) -> Any:
+    before_all, rng._SLOT = rng._SLOT, slot
+    rng.seed_everything(10 + world.rank())
+    own_generator = torch.Generator().manual_seed(world.rank())
+    try:
+        np.random.set_bit_generator(getattr(np.random, kinds[world.rank()])(world.rank()))
+        draw_odd()
+        draw(1 + world.rank())
+        before = draw(1)
+        draw_odd()
+        with mock.patch.object(rng.dist, "broadcast", wraps=rng.dist.broadcast) as broadcast:
+            rng.adopt_main_state([own_generator])
+        after = [draw_odd(), *draw(2), torch.rand(1, generator=own_generator).item()]
+        with rng.forward:
+            own = draw(1)
+        return before, after, own, (torch.initial_seed(), broadcast.call_count)
+    finally:
+        rng._SLOT = before_all
+        np.random.set_bit_generator(np.random.MT19937())
+
+
+OTHERS = ["PCG64", "PCG64DXSM", "Philox", "SFC64"]
+
+
+@pytest.mark.parametrize("slot", [32768, 4096])
+@pytest.mark.parametrize("kinds", [("MT19937",) * 2, *((kind,) * 2 for kind in OTHERS), ("Philox", "MT19937")])
+def test_all_ranks_adopt_rank_0s_state(ranks: RankPool, slot: int, kinds: tuple[str, str]) -> None:
+    (before_0, *shared_0, own_0, told_0), (before_1, *shared_1, own_1, told_1) = ranks(2, adopt, slot, kinds)
+    assert before_0 != before_1
+    assert shared_0 == shared_1
+    assert own_0 != own_1
+    assert told_0 == told_1 == (10, 1 if slot == 32768 else 2)
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled what came from another process",)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"array": "AAAAAAAAAAA=", "dtype": "O", "shape": [1]}', "{", pickle.dumps(Harmful())]
+)
+def test_what_a_peer_says_is_not_unpickled(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
+    said = text.encode() if isinstance(text, str) else text
+
+    def broadcast(slot: torch.Tensor, src: int) -> None:
+        slot.fill_(ord(" "))
+        slot[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+
+    monkeypatch.setattr(rng.dist, "broadcast", broadcast)
+    with pytest.raises(ValueError):  # noqa: PT011 - NumPy, json and Python have words of their own for it
+        rng._broadcast("null")
+
+
+@pytest.mark.parametrize("kind", ["seed", "Bits"])
+def test_only_numpys_generators_are_made_by_name(kind: str) -> None:
+    state = rng.capture()
+    with pytest.raises(KeyError, match=kind):
+        rng.restore(state._replace(numpy={"bit_generator": kind}))
+    assert rng.alike(state, rng.capture())
