@@ -6,8 +6,10 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -139,6 +141,38 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
             and rows.is_contiguous(memory_format=torch.channels_last)
         )
         return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
+
+
+@torch.no_grad()
+def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
+    """This rank's rows of `whole[numbers]`, rank 0's on a rank without any: each rank gets what it needs alone.
+
+    Args:
+        rows: this rank's rows of the whole batch, along dimension 0.
+        sizes: each rank's number of rows.
+        numbers: of the rows in the whole batch, from 0; as many as there are rows.
+    """
+    starts = list(itertools.accumulate(sizes, initial=0))
+    owner = [bisect.bisect_right(starts, number) - 1 for number in numbers]
+    wanted = [range(starts[rank], starts[rank + 1]) if sizes[rank] else range(sizes[0]) for rank in range(len(sizes))]
+    me = world.rank()
+    mine = [[numbers[place] - starts[me] for place in places if owner[place] == me] for places in wanted]
+    theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
+    counts = [sum(owner[place] == rank for place in wanted[me]) for rank in range(len(sizes))]
+    with normal_mode():
+        route = carrier(rows.device)
+        sent = plain(rows)[[number for numbers_of_rank in mine for number in numbers_of_rank]].to(route)
+        received = sent.new_empty([len(theirs), *rows.shape[1:]])
+        width = received[:1].numel() * received.element_size()
+        dist.all_to_all_single(
+            bytes_of(received),
+            bytes_of(sent),
+            [count * width for count in counts],
+            [len(each) * width for each in mine],
+        )
+        picked = torch.empty_like(received)
+        picked[theirs] = received
+        return picked.to(rows.device)
 
 
 def _packed(sizes: Sequence[int], most: int) -> list[int]:
