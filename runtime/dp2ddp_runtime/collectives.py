@@ -80,24 +80,23 @@ def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
     return list(out.to(row.device).unbind(0))
 
 
+_AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-    """Overwrite `tensors` with rank `source`'s, one broadcast per dtype and device, without bumping their versions."""
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in (tensor for tensor in tensors if tensor.numel()):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.data)
-    for (_, device), members in groups.items():
+    """Overwrite `tensors` with rank `source`'s, many at once, without bumping their versions."""
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            groups.setdefault(tensor.device, []).append(tensor.data)
+    for device, members in groups.items():
         route = carrier(device)
-        if len(members) == 1 and members[0].is_contiguous() and members[0].device == route:
-            dist.broadcast(bytes_of(members[0]), src=source)
-            continue
-        flat = torch.cat([plain(member).reshape(-1) for member in members]).to(route)
-        dist.broadcast(bytes_of(flat), src=source)  # bytes: every backend knows these
-        if world.rank() != source:
-            pieces = torch.split(flat.to(device), [member.numel() for member in members])
-            for member, piece in zip(members, pieces):
-                member.copy_(piece.view(member.shape))
+        there = members if route == device else [member.to(route) for member in members]
+        dist._broadcast_coalesced(_process_group(None), there, _AT_ONCE, source)  # type: ignore[attr-defined]
+        if route != device and world.rank() != source:
+            torch._foreach_copy_(members, there)
 
 
 def normal_mode() -> AbstractContextManager[Any]:

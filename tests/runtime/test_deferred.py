@@ -88,6 +88,7 @@ def looks() -> list[str]:
         "permuted, a part": lambda x, y: x[permutation, :, 2:4],
         "picked": lambda x, y: x.index_select(0, torch.tensor([0, 0, 6, -1, 3, 3, 2]) % 7),
         "picked twice": lambda x, y: 0.3 * x + 0.7 * x[torch.tensor([0, 0, 6, -1, 3, 3, 2])][permutation],
+        "counted": lambda x, y: (x > 0.5).sum() + y.sum(),
         "sliced": lambda x, y: x[2:5],
         "masked": lambda x, y: x[mask.to(y.device)],
         "masked by itself": lambda x, y: x[y > 2],
