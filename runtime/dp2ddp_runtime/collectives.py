@@ -81,6 +81,7 @@ def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
 
 
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
+_KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
 
 @torch.inference_mode(False)
@@ -93,10 +94,15 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
             groups.setdefault(tensor.device, []).append(tensor.data)
     for device, members in groups.items():
         route = carrier(device)
-        there = members if route == device else [member.to(route) for member in members]
-        dist._broadcast_coalesced(_process_group(None), there, _AT_ONCE, source)  # type: ignore[attr-defined]
-        if route != device and world.rank() != source:
-            torch._foreach_copy_(members, there)
+        # As bytes where not every backend knows the type.
+        sent = [
+            member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
+            for member in members
+        ]
+        dist._broadcast_coalesced(_process_group(None), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
+        for member, came in zip(members, sent):
+            if came.data_ptr() != member.data_ptr() and world.rank() != source:
+                member.copy_(came.view(member.dtype).view(member.shape))
 
 
 def normal_mode() -> AbstractContextManager[Any]:

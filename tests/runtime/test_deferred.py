@@ -9,6 +9,7 @@ import pickle
 import threading
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, sinks, world
@@ -94,6 +95,10 @@ def looks() -> list[str]:
         "masked by itself": lambda x, y: x[y > 2],
         "numpy": lambda x, y: torch.from_numpy(x.numpy()),
         "list": lambda x, y: torch.tensor(x.tolist()),
+        "array": lambda x, y: torch.from_numpy(np.asarray(x) + np.stack([a.numpy() for a in x])),
+        "tensors": lambda x, y: torch.tensor(x) + torch.Tensor(x) + torch.FloatTensor(x) + torch.as_tensor(x),
+        "parameter": lambda x, y: nn.Parameter(x).detach() * 2,
+        "data": lambda x, y: torch.zeros(1).data.resize_(x.size()).copy_(x),
         "item": lambda x, y: torch.tensor(x.sum().item()),
         "repr": repr,
         "format": lambda x, y: f"{x} {y}",
@@ -373,27 +378,38 @@ def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
         assert "rank 1 at test_deferred.py:" in message
 
 
-def looks_in_a_thread() -> str:
+def looks_in_a_thread(race: bool) -> Any:
     x, _ = batch()
-    x.sum()
-    y, _ = batch()
-    errors: list[str] = []
+    found: list[Any] = []
 
     def look() -> None:
         try:
-            y.sum()
-        except RuntimeError as error:
-            errors.append(str(error))
+            found.append(x.sum().item())
+        except exchange.Divergence as error:
+            found.append(str(error))
 
     thread = threading.Thread(target=look)
-    thread.start()
+    if race and world.is_main():
+        with pytest.raises(exchange.Divergence):
+            metrics.broadcast(1)
+        thread.start()
+    else:
+        thread.start()
+        thread.join()
+        if race:
+            metrics.broadcast(1)
     thread.join()
-    return errors[0]
+    return found[0]
 
 
-def test_a_thread_that_looks_is_told(ranks: RankPool) -> None:
-    for error in ranks(2, looks_in_a_thread):
-        assert "only the thread that trains can do that" in error
+def test_a_thread_may_look_in_its_turn(ranks: RankPool) -> None:
+    assert ranks(2, looks_in_a_thread, False) == [data()[0].sum().item()] * 2
+
+
+def test_a_thread_that_looks_at_another_time_on_another_rank_is_told(ranks: RankPool) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks(2, looks_in_a_thread, True)
+    assert "Divergence: the ranks have diverged" in str(raised.value)
 
 
 def other_inputs(seed: bool) -> str:
