@@ -83,6 +83,7 @@ def _tell(state: str, what: str = "", line: str = "") -> None:
     try:
         if store is not None:
             store.set(f"waits{world.rank()}", json.dumps([state, what, line, time.time()]))
+            store.add(f"has told{world.rank()}", 1)  # which can be asked for without waiting
     except RuntimeError:
         return  # the store's host is gone: then what is waited for fails by itself
 
@@ -90,11 +91,11 @@ def _tell(state: str, what: str = "", line: str = "") -> None:
 def _ask() -> list[Any] | None:
     """What all ranks told last; None where one has never told anything."""
     store = journal.store()
-    keys = [f"waits{rank}" for rank in range(world.world_size())]
+    ranks = range(world.world_size())
     try:
-        if store is None or not store.check(keys):
+        if store is None or not all(store.add(f"has told{rank}", 0) for rank in ranks):
             return None
-        return [json.loads(store.get(key)) for key in keys]
+        return [json.loads(store.get(f"waits{rank}")) for rank in ranks]
     except RuntimeError:
         return None
 
