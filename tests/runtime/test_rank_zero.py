@@ -15,9 +15,9 @@ from typing import Any, Callable, ClassVar
 
 import pytest
 import torch.distributed as dist
-from dp2ddp_runtime import journal, sinks, world
-from dp2ddp_runtime.journal import PeerError
-from dp2ddp_runtime.sinks import Absent, main_first, main_only
+from dp2ddp_runtime import file_sync, rank_zero, world
+from dp2ddp_runtime.file_sync import PeerError
+from dp2ddp_runtime.rank_zero import Absent, main_first, main_only
 
 
 def write_slowly(path: Path, text: str) -> None:
@@ -31,11 +31,11 @@ def write_slowly(path: Path, text: str) -> None:
 def _write_then_read(folder: Path) -> list[str]:
     seen = []
     for n in range(3):
-        with sinks.open(folder / "a.txt", "w") as f:
+        with rank_zero.open(folder / "a.txt", "w") as f:
             if world.is_main():
                 time.sleep(0.2)
             f.write(f"round {n}")
-        with sinks.open(folder / "a.txt") as f:
+        with rank_zero.open(folder / "a.txt") as f:
             seen.append(f.read())
         dist.barrier()  # or rank 0 is already writing the next one
     return seen
@@ -48,9 +48,9 @@ def test_reader_sees_what_rank_0_wrote(ranks: Any, tmp_path: Path) -> None:
 def _write_and_read_on_rank_1_alone(path: Path) -> str | None:
     # Closed by the last reference, as scripts do, and not by the garbage collector.
     gc.disable()
-    json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, sinks.open(path, "w"))
+    json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, rank_zero.open(path, "w"))
     gc.enable()
-    text = None if world.is_main() else sinks.open(path).read()
+    text = None if world.is_main() else rank_zero.open(path).read()
     dist.barrier()
     return text
 
@@ -66,7 +66,7 @@ def _append_binary_and_exclusive(folder: Path) -> list[Any]:
         name = "b.bin" if "b" in mode else "a.txt"
         if mode == "w+":
             name = "c.txt"
-        with sinks.open(name, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as f:
+        with rank_zero.open(name, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as f:
             f.write(data)
             kinds.append((type(f), f.name if "+" not in mode else None))
             if "+" in mode:
@@ -86,18 +86,18 @@ def test_every_mode_gives_the_same_kind_of_file(ranks: Any, tmp_path: Path) -> N
 
 
 def test_alone_it_is_pythons_open(tmp_path: Path) -> None:
-    with sinks.open(tmp_path / "a", "w") as f:
+    with rank_zero.open(tmp_path / "a", "w") as f:
         assert type(f) is io.TextIOWrapper
         f.write("x")
-    with sinks.open(str(tmp_path / "a"), "rb", 0) as raw:
+    with rank_zero.open(str(tmp_path / "a"), "rb", 0) as raw:
         assert type(raw) is io.FileIO
         assert raw.read() == b"x"
-    with sinks.open(os.open(tmp_path / "a", os.O_RDONLY)) as f:
+    with rank_zero.open(os.open(tmp_path / "a", os.O_RDONLY)) as f:
         assert f.read() == "x"
     with pytest.raises(FileNotFoundError):
-        sinks.open(tmp_path / "none")
+        rank_zero.open(tmp_path / "none")
     with pytest.raises(ValueError, match="invalid mode"):
-        sinks.open(tmp_path / "a", "q")
+        rank_zero.open(tmp_path / "a", "q")
 
 
 # --- waiting ---
@@ -111,7 +111,7 @@ def _counts_differ(path: Path) -> str:
     if not world.is_main():
         main_only(os.remove)(path)
     main_only(write_slowly)(path, "new")
-    return sinks.open(path).read()
+    return rank_zero.open(path).read()
 
 
 def test_counts_that_differ_do_not_hang(ranks: Any, tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def _never_written(path: Path) -> str:
     world.current().timeout = 0.3
     message = ""
     if not world.is_main():
-        with sinks.open(path, "w"):
+        with rank_zero.open(path, "w"):
             pass
         try:
-            sinks.open(path)
+            rank_zero.open(path)
         except PeerError as error:
             message = str(error)
     dist.barrier()
@@ -142,12 +142,12 @@ def _in_forked_child(path: Path) -> bytes:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, b"none" if journal.store() is None else b"some")
+        os.write(write, b"none" if file_sync.store() is None else b"some")
         os._exit(0)
     os.waitpid(child, 0)
     answer = os.read(read, 10)
     dist.barrier()  # the store still works
-    return answer + sinks.open(path, "rb").read()
+    return answer + rank_zero.open(path, "rb").read()
 
 
 def test_forked_children_leave_the_store_alone(ranks: Any, tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_forked_children_leave_the_store_alone(ranks: Any, tmp_path: Path) -> No
 
 def _copy_best(folder: Path) -> list[str]:
     seen = []
-    with sinks.open(folder / "last.txt", "w") as f:
+    with rank_zero.open(folder / "last.txt", "w") as f:
         f.write("model")
     main_only(time.sleep)(0.3)
     main_only(shutil.copyfile)(folder / "last.txt", str(folder / "best.txt"))
-    seen.append(sinks.open(folder / "best.txt").read())
+    seen.append(rank_zero.open(folder / "best.txt").read())
     main_only(shutil.copytree)(folder, folder / "copy", ignore=shutil.ignore_patterns("copy"))
-    seen.append(sinks.open(folder / "copy" / "last.txt").read())  # the folder is what the call named
+    seen.append(rank_zero.open(folder / "copy" / "last.txt").read())  # the folder is what the call named
     return seen
 
 
