@@ -26,6 +26,8 @@ from .place import here
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+_POLL = 0.01  # seconds
+
 _writes: Counter[str] = Counter()  # what this rank has passed
 _reads: Counter[str] = Counter()
 _done: dict[str, int] = {}  # the writes that rank 0 is known to have done
@@ -64,12 +66,10 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
         PeerError: it wasn't within `seconds`; `what` says what was waited for.
     """
     deadline = time.monotonic() + seconds
-    pause = 0.002
     while not done():
         if time.monotonic() > deadline:
             raise PeerError(f"rank {world.rank()} waited {seconds:.0f} s for {what}, in vain")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        time.sleep(_POLL)
 
 
 def hear(store: Store, key: str, what: str) -> Any:

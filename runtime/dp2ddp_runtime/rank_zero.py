@@ -18,20 +18,17 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import ModuleType
-from typing import IO, Any, Callable, TypeVar, Union, cast
+from typing import IO, Any, Callable, TypeVar, cast
 
 from . import file_sync, world
 from .deferred import settle
 from .place import here
 
 T = TypeVar("T")
-Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-
 _turns = itertools.count(1)
 
 
-def open(file: Path | int, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, but a file is written on rank 0 alone, and read once rank 0 has written what this rank has passed.
 
     On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
@@ -47,20 +44,19 @@ def open(file: Path | int, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any
     See https://docs.python.org/3/library/functions.html#open.
     """
     store = None if isinstance(file, int) else file_sync.shared()
-    if not set(mode) & set("wax+"):
+    modes = set(mode)
+    if not modes & set("wax+"):
         if store is not None:
             file_sync.before_read(file)
         return builtins.open(file, mode, *args, **kwargs)
-    content = b""
-    if store is not None and "+" in mode and set(mode) & set("ra"):
-        content = _content_on_rank_0(cast("Path", file), store)
+    content = _content_on_rank_0(file, store) if store is not None and "+" in modes and not modes & set("wx") else b""
     if world.is_main():
         handle = builtins.open(file, mode, *args, **kwargs)  # noqa: SIM115
     else:
         with tempfile.NamedTemporaryFile() as copy:
             copy.write(content)
             copy.flush()
-            path = copy.name if "+" in mode else os.devnull
+            path = copy.name if "+" in modes else os.devnull
             handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
         _raw(handle).name = file
     if store is not None:
@@ -68,7 +64,7 @@ def open(file: Path | int, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any
     return handle
 
 
-def _content_on_rank_0(path: Path, store: Any) -> bytes:
+def _content_on_rank_0(path: Any, store: Any) -> bytes:
     """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
     key = f"content{next(_turns)}"
     if world.is_main():
@@ -105,42 +101,42 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
-    Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait for
-    the calls of a function or class.
+    Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
+    rank 0 has done the calls of a function or class.
 
     Returns:
-        What does so, to be called on every rank. On rank 0 it gives what `target` gives, elsewhere an `Absent`, which
-        takes every call, attribute and `with`, and is true; of a `logging.Handler` it makes a `logging.NullHandler`.
+        What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
+        call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
     """
     if world.world_size() == 1:
         return target
-    present: Any = target
-    if not world.is_main():
-        present = Absent(getattr(target, "__qualname__", getattr(target, "__name__", type(target).__qualname__)))
-        if inspect.isclass(target) and issubclass(target, logging.Handler):
-            present = lambda *args, **kwargs: logging.NullHandler()  # noqa: E731
-    is_called = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
-    return cast("T", _Called(present) if is_called or isinstance(target, ModuleType) else _gathering(present))
+    present = target if world.is_main() else _stand_in(target)
+    return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
+
+
+def _stand_in(target: Any) -> Any:
+    if inspect.isclass(target) and issubclass(target, logging.Handler):
+        return lambda *args, **kwargs: logging.NullHandler()
+    return Absent(getattr(target, "__name__", type(target).__name__))
 
 
 class _Called:
-    """A function, class or module of rank 0's, or its stand-in."""
+    """What `main_only` makes of a function, a class or a module, or of its stand-in."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = settle((args, kwargs))
         with file_sync.writing():
-            return _gathering(self._target(*args, **kwargs))
+            return _gathering(_call(self._target, *args, **kwargs))
 
     def __getattr__(self, attribute: str) -> Any:
         return _gathering_method(getattr(self._target, attribute))
 
 
 def _gathering(made: Any) -> Any:
-    """An object of rank 0's, whose public methods gather deferred batches first, by a class derived from its own."""
-    kind = type(made)
+    """The same object, whose public methods now gather deferred batches first: its class is derived from its own."""
+    kind: Any = type(made)
     if kind.__module__ == "builtins" or isinstance(made, (Absent, logging.Handler, io.IOBase)):
         return made
 
@@ -155,15 +151,12 @@ def _gathering(made: Any) -> Any:
 
 
 def _gathering_method(found: Any) -> Any:
-    if not inspect.isroutine(found):
-        return found
+    return functools.partial(_call, found) if inspect.isroutine(found) else found
 
-    @functools.wraps(found)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = settle((args, kwargs))
-        return found(*args, **kwargs)
 
-    return call
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = settle((args, kwargs))
+    return function(*args, **kwargs)
 
 
 class Absent:
@@ -250,30 +243,19 @@ def main_first() -> Iterator[None]:
     yield
 
 
-def _told(error: BaseException) -> tuple[str, Any]:
-    """The nearest of Python's own exceptions and what it is made from, to tell other ranks."""
-    if isinstance(error, SystemExit):
-        return "SystemExit", error.code if isinstance(error.code or 0, int) else 1  # a message is shown once, here
-    kind = next(filter(_takes_text, type(error).__mro__), RuntimeError)
+def _told(error: BaseException) -> tuple[list[str], Any]:
+    """The names of an error's classes, and its text, as JSON takes them."""
+    if isinstance(error, SystemExit):  # a message is shown once, here
+        return ["SystemExit"], error.code if isinstance(error.code, (int, type(None))) else 1
     text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its own text is that in quotes
-    return kind.__name__, f"{text}" if type(error) is kind else f"{type(error).__name__}: {text}"
+    return [kind.__name__ for kind in type(error).__mro__], str(text)
 
 
-def _retold(name: str, text: Any) -> BaseException:
-    """The exception to raise. What is no such pair may be another user's, who can reach the store."""
-    if name == "SystemExit":
-        return SystemExit(text)
-    kind = getattr(builtins, name)
-    return cast("Exception", kind(text) if _takes_text(kind) else RuntimeError(text))
-
-
-def _takes_text(kind: Any) -> bool:
-    """Whether `kind` is one of Python's own exceptions, says more than `Exception`, and is made from a text."""
-    with suppress(TypeError):
-        return (
-            issubclass(kind, Exception)
-            and kind not in (Exception, RuntimeError)
-            and kind.__module__ == "builtins"
-            and bool(kind("x"))
-        )
-    return False
+def _retold(names: list[str], text: Any) -> BaseException:
+    """The nearest of Python's own exceptions. Of anything else in the store, which another user may reach, nothing."""
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if inspect.isclass(kind) and issubclass(kind, (Exception, SystemExit)) and kind is not Exception:
+            with suppress(TypeError):  # it isn't made from a text
+                return kind(text if name == names[0] else f"{names[0]}: {text}")
+    return RuntimeError(f"{names[0]}: {text}")

@@ -11,21 +11,21 @@ from torch import nn
 _PREFIX = "module."
 
 
-def load_state_dict(model: Any, state: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> Any:
+def load_state_dict(model: Any, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """`model.load_state_dict(state)`, whether or not the keys of either begin with `module.`.
 
     Args:
         model: wrapped or plain; or an optimizer, a scheduler, ..., which gets `state` as it is.
-        state, strict, **kwargs: as `nn.Module.load_state_dict` takes them, and what is returned.
+        state, *args, **kwargs: as `nn.Module.load_state_dict` takes them, and what is returned.
 
     Raises:
         RuntimeError: as there, if `state` doesn't fit in either form.
 
     See https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict.
     """
-    if not isinstance(model, nn.Module):
-        return model.load_state_dict(state, **kwargs)
-    return model.load_state_dict(fit_prefix(state, model.state_dict().keys()), strict=strict, **kwargs)
+    if isinstance(model, nn.Module):
+        state = fit_prefix(state, model.state_dict())
+    return model.load_state_dict(state, *args, **kwargs)
 
 
 def fit_prefix(state: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:

@@ -118,22 +118,24 @@ def test_counts_that_differ_do_not_hang(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _counts_differ, tmp_path / "a") == ["new", "new"]
 
 
-def _never_written(path: Path) -> str:
+def _written_late(path: Path) -> str:
     world.current().timeout = 0.3
     message = ""
+    if world.is_main():
+        dist.barrier()
+    with rank_zero.open(path, "w"):
+        pass
     if not world.is_main():
-        with rank_zero.open(path, "w"):
-            pass
         try:
             rank_zero.open(path)
         except PeerError as error:
             message = str(error)
-    dist.barrier()
+        dist.barrier()
     return message
 
 
 def test_waiting_in_vain_is_an_error(ranks: Any, tmp_path: Path) -> None:
-    _, message = ranks(2, _never_written, tmp_path / "a")
+    _, message = ranks(2, _written_late, tmp_path / "a")
     assert message == f"rank 1 waited 0 s for rank 0 to write {tmp_path / 'a'}, in vain"
 
 
@@ -169,8 +171,63 @@ def _copy_best(folder: Path) -> list[str]:
     return seen
 
 
-def test_reads_wait_for_paths_that_were_arguments(ranks: Any, tmp_path: Path) -> None:
+def test_reads_wait_for_calls(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _copy_best, tmp_path) == [["model", "model"]] * 2
+
+
+def _write_without_an_argument_that_is_a_path(folder: Path) -> list[str | None]:
+    main_only(os.system)(f"sleep 0.3; echo command > {folder / 'a'}")
+    seen = [None if world.is_main() else rank_zero.open(folder / "a").read()]
+    dist.barrier()
+    main_only(functools.partial(time.sleep, 0.3))()
+    main_only((folder / "b").write_text)("method")
+    seen.append(None if world.is_main() else rank_zero.open(folder / "b").read())
+    dist.barrier()
+    return seen
+
+
+def test_reads_wait_for_commands_and_methods(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _write_without_an_argument_that_is_a_path, tmp_path) == [[None] * 2, ["command\n", "method"]]
+
+
+def _write(path: Path, text: str, pause: float = 0) -> None:
+    with rank_zero.open(path, "w") as f:
+        time.sleep(pause)
+        f.write(text)
+
+
+def _read_and_write_on_rank_0_alone(path: Path) -> str | None:
+    def alone() -> None:
+        for text in ("1", "2"):
+            _write(path, text)
+            assert rank_zero.open(path).read() == text
+        with main_first(), rank_zero.open(path, "a+") as f:
+            f.write("3")
+
+    main_only(alone)()
+    _write(path, "last", pause=0.3)
+    text = None if world.is_main() else rank_zero.open(path).read()
+    with main_first():  # has the same number on both ranks
+        pass
+    dist.barrier()
+    return text
+
+
+def test_what_rank_0_does_alone_is_not_counted(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _read_and_write_on_rank_0_alone, tmp_path / "a") == [None, "last"]
+
+
+def _use_module() -> list[str]:
+    logs = main_only(logging)
+    return [repr(logs.getLevelName(10)), repr(logs.Formatter.default_time_format)]
+
+
+def test_modules(ranks: Any) -> None:
+    first, second = ranks(2, _use_module)
+    assert first == ["'DEBUG'", "'%Y-%m-%d %H:%M:%S'"]
+    assert second == [
+        f"<logging.{what}: on rank 0 alone>" for what in ("getLevelName(...)", "Formatter.default_time_format")
+    ]
 
 
 class Writer:
