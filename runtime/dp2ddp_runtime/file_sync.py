@@ -72,9 +72,15 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(_POLL)
 
 
+def tell(store: Store, key: str, value: Any) -> None:
+    """Put `value` into the store, as JSON: it is never unpickled, as another user may reach the store."""
+    store.set(key, json.dumps(value))
+    store.add(f"{key}/told", 1)
+
+
 def hear(store: Store, key: str, what: str) -> Any:
-    """What another rank puts into the store under `key`, as JSON, once it is there; errors as `wait_until`."""
-    wait_until(lambda: store.check([key]), world.current().timeout, what)
+    """What another rank tells under `key`, once it does; raises as `wait_until`."""
+    wait_until(lambda: _counted(store, f"{key}/told") > 0, world.current().timeout, what)
     return json.loads(store.get(key))
 
 
@@ -115,11 +121,16 @@ def before_read(path: object) -> None:
         return
 
     def done() -> bool:
-        # `add(key, 0)` reads a counter that may not exist yet, without blocking; `get` would block.
-        return all(found.add(what, 0) >= count for what, count in behind.items()) or int(found.add(key, 0)) >= reads
+        passed = all(_counted(found, what) >= count for what, count in behind.items())
+        return passed or _counted(found, key) >= reads
 
     wait_until(done, world.current().timeout, f"rank 0 to write {path}")
     _done.update(behind)
+
+
+def _counted(store: Store, what: str) -> int:
+    """A counter that may not exist yet: `get` would wait for it."""
+    return int(store.add(what, 0))
 
 
 def _count(counts: Counter[str], what: str, store: Store) -> int:

@@ -10,7 +10,6 @@ import functools
 import inspect
 import io
 import itertools
-import json
 import logging
 import os
 import pathlib
@@ -69,7 +68,7 @@ def _content_on_rank_0(path: Any, store: Any) -> bytes:
     key = f"content{next(_turns)}"
     if world.is_main():
         content = pathlib.Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
-        store.set(key, json.dumps(content.hex()))
+        file_sync.tell(store, key, content.hex())
         return content
     return bytes.fromhex(file_sync.hear(store, key, f"rank 0 to open {path!r}"))
 
@@ -235,7 +234,7 @@ def main_first() -> Iterator[None]:
             told = _told(error)
             raise
         finally:
-            store.set(key, json.dumps(told))
+            file_sync.tell(store, key, told)
         return
     told = file_sync.hear(store, key, "local rank 0 in main_first()")
     if told is not None:

@@ -212,6 +212,7 @@ data = pickle.dumps(Payload())
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False, wait_for_workers=False)
 for prefix in sys.argv[2:]:
     store.set(prefix, data.hex())
+    store.add(prefix + "/told", 1)
 """
 
 
