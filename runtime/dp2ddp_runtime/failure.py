@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from . import journal, world
+from . import file_sync, world
 
 #: The store's counter of failed ranks; the launcher counts the ranks that ended without a word (`relaunch`).
 FAILED = "failed"
@@ -72,14 +72,14 @@ def install() -> None:
 
 def _is_first(error: BaseException) -> bool:
     """Whether this rank is the one to show its error: no other failed before it, nor is to blame for it."""
-    store = journal.store()
+    store = file_sync.store()
     if store is None:
         return True
     blames_peer = _blames_peer(error)
     try:
         if blames_peer:
-            with suppress(journal.PeerError):  # nobody comes forward
-                journal.wait_until(lambda: store.add(FAILED, 0) > 0, _WAIT_FOR_CULPRIT, "the rank to blame")
+            with suppress(file_sync.PeerError):  # nobody comes forward
+                file_sync.wait_until(lambda: store.add(FAILED, 0) > 0, _WAIT_FOR_CULPRIT, "the rank to blame")
                 return False
         return int(store.add(FAILED, 1)) == 1
     except RuntimeError:  # the store's host is gone; an error of its own must still be seen
@@ -92,7 +92,7 @@ def _blames_peer(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         is_network = isinstance(error, (RuntimeError, OSError)) and _PEER_GONE.search(str(error))
-        if is_network or isinstance(error, journal.PeerError):
+        if is_network or isinstance(error, file_sync.PeerError):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -102,7 +102,7 @@ def _first_exit() -> bool:
     """Whether this rank is the first one at this `sys.exit("message")`; the others needn't say it again."""
     global _exits
     _exits += 1
-    store = journal.store()
+    store = file_sync.store()
     try:
         return store is None or store.add(f"exit{_exits}", 1) == 1
     except RuntimeError:

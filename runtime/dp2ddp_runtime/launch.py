@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import failure, journal, relaunch, rng, watchdog, world
+from . import failure, file_sync, relaunch, rng, watchdog, world
 from .quiet import quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
@@ -196,7 +196,7 @@ def _backend(place: world.World, device_ids: list[int] | None) -> str:
 
 
 def _join(place: world.World, backend: str, init_method: str | None, timeout: float | timedelta | None) -> None:
-    """Join the process group, and keep its store for what must not be a collective (`journal`)."""
+    """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
     os.environ[relaunch.JOINED] = str(place.pid)
     relaunch.die_with_launcher()
     if place.world_size == 1:
@@ -209,7 +209,7 @@ def _join(place: world.World, backend: str, init_method: str | None, timeout: fl
     store = own if init_method in (None, "env://") else None
     if store is None:
         store = _attempts_own(_meet(init_method or "env://", place), place)
-    place.store = journal.prefixed(own or store)
+    place.store = file_sync.prefixed(own or store)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
@@ -247,7 +247,7 @@ def _attempts_own(store: Any, place: world.World) -> Any:
             store.set(f"dp2ddp/attempt{answered}", name)
         return int(store.add(name, 0)) == place.world_size - 1
 
-    journal.wait_until(all_know, place.timeout, "the other ranks to come")
+    file_sync.wait_until(all_know, place.timeout, "the other ranks to come")
     return relaunch.PrefixStore(name, store)
 
 
@@ -266,7 +266,7 @@ def _leave() -> None:
         with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
             store.add("left", 1)
             if place.rank == 0:
-                journal.wait_until(lambda: store.add("left", 0) >= place.world_size, _LEAVE_WITHIN, "the others' end")
+                file_sync.wait_until(lambda: store.add("left", 0) >= place.world_size, _LEAVE_WITHIN, "the others' end")
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.destroy_process_group()

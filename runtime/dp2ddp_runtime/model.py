@@ -17,12 +17,12 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from . import collectives, nesting, rng, shards, world
-from .checkpoint import fit_prefix
 from .deferred import Deferred
 from .exchange import Divergence, exchange
 from .inputs import Inputs, checksum
 from .outputs import gather_outputs
 from .reducer import Reducer
+from .state_dict import fit_prefix
 
 
 def wrap_model(

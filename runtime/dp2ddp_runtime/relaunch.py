@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from . import journal, terminal
+from . import file_sync, terminal
 from .failure import FAILED, SIGNAL_BASE, exit_now
 
 #: Set for the ranks: the process id of the launcher.
@@ -132,7 +132,7 @@ class Job:
         self._prefix = HIDDEN if hide else ""
         self._secret = os.urandom(16).hex()
         self._store = _host_store()
-        self._shared = journal.prefixed(PrefixStore(self._secret, self._store))
+        self._shared = file_sync.prefixed(PrefixStore(self._secret, self._store))
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._received = 0  # the signal that this process got
         self._unsaid = ""

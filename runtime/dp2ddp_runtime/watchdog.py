@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from . import failure, journal, world
+from . import failure, file_sync, world
 
 _PATIENCE = 10.0  # seconds that a rank waits before it says so
 _LOOK_EVERY = 1.0  # seconds
@@ -52,7 +52,7 @@ _thread: threading.Thread | None = None
 
 def _start() -> None:
     global _thread
-    if _thread is None and journal.store() is not None:
+    if _thread is None and file_sync.store() is not None:
         _thread = threading.Thread(target=_watch, name="dp2ddp-watchdog", daemon=True)
         _thread.start()
 
@@ -79,7 +79,7 @@ def _watch() -> None:
 
 
 def _tell(state: str, what: str = "", line: str = "") -> None:
-    store = journal.store()
+    store = file_sync.store()
     try:
         if store is not None:
             store.set(f"waits{world.rank()}", json.dumps([state, what, line, time.time()]))
@@ -90,7 +90,7 @@ def _tell(state: str, what: str = "", line: str = "") -> None:
 
 def _ask() -> list[Any] | None:
     """What all ranks told last; None where one has never told anything."""
-    store = journal.store()
+    store = file_sync.store()
     ranks = range(world.world_size())
     try:
         if store is None or not all(store.add(f"has told{rank}", 0) for rank in ranks):
@@ -110,7 +110,7 @@ def _are_stuck(before: list[Any], now: list[Any]) -> bool:
 
 
 def _end(states: list[Any]) -> NoReturn:
-    store = journal.store()
+    store = file_sync.store()
     if store is not None and store.add(failure.FAILED, 1) == 1:
         places = "".join(
             f"\n  rank {rank} at {line or 'its end'} waits for {what}" for rank, (_, what, line, _) in enumerate(states)

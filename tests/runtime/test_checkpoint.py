@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dp2ddp_runtime import checkpoint, sinks, world
-from dp2ddp_runtime.checkpoint import fit_prefix, load, load_state_dict, save
+from dp2ddp_runtime import rank_zero, world
+from dp2ddp_runtime.checkpoint import _to_own_device, load, save
+from dp2ddp_runtime.state_dict import fit_prefix, load_state_dict
 from torch import nn
 
 
@@ -63,7 +64,7 @@ def test_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
         save([large, Deadly()], path)
 
     def die_when_written() -> None:
-        checkpoint._to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
         save({"step": 2, "w": large}, path)
 
     for die in (die_while_pickling, die_when_written):
@@ -139,7 +140,7 @@ def _save_then_load(folder: Path) -> list[Any]:
             save({"step": step, "by": world.rank()}, folder / "net.pt")
             seen.append(load(folder / "net.pt"))
             dist.barrier()
-        with sinks.open(folder / "file.pt", "wb") as f:
+        with rank_zero.open(folder / "file.pt", "wb") as f:
             save({"by": world.rank()}, f)
         seen.append(load(folder / "file.pt"))
         memory = io.BytesIO()
@@ -194,11 +195,11 @@ def test_cuda_storages_come_to_the_own_device(monkeypatch: pytest.MonkeyPatch) -
             return f"on {device}"
 
     monkeypatch.setattr(world, "_world", world.World(device=torch.device("cuda", 1), ready=True))
-    assert checkpoint._to_own_device(Storage(), "cuda:0") == "on cuda:1"
-    assert checkpoint._to_own_device(Storage(), "cpu") is None
+    assert _to_own_device(Storage(), "cuda:0") == "on cuda:1"
+    assert _to_own_device(Storage(), "cpu") is None
     monkeypatch.setattr(world, "_world", world.World(ready=True))
     storage = Storage()
-    assert checkpoint._to_own_device(storage, "cuda:0") is storage
+    assert _to_own_device(storage, "cuda:0") is storage
 
 
 def test_a_whole_dataparallel_comes_back_wrapped(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, sinks, world
+from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, rank_zero, world
 from rank_pool import RankError, RankPool
 from torch import nn
 from torch.autograd import Variable
@@ -337,13 +337,13 @@ class Shows:
 
 def into_sinks(folder: str) -> list[Any]:
     """Sinks do nothing on other ranks, but look together with rank 0."""
-    writer = sinks.main_only(Shows)()
+    writer = rank_zero.main_only(Shows)()
     assert isinstance(writer, Shows) is world.is_main()
     writer.add_images("some", batch()[0])
     writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
-    sinks.main_only(lambda x: x.sum())(batch()[0])
+    rank_zero.main_only(lambda x: x.sum())(batch()[0])
     checkpoint.save({"batch": batch()[0]}, f"{folder}/batch.pt")
-    with sinks.open(f"{folder}/log.txt", "w") as file:
+    with rank_zero.open(f"{folder}/log.txt", "w") as file:
         file.write(f"{batch()[1]}")
         print(batch()[1], file=file)
     logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks

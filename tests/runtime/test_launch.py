@@ -211,10 +211,8 @@ class Payload:
 data = pickle.dumps(Payload())
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False, wait_for_workers=False)
 for prefix in sys.argv[2:]:
-    for name in ("error", "content"):
-        store.set(prefix + "/" + name, data.hex())
-    for key in (prefix + "/failed", prefix):
-        store.add(key, 1)
+    store.set(prefix, data.hex())
+    store.add(prefix + "/told", 1)
 """
 
 

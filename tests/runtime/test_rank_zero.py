@@ -15,9 +15,9 @@ from typing import Any, Callable, ClassVar
 
 import pytest
 import torch.distributed as dist
-from dp2ddp_runtime import journal, sinks, world
-from dp2ddp_runtime.journal import PeerError
-from dp2ddp_runtime.sinks import Absent, main_first, main_only
+from dp2ddp_runtime import file_sync, rank_zero, world
+from dp2ddp_runtime.file_sync import PeerError
+from dp2ddp_runtime.rank_zero import Absent, main_first, main_only
 
 
 def write_slowly(path: Path, text: str) -> None:
@@ -31,11 +31,11 @@ def write_slowly(path: Path, text: str) -> None:
 def _write_then_read(folder: Path) -> list[str]:
     seen = []
     for n in range(3):
-        with sinks.open(folder / "a.txt", "w") as f:
+        with rank_zero.open(folder / "a.txt", "w") as f:
             if world.is_main():
                 time.sleep(0.2)
             f.write(f"round {n}")
-        with sinks.open(folder / "a.txt") as f:
+        with rank_zero.open(folder / "a.txt") as f:
             seen.append(f.read())
         dist.barrier()  # or rank 0 is already writing the next one
     return seen
@@ -48,9 +48,9 @@ def test_reader_sees_what_rank_0_wrote(ranks: Any, tmp_path: Path) -> None:
 def _write_and_read_on_rank_1_alone(path: Path) -> str | None:
     # Closed by the last reference, as scripts do, and not by the garbage collector.
     gc.disable()
-    json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, sinks.open(path, "w"))
+    json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, rank_zero.open(path, "w"))
     gc.enable()
-    text = None if world.is_main() else sinks.open(path).read()
+    text = None if world.is_main() else rank_zero.open(path).read()
     dist.barrier()
     return text
 
@@ -66,7 +66,7 @@ def _append_binary_and_exclusive(folder: Path) -> list[Any]:
         name = "b.bin" if "b" in mode else "a.txt"
         if mode == "w+":
             name = "c.txt"
-        with sinks.open(name, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as f:
+        with rank_zero.open(name, mode, **({} if "b" in mode else {"encoding": "utf-8"})) as f:
             f.write(data)
             kinds.append((type(f), f.name if "+" not in mode else None))
             if "+" in mode:
@@ -86,18 +86,18 @@ def test_every_mode_gives_the_same_kind_of_file(ranks: Any, tmp_path: Path) -> N
 
 
 def test_alone_it_is_pythons_open(tmp_path: Path) -> None:
-    with sinks.open(tmp_path / "a", "w") as f:
+    with rank_zero.open(tmp_path / "a", "w") as f:
         assert type(f) is io.TextIOWrapper
         f.write("x")
-    with sinks.open(str(tmp_path / "a"), "rb", 0) as raw:
+    with rank_zero.open(str(tmp_path / "a"), "rb", 0) as raw:
         assert type(raw) is io.FileIO
         assert raw.read() == b"x"
-    with sinks.open(os.open(tmp_path / "a", os.O_RDONLY)) as f:
+    with rank_zero.open(os.open(tmp_path / "a", os.O_RDONLY)) as f:
         assert f.read() == "x"
     with pytest.raises(FileNotFoundError):
-        sinks.open(tmp_path / "none")
+        rank_zero.open(tmp_path / "none")
     with pytest.raises(ValueError, match="invalid mode"):
-        sinks.open(tmp_path / "a", "q")
+        rank_zero.open(tmp_path / "a", "q")
 
 
 # --- waiting ---
@@ -111,29 +111,31 @@ def _counts_differ(path: Path) -> str:
     if not world.is_main():
         main_only(os.remove)(path)
     main_only(write_slowly)(path, "new")
-    return sinks.open(path).read()
+    return rank_zero.open(path).read()
 
 
 def test_counts_that_differ_do_not_hang(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _counts_differ, tmp_path / "a") == ["new", "new"]
 
 
-def _never_written(path: Path) -> str:
+def _written_late(path: Path) -> str:
     world.current().timeout = 0.3
     message = ""
+    if world.is_main():
+        dist.barrier()
+    with rank_zero.open(path, "w"):
+        pass
     if not world.is_main():
-        with sinks.open(path, "w"):
-            pass
         try:
-            sinks.open(path)
+            rank_zero.open(path)
         except PeerError as error:
             message = str(error)
-    dist.barrier()
+        dist.barrier()
     return message
 
 
 def test_waiting_in_vain_is_an_error(ranks: Any, tmp_path: Path) -> None:
-    _, message = ranks(2, _never_written, tmp_path / "a")
+    _, message = ranks(2, _written_late, tmp_path / "a")
     assert message == f"rank 1 waited 0 s for rank 0 to write {tmp_path / 'a'}, in vain"
 
 
@@ -142,12 +144,12 @@ def _in_forked_child(path: Path) -> bytes:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, b"none" if journal.store() is None else b"some")
+        os.write(write, b"none" if file_sync.store() is None else b"some")
         os._exit(0)
     os.waitpid(child, 0)
     answer = os.read(read, 10)
     dist.barrier()  # the store still works
-    return answer + sinks.open(path, "rb").read()
+    return answer + rank_zero.open(path, "rb").read()
 
 
 def test_forked_children_leave_the_store_alone(ranks: Any, tmp_path: Path) -> None:
@@ -159,18 +161,73 @@ def test_forked_children_leave_the_store_alone(ranks: Any, tmp_path: Path) -> No
 
 def _copy_best(folder: Path) -> list[str]:
     seen = []
-    with sinks.open(folder / "last.txt", "w") as f:
+    with rank_zero.open(folder / "last.txt", "w") as f:
         f.write("model")
     main_only(time.sleep)(0.3)
     main_only(shutil.copyfile)(folder / "last.txt", str(folder / "best.txt"))
-    seen.append(sinks.open(folder / "best.txt").read())
+    seen.append(rank_zero.open(folder / "best.txt").read())
     main_only(shutil.copytree)(folder, folder / "copy", ignore=shutil.ignore_patterns("copy"))
-    seen.append(sinks.open(folder / "copy" / "last.txt").read())  # the folder is what the call named
+    seen.append(rank_zero.open(folder / "copy" / "last.txt").read())  # the folder is what the call named
     return seen
 
 
-def test_reads_wait_for_paths_that_were_arguments(ranks: Any, tmp_path: Path) -> None:
+def test_reads_wait_for_calls(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _copy_best, tmp_path) == [["model", "model"]] * 2
+
+
+def _write_without_an_argument_that_is_a_path(folder: Path) -> list[str | None]:
+    main_only(os.system)(f"sleep 0.3; echo command > {folder / 'a'}")
+    seen = [None if world.is_main() else rank_zero.open(folder / "a").read()]
+    dist.barrier()
+    main_only(functools.partial(time.sleep, 0.3))()
+    main_only((folder / "b").write_text)("method")
+    seen.append(None if world.is_main() else rank_zero.open(folder / "b").read())
+    dist.barrier()
+    return seen
+
+
+def test_reads_wait_for_commands_and_methods(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _write_without_an_argument_that_is_a_path, tmp_path) == [[None] * 2, ["command\n", "method"]]
+
+
+def _write(path: Path, text: str, pause: float = 0) -> None:
+    with rank_zero.open(path, "w") as f:
+        time.sleep(pause)
+        f.write(text)
+
+
+def _read_and_write_on_rank_0_alone(path: Path) -> str | None:
+    def alone() -> None:
+        for text in ("1", "2"):
+            _write(path, text)
+            assert rank_zero.open(path).read() == text
+        with main_first(), rank_zero.open(path, "a+") as f:
+            f.write("3")
+
+    main_only(alone)()
+    _write(path, "last", pause=0.3 * world.is_main())
+    text = None if world.is_main() else rank_zero.open(path).read()
+    with main_first():  # has the same number on both ranks
+        pass
+    dist.barrier()
+    return text
+
+
+def test_what_rank_0_does_alone_is_not_counted(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _read_and_write_on_rank_0_alone, tmp_path / "a") == [None, "last"]
+
+
+def _use_module() -> list[str]:
+    logs = main_only(logging)
+    return [repr(logs.getLevelName(10)), repr(logs.Formatter.default_time_format)]
+
+
+def test_modules(ranks: Any) -> None:
+    first, second = ranks(2, _use_module)
+    assert first == ["'DEBUG'", "'%Y-%m-%d %H:%M:%S'"]
+    assert second == [
+        f"<logging.{what}: on rank 0 alone>" for what in ("getLevelName(...)", "Formatter.default_time_format")
+    ]
 
 
 class Writer:
