@@ -56,6 +56,18 @@ def start_all_gather(rows: list[torch.Tensor], row: torch.Tensor, group: Any = N
     return _process_group(group).allgather([rows], [row])
 
 
+def swap_rows(row: torch.Tensor) -> list[torch.Tensor]:
+    """Each rank's CPU row of bytes. Small ones go straight from rank to rank: gloo takes half as long for that as for
+    an all-gather, whose ranks wait for each other's turn."""
+    if len(row) * world.world_size() > _DIRECT:
+        rows = new_rows(row)
+        start_all_gather(rows, row).wait()
+        return rows
+    received = torch.empty((world.world_size(), len(row)), dtype=row.dtype)
+    _process_group(None).alltoall_base(received, row.expand(world.world_size(), -1).contiguous(), [], []).wait()
+    return list(received.unbind(0))
+
+
 def _process_group(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
@@ -80,6 +92,7 @@ def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
     return list(out.to(row.device).unbind(0))
 
 
+_DIRECT = 1 << 18  # bytes
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 

@@ -20,7 +20,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from . import codec, watchdog, world
-from .collectives import all_gather_rows, bytes_of, carrier, new_rows, normal_mode, plain, start_all_gather
+from .collectives import all_gather_rows, bytes_of, carrier, normal_mode, plain, swap_rows
 from .place import Place, here
 
 _ALIGN = 16  # bytes: tensors start where any dtype may
@@ -155,9 +155,7 @@ def _all_gather(row: torch.Tensor) -> list[torch.Tensor]:
     device = carrier(row.device)
     if device.type != "cpu":  # the script's own process group knows CUDA alone
         return [each.cpu() for each in all_gather_rows(row.to(device))]
-    rows = new_rows(row)
-    start_all_gather(rows, row).wait()
-    return rows
+    return swap_rows(row)
 
 
 def _sizes(payload: torch.Tensor) -> tuple[int, int]:
