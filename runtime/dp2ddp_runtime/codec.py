@@ -36,7 +36,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if isinstance(value, time.struct_time):
-        return {"time": list(value)}
+        return {"struct_time": list(value)}
     if isinstance(value, (tuple, set, frozenset)):
         return {"tuple" if isinstance(value, tuple) else "set": [pack(item, tensors) for item in value]}
     return _pack_leaf(value, tensors)
@@ -87,7 +87,7 @@ def unpack(value: Any, tensors: list[torch.Tensor]) -> Any:
 _LEAVES: dict[str, Any] = {
     "bytes": bytes.fromhex,
     "complex": lambda parts: complex(*parts),
-    "time": time.struct_time,
+    "struct_time": time.struct_time,
     "timedelta": lambda seconds: datetime.timedelta(seconds=seconds),
     "path": pathlib.Path,
     "uuid": uuid.UUID,

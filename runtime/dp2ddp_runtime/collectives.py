@@ -6,8 +6,10 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -78,24 +80,29 @@ def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
     return list(out.to(row.device).unbind(0))
 
 
+_AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
+_KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-    """Overwrite `tensors` with rank `source`'s, one broadcast per dtype and device, without bumping their versions."""
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in (tensor for tensor in tensors if tensor.numel()):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor.data)
-    for (_, device), members in groups.items():
+    """Overwrite `tensors` with rank `source`'s, many at once, without bumping their versions."""
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            groups.setdefault(tensor.device, []).append(tensor.data)
+    for device, members in groups.items():
         route = carrier(device)
-        if len(members) == 1 and members[0].is_contiguous() and members[0].device == route:
-            dist.broadcast(bytes_of(members[0]), src=source)
-            continue
-        flat = torch.cat([plain(member).reshape(-1) for member in members]).to(route)
-        dist.broadcast(bytes_of(flat), src=source)  # bytes: every backend knows these
-        if world.rank() != source:
-            pieces = torch.split(flat.to(device), [member.numel() for member in members])
-            for member, piece in zip(members, pieces):
-                member.copy_(piece.view(member.shape))
+        # As bytes where not every backend knows the type.
+        sent = [
+            member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
+            for member in members
+        ]
+        dist._broadcast_coalesced(_process_group(None), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
+        for member, came in zip(members, sent):
+            if came.data_ptr() != member.data_ptr() and world.rank() != source:
+                member.copy_(came.view(member.dtype).view(member.shape))
 
 
 def normal_mode() -> AbstractContextManager[Any]:
@@ -139,6 +146,38 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
             and rows.is_contiguous(memory_format=torch.channels_last)
         )
         return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
+
+
+@torch.no_grad()
+def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
+    """This rank's rows of `whole[numbers]`, rank 0's on a rank without any: each rank gets what it needs alone.
+
+    Args:
+        rows: this rank's rows of the whole batch, along dimension 0.
+        sizes: each rank's number of rows.
+        numbers: of the rows in the whole batch, from 0; as many as there are rows.
+    """
+    starts = list(itertools.accumulate(sizes, initial=0))
+    owner = [bisect.bisect_right(starts, number) - 1 for number in numbers]
+    wanted = [range(starts[rank], starts[rank + 1]) if sizes[rank] else range(sizes[0]) for rank in range(len(sizes))]
+    me = world.rank()
+    mine = [[numbers[place] - starts[me] for place in places if owner[place] == me] for places in wanted]
+    theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
+    counts = [sum(owner[place] == rank for place in wanted[me]) for rank in range(len(sizes))]
+    with normal_mode():
+        route = carrier(rows.device)
+        sent = plain(rows)[[number for numbers_of_rank in mine for number in numbers_of_rank]].to(route)
+        received = sent.new_empty([len(theirs), *rows.shape[1:]])
+        width = received[:1].numel() * received.element_size()
+        dist.all_to_all_single(
+            bytes_of(received),
+            bytes_of(sent),
+            [count * width for count in counts],
+            [len(each) * width for each in mine],
+        )
+        picked = torch.empty_like(received)
+        picked[theirs] = received
+        return picked.to(rows.device)
 
 
 def _packed(sizes: Sequence[int], most: int) -> list[int]:

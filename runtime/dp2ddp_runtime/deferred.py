@@ -139,10 +139,9 @@ class Deferred(torch.Tensor):
                 self._graph = _Attach.apply(self.rows, [self._data], self.sizes, self.batch_dim)
         return self._graph
 
-    def has_heirs(self) -> bool:
-        """Whether tensors are in use that were made from this one, and may share its memory."""
-        self._heirs = [ref for ref in self._heirs if ref() is not None]
-        return bool(self._heirs)
+    def is_alone(self) -> bool:
+        """Whether its rows may be written into: no other tensor that is in use may share their memory."""
+        return self._origin is None and not self.rows.requires_grad and all(ref() is None for ref in self._heirs)
 
     @classmethod
     @_disable_dynamo

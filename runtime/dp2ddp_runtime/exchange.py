@@ -54,7 +54,7 @@ passengers: dict[Hashable, Passenger] = {}
 
 _largest: collections.deque[int] = collections.deque([_FIRST_SLOT], maxlen=_REMEMBERED)
 _count = 0
-_owner: threading.Thread | None = None
+_lock = threading.RLock()  # a thread that reads ahead may take part, as long as it is in the same order on all ranks
 
 
 @_disable_dynamo
@@ -71,12 +71,14 @@ def exchange(kind: str, tensors: Sequence[torch.Tensor] = (), note: Any = None) 
 
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
-        RuntimeError: it is called by a thread beside the script's own.
     """
     global _count
-    _check_thread()
-    _count += 1
-    place = here()
+    with _lock:
+        _count += 1
+        return _exchange(kind, tensors, note, here())
+
+
+def _exchange(kind: str, tensors: Sequence[torch.Tensor], note: Any, place: Place) -> list[Part]:
     boarded = dict(passengers)
     extra: list[torch.Tensor] = []
     packed = codec.pack(note, extra)
@@ -101,20 +103,6 @@ def exchange(kind: str, tensors: Sequence[torch.Tensor] = (), note: Any = None) 
     parts = [_take_part(each, of_rank) for each, of_rank in zip(heads, found)]
     _alight(boarded, heads, found)
     return parts
-
-
-def _check_thread() -> None:
-    """Two threads' exchanges would come in another order on each rank. (Backward has threads of its own, which the
-    script waits for.)"""
-    global _owner
-    if _owner is None or not _owner.is_alive():
-        _owner = threading.current_thread()
-    if threading.current_thread() is not _owner and torch._C._current_graph_task_id() == -1:
-        raise RuntimeError(
-            f"{here().line or 'a thread'}: the thread {threading.current_thread().name!r} looks at a batch, or calls "
-            "a wrapped model, which takes all ranks together; only the thread that trains can do that. "
-            "Look at it there first, for instance with batch.clone()"
-        )
 
 
 def _spec(tensor: torch.Tensor) -> tuple[str, list[int], bool]:

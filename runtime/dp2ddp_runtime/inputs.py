@@ -87,7 +87,7 @@ class Inputs:
         checked = self._calls <= _FIRST_CHECKED or self._calls & (self._calls - 1) == 0
         for index, leaf in enumerate(leaves):
             if type(leaf) in (bool, int, float, str):
-                found[f"argument {index + 1} of the wrapped model"] = leaf
+                found[f"argument {index + 1} of the wrapped model"] = repr(leaf)
             elif isinstance(leaf, torch.Tensor) and not isinstance(leaf, Deferred) and leaf.layout == torch.strided:
                 name = f"the tensor that is argument {index + 1} of the wrapped model"
                 found[name] = [list(leaf.shape), str(leaf.dtype), *(checksum(leaf).tolist() if checked else ())]

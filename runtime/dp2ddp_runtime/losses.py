@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from .deferred import RULES, Deferred, defer, own_slice, settle
+from .deferred import RULES, Deferred, defer, is_small, own_slice, settle
 from .exchange import exchange
 from .rowwise import along, is_deferred, own_rows, rule
 
@@ -45,13 +45,16 @@ _ONE = torch.ones((), dtype=torch.int64)
 
 @rule("sum", "mean")
 def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of all elements of a model's output."""
+    """Of all elements of a model's output; and of whole numbers, whose sum is the same in any order."""
     batch, *rest = args
     if rest or "dim" in kwargs or "axis" in kwargs:
         return along(func, args, kwargs)
-    if not is_deferred(batch) or not batch.rounds or kwargs.get("out") is not None:
+    if not is_deferred(batch) or kwargs.get("out") is not None:
         return NotImplemented
-    summed, _ = _SumOverRanks.apply(torch.sum(batch.rows, **kwargs), _ONE, batch.sizes, "the sum of an output")
+    counts = func in (torch.sum, torch.Tensor.sum) and not (batch.is_floating_point() or batch.is_complex())
+    if not batch.rounds and not (counts and not is_small(batch)):
+        return NotImplemented
+    summed, _ = _SumOverRanks.apply(torch.sum(batch.rows, **kwargs), _ONE, batch.sizes, "a sum over a batch")
     return summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()
 
 

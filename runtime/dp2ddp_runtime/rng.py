@@ -115,7 +115,7 @@ class Stream:
     def __init__(self, rank: int | None = None, epoch: int | None = None, watches: bool = False) -> None:
         self.drew = False
         self._watches = watches
-        self._watched: State | None = None
+        self._watched: dict[str, Any] | None = None
         self.rank = rank
         self.epoch = epoch
         self._base: int | None = None
@@ -158,14 +158,19 @@ class Stream:
         self._shared = capture(self._device)
         self._swap()
         restore(self._own, self._device)
-        self._watched = capture() if self._watches else None
+        if self._watches and np is not None:
+            self._watched = np.random.get_state(legacy=False)
         _active = self
 
     def _to_shared(self) -> None:
         global _active
         assert self._shared is not None
-        self.drew = self._watched is not None and not alike(self._watched, capture())
-        self._own = capture(self._device, numpy=not _SWAPS)
+        before, self._own = self._own, capture(self._device, numpy=self._watches or not _SWAPS)
+        if self._watches:
+            assert before is not None
+            self.drew = not alike(before._replace(numpy=self._watched), self._own)
+        if _SWAPS:
+            self._own = self._own._replace(numpy=None)
         self._swap()
         unchanged = _SWAPS and self._shared.numpy is not None and not self._shared.numpy["has_gauss"]
         restore(self._shared._replace(numpy=None) if unchanged else self._shared, self._device)

@@ -221,7 +221,7 @@ RULES.update(dict.fromkeys(_functions(_ROUNDED), _rounded))
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Into the rows themselves, where nothing else may share their memory."""
     batch = args[0]
-    if not is_deferred(batch) or batch._origin or batch.has_heirs() or batch.rows.requires_grad:
+    if not is_deferred(batch) or not batch.is_alone():
         return NotImplemented
     aligned = _align([*args, *kwargs.values()])
     if aligned is None or kwargs.get("alpha", 1) != 1 or aligned[1] != batch.batch_dim:

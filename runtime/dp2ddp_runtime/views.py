@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import nesting
-from .deferred import Deferred, defer, defer_from
+from .collectives import pick_rows
+from .deferred import Deferred, defer, defer_from, is_small, settle
+from .exchange import exchange
 from .rowwise import is_deferred, own_rows, property_rule, rule
 
 
@@ -35,8 +38,10 @@ def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
 def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     """Two probes without memory tell where the batch's dimension goes: one of its size, one with a row more."""
     found = [each for each in nesting.tensors((args, kwargs)) if is_deferred(each)]
-    if not found or (func is torch.Tensor.__getitem__ and not _is_basic(args[1])):
+    if not found:
         return NotImplemented
+    if func is torch.Tensor.__getitem__ and not _is_basic(args[1]):
+        return _picked(args[0], args[1])
     batch, total = found[0], found[0].size(found[0].batch_dim)
     if any((each.sizes, each.batch_dim, each.dim()) != (batch.sizes, batch.batch_dim, batch.dim()) for each in found):
         return NotImplemented
@@ -66,6 +71,47 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
 def _is_basic(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts)
+
+
+@rule("index_select")
+def _selected(func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, dim, index = args if len(args) == 3 else (None, None, None)
+    return _picked(tensor, index) if dim == 0 else NotImplemented
+
+
+def _picked(batch: Any, index: Any) -> Any:
+    """As many rows as there are, by their numbers (mixup's `x[permutation]`): each rank gets those that it needs."""
+    index, *rest = index if isinstance(index, tuple) else (index,)
+    if not is_deferred(batch) or is_small(batch) or batch.batch_dim != 0 or batch.rows.requires_grad:
+        return NotImplemented
+    if not isinstance(index, torch.Tensor) or index.dtype != torch.int64 or index.shape != (len(batch),):
+        return NotImplemented
+    if not all(type(part) is slice for part in rest):
+        return NotImplemented
+    numbers, total = settle(index).tolist(), len(batch)
+    if not all(-total <= number < total for number in numbers):
+        return NotImplemented
+    exchange(f"rows of a batch in another order ({zlib.crc32(repr(numbers).encode()):08x})")
+    columns = (slice(None), *rest)
+    picked = pick_rows(batch.rows[columns], batch.sizes, [number % total for number in numbers])
+    return defer(picked, batch.sizes, 0, batch.rounds)
+
+
+@rule("__setitem__")
+def _set(func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a part of each row (cutmix's `x[:, :, a:b, c:d] = ...`), where nothing else may share the memory."""
+    batch, index, value = args
+    if not is_deferred(batch) or not batch.is_alone() or not _is_basic(index):
+        return NotImplemented
+    part = _shaped(torch.Tensor.__getitem__, (batch, index), {})
+    if part is NotImplemented:
+        return NotImplemented
+    if is_deferred(value) and (value.sizes, value.batch_dim, value.dim()) == (part.sizes, part.batch_dim, part.dim()):
+        value = value.rows
+    elif isinstance(value, torch.Tensor):
+        return NotImplemented
+    part.rows[...] = value
+    return None
 
 
 def _pick(result: Any, index: int) -> Any:

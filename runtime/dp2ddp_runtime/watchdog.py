@@ -63,17 +63,17 @@ def leave(line: str = "") -> None:
 
 
 def _watch() -> None:
-    before: Any = None
+    before: list[Any] | None = None
     while True:
         time.sleep(_LOOK_EVERY)
         waiting = _current
         if waiting is None or time.monotonic() - waiting.since < _PATIENCE:
+            before = None
             continue
-        if not waiting.told:
-            waiting.told = True
-            _tell(_WAITS, waiting.what, waiting.line)
+        waiting.told = True
+        _tell(_WAITS, waiting.what, waiting.line)  # again and again: a process that is stopped tells nothing
         states = _ask()
-        if states is not None and states == before and waiting is _current and _is_stuck(states):
+        if states and before and waiting is _current and _are_stuck(before, states):
             _end(states)
         before = states
 
@@ -83,6 +83,7 @@ def _tell(state: str, what: str = "", line: str = "") -> None:
     try:
         if store is not None:
             store.set(f"waits{world.rank()}", json.dumps([state, what, line, time.time()]))
+            store.add(f"has told{world.rank()}", 1)  # which can be asked for without waiting
     except RuntimeError:
         return  # the store's host is gone: then what is waited for fails by itself
 
@@ -90,18 +91,22 @@ def _tell(state: str, what: str = "", line: str = "") -> None:
 def _ask() -> list[Any] | None:
     """What all ranks told last; None where one has never told anything."""
     store = file_sync.store()
-    keys = [f"waits{rank}" for rank in range(world.world_size())]
+    ranks = range(world.world_size())
     try:
-        if store is None or not store.check(keys):
+        if store is None or not all(store.add(f"has told{rank}", 0) for rank in ranks):
             return None
-        return [json.loads(store.get(key)) for key in keys]
+        return [json.loads(store.get(f"waits{rank}")) for rank in ranks]
     except RuntimeError:
         return None
 
 
-def _is_stuck(states: list[Any]) -> bool:
-    """Whether none runs, and they wait for different things."""
-    return all(state != _RUNS for state, *_ in states) and len({what for _, what, *_ in states}) > 1
+def _are_stuck(before: list[Any], now: list[Any]) -> bool:
+    """Whether none runs, and they have waited for different things since the last look."""
+    still = all(
+        one[:3] == other[:3] and (one[0] == _LEFT or (one[0] == _WAITS and one[3] < other[3]))
+        for one, other in zip(before, now)
+    )
+    return still and len({what for _, what, *_ in now}) > 1
 
 
 def _end(states: list[Any]) -> NoReturn:

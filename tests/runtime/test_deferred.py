@@ -10,6 +10,7 @@ import threading
 import types
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, rank_zero, world
@@ -85,11 +86,20 @@ def looks() -> list[str]:
     mask = whole_y > 2
     each: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
         "permuted": lambda x, y: x[permutation],
+        "permuted, all of it": lambda x, y: x[permutation, :],
+        "permuted, a part": lambda x, y: x[permutation, :, 2:4],
+        "picked": lambda x, y: x.index_select(0, torch.tensor([0, 0, 6, -1, 3, 3, 2]) % 7),
+        "picked twice": lambda x, y: 0.3 * x + 0.7 * x[torch.tensor([0, 0, 6, -1, 3, 3, 2])][permutation],
+        "counted": lambda x, y: (x > 0.5).sum() + y.sum(),
         "sliced": lambda x, y: x[2:5],
         "masked": lambda x, y: x[mask.to(y.device)],
         "masked by itself": lambda x, y: x[y > 2],
         "numpy": lambda x, y: torch.from_numpy(x.numpy()),
         "list": lambda x, y: torch.tensor(x.tolist()),
+        "array": lambda x, y: torch.from_numpy(np.asarray(x) + np.stack([a.numpy() for a in x])),
+        "tensors": lambda x, y: torch.tensor(x) + torch.Tensor(x) + torch.FloatTensor(x) + torch.as_tensor(x),
+        "parameter": lambda x, y: nn.Parameter(x).detach() * 2,
+        "data": lambda x, y: torch.zeros(1).data.resize_(x.size()).copy_(x),
         "item": lambda x, y: torch.tensor(x.sum().item()),
         "repr": repr,
         "format": lambda x, y: f"{x} {y}",
@@ -376,27 +386,38 @@ def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
         assert "rank 1 at test_deferred.py:" in message
 
 
-def looks_in_a_thread() -> str:
+def looks_in_a_thread(race: bool) -> Any:
     x, _ = batch()
-    x.sum()
-    y, _ = batch()
-    errors: list[str] = []
+    found: list[Any] = []
 
     def look() -> None:
         try:
-            y.sum()
-        except RuntimeError as error:
-            errors.append(str(error))
+            found.append(x.sum().item())
+        except exchange.Divergence as error:
+            found.append(str(error))
 
     thread = threading.Thread(target=look)
-    thread.start()
+    if race and world.is_main():
+        with pytest.raises(exchange.Divergence):
+            metrics.broadcast(1)
+        thread.start()
+    else:
+        thread.start()
+        thread.join()
+        if race:
+            metrics.broadcast(1)
     thread.join()
-    return errors[0]
+    return found[0]
 
 
-def test_a_thread_that_looks_is_told(ranks: RankPool) -> None:
-    for error in ranks(2, looks_in_a_thread):
-        assert "only the thread that trains can do that" in error
+def test_a_thread_may_look_in_its_turn(ranks: RankPool) -> None:
+    assert ranks(2, looks_in_a_thread, False) == [data()[0].sum().item()] * 2
+
+
+def test_a_thread_that_looks_at_another_time_on_another_rank_is_told(ranks: RankPool) -> None:
+    with pytest.raises(RankError) as raised:
+        ranks(2, looks_in_a_thread, True)
+    assert "Divergence: the ranks have diverged" in str(raised.value)
 
 
 def other_inputs(seed: bool) -> str:

@@ -229,10 +229,8 @@ def why_whole() -> list[str]:
 
 
 def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None:
-    expected = [
-        "DataLoader loads whole batches on every rank: it has a collate_fn of its own",
-    ]
-    assert ranks(2, why_whole) == [expected] * 2
+    expected = "DataLoader loads whole batches on every rank: it has a collate_fn of its own"
+    assert ranks(2, why_whole) == [[expected, expected]] * 2, "sharded and gathered"
 
 
 class Told(Dataset[int]):

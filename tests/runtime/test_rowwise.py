@@ -53,6 +53,8 @@ EXACT: dict[str, Case] = {
     "clamped in place": lambda x: x.clone().clamp_(0.2, 0.7).clamp_min_(0.3).clamp_max_(0.6),
     "filled in place": lambda x: x.clone().masked_fill_(WHOLE > 0.5, 0),
     "subtract in place": lambda x: (x.clone() - 1).sub_(WHOLE),
+    "set": lambda x: _set(x.clone(), 0.5),
+    "set rows": lambda x: _set(x.clone(), (x * 2)[:, :, 1:3]),
     "casts": lambda x: [
         getattr(x, name)() for name in "float double half bfloat16 int long short char byte bool".split()
     ],
@@ -152,6 +154,12 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(deferred, "SMALL", 0)
     yield
     world.enter(world.World())
+
+
+def _set(x: Any, value: Any) -> Any:
+    x[:, :, 2:4] = value
+    x[:, 0, 0] = 7
+    return x
 
 
 def each_ranks(size: int, case: Case, whole: torch.Tensor, rounds: bool = False) -> list[list[Any]]:
