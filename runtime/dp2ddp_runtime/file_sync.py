@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch.distributed as dist
 
 from . import world
-from .place import here
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -84,27 +84,33 @@ def hear(store: Store, key: str, what: str) -> Any:
     return json.loads(store.get(key))
 
 
+def callers_line() -> str:
+    """The line that called the function that asks, as `train.py:57`."""
+    frame = sys._getframe(2)
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 @contextmanager
-def writing() -> Iterator[None]:
-    """`with writing():` around what rank 0 does alone; the other ranks' reads wait until it is over there."""
-    line = None if shared() is None else here().line
+def writing(line: str) -> Iterator[None]:
+    """`with writing(callers_line()):` around what rank 0 does alone; other ranks' reads wait until it is over there."""
+    counts = shared() is not None
     token = _alone.set(True)
     try:
         yield
     finally:
         _alone.reset(token)
-        if line is not None:
+        if counts:
             wrote(line)
 
 
 def wrote(line: str) -> None:
-    """Count a write, which the script's `line` began and which is over."""
+    """Count a write that `line` began, and that is over."""
     found = store()
     if found is not None:
         _count(_writes, f"wrote {line}", found)
 
 
-def before_read(path: object) -> None:
+def before_read(path: object, line: str) -> None:
     """Return when rank 0 has done all writes that this rank has passed.
 
     Raises:
@@ -113,7 +119,7 @@ def before_read(path: object) -> None:
     found = shared()
     if found is None:
         return
-    key = f"read {here().line}"
+    key = f"read {line}"
     reads = _count(_reads, key, found)
     with _lock:
         behind = {what: count for what, count in _writes.items() if count > _done.get(what, 0)}

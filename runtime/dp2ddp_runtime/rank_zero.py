@@ -16,12 +16,11 @@ import pathlib
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import file_sync, world
 from .deferred import settle
-from .place import here
 
 T = TypeVar("T")
 _turns = itertools.count(1)
@@ -46,7 +45,7 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
     modes = set(mode)
     if not modes & set("wax+"):
         if store is not None:
-            file_sync.before_read(file)
+            file_sync.before_read(file, file_sync.callers_line())
         return builtins.open(file, mode, *args, **kwargs)
     content = _content_on_rank_0(file, store) if store is not None and "+" in modes and not modes & set("wx") else b""
     if world.is_main():
@@ -59,7 +58,7 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
             handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
         _raw(handle).name = file
     if store is not None:
-        _on_close(handle, functools.partial(file_sync.wrote, here().line))
+        _on_close(handle, functools.partial(file_sync.wrote, file_sync.callers_line()))
     return handle
 
 
@@ -122,15 +121,18 @@ def _stand_in(target: Any) -> Any:
 class _Called:
     """What `main_only` makes of a function, a class or a module, or of its stand-in."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, counts: bool = True) -> None:
         self._target = target
+        self._counts = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with file_sync.writing():
+        with file_sync.writing(file_sync.callers_line()) if self._counts else nullcontext():
             return _gathering(_call(self._target, *args, **kwargs))
 
     def __getattr__(self, attribute: str) -> Any:
-        return _gathering_method(getattr(self._target, attribute))
+        found = getattr(self._target, attribute)
+        # Whether rank 0's can be called isn't known elsewhere: so these calls aren't counted anywhere.
+        return _Called(found, counts=False) if callable(found) and not isinstance(found, Absent) else found
 
 
 def _gathering(made: Any) -> Any:
@@ -141,16 +143,13 @@ def _gathering(made: Any) -> Any:
 
     def getattribute(self: Any, name: str) -> Any:
         found = kind.__getattribute__(self, name)
-        return found if name.startswith("_") else _gathering_method(found)
+        is_method = inspect.isroutine(found) and not name.startswith("_")
+        return functools.partial(_call, found) if is_method else found
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
     with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
         made.__class__ = type(kind.__name__, (kind,), names)
     return made
-
-
-def _gathering_method(found: Any) -> Any:
-    return functools.partial(_call, found) if inspect.isroutine(found) else found
 
 
 def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ import io
 import logging
 import pickle
 import threading
+import types
 from typing import Any, Callable
 
 import numpy as np
@@ -342,6 +343,13 @@ def into_sinks(folder: str) -> list[Any]:
     writer.add_images("some", batch()[0])
     writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
     rank_zero.main_only(lambda x: x.sum())(batch()[0])
+    tracker: Any = types.ModuleType("tracker")
+    tracker.start, tracker.image = Shows, lambda x: x.sum().item()
+    tracker = rank_zero.main_only(tracker)
+    run = tracker.start()
+    run.add_images("tracked", batch()[0])
+    seen = tracker.image(batch()[0])
+    assert not world.is_main() or run.shown == [("tracked", seen)]
     checkpoint.save({"batch": batch()[0]}, f"{folder}/batch.pt")
     with rank_zero.open(f"{folder}/log.txt", "w") as file:
         file.write(f"{batch()[1]}")
