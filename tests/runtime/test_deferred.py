@@ -551,3 +551,35 @@ def test_large_outputs_stay_where_they_are(ranks: RankPool, n: int) -> None:
             assert got[1] == correct, kind
             for one, other in zip(got[2], grads):
                 assert one == pytest.approx(other, rel=1e-10, abs=1e-13), kind
+
+
+def compiled(first: bool) -> list[Any]:
+    """A model that is compiled before or after it is wrapped, and a compiled loss."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    net = torch.compile(net, backend=backend) if first else net
+    net = model.wrap_model(net, gather=True)
+    net = net if first else torch.compile(net, backend=backend)
+    loss = torch.compile(lambda out, y: F.cross_entropy(out, y), backend=backend)
+    losses = []
+    for _ in range(3):
+        x, y = batch()
+        taken = exchanges(lambda x=x, y=y: losses.append(loss(net(x), y)))  # type: ignore[misc]
+        losses[-1].backward()
+    return [[one.item() for one in losses], taken, len(graphs) > 0]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_models_are_compiled_before_or_after_the_wrap(ranks: RankPool, first: bool) -> None:
+    torch.manual_seed(0)
+    expected = F.cross_entropy(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))(data()[0]), data()[1]).item()
+    for losses, taken, has_graphs in ranks(2, compiled, first):
+        assert losses == pytest.approx([expected] * 3)
+        assert taken == 1
+        assert has_graphs
