@@ -24,6 +24,7 @@ _SPACES = (torch, torch.Tensor, torch.special, F)
 # Correctly rounded by IEEE 754, or no arithmetic at all: the same for any number of rows, in vector registers or out.
 _EXACT = """
     add sub subtract rsub mul multiply div divide true_divide floor_divide neg negative abs absolute sign
+    __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __sub__ __mul__ __truediv__ __floordiv__
     __radd__ __rsub__ __rmul__ __rdiv__ __rtruediv__ __rfloordiv__ __neg__ __abs__ __invert__ __and__ __or__ __xor__
     clamp clip clamp_min clamp_max maximum minimum square sqrt floor ceil round trunc frac relu
     eq ne lt le gt ge not_equal less less_equal greater greater_equal isnan isinf isfinite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -22,6 +23,7 @@ BINARY = """
     less less_equal greater greater_equal logical_and logical_or logical_xor
 """.split()
 REFLECTED = "__radd__ __rsub__ __rmul__ __rtruediv__ __rfloordiv__".split()
+OPERATORS = "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __sub__ __mul__ __truediv__ __floordiv__".split()
 BITS = "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__".split()
 
 EXACT: dict[str, Case] = {
@@ -37,6 +39,11 @@ EXACT: dict[str, Case] = {
     **{f"{name} of rows": (lambda x, name=name: getattr(torch, name)(x, WHOLE[:, :1, :1, :1])) for name in BINARY},
     **{name: (lambda x, name=name: getattr(x, name)(2.5)) for name in REFLECTED if hasattr(torch.Tensor, name)},
     **{name: (lambda x, name=name: getattr((x * 9).long(), name)((x * 5).long())) for name in BITS},
+    # As Python calls them, by torch's own name or by another, from version to version.
+    **{
+        name: (lambda x, name=name: [getattr(operator, name)(x, 0.5), getattr(operator, name)(x, x.flip(2))])
+        for name in OPERATORS
+    },
     "__neg__ __abs__": lambda x: abs(-x),
     "__invert__ bitwise_not": lambda x: torch.bitwise_not(~(x > 0.5)),
     "__rdiv__": lambda x: 3 / x,
