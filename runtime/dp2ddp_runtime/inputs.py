@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import nesting, world
 from .deferred import Deferred, is_small, settle
@@ -39,6 +40,7 @@ class Inputs:
         self._calls = 0
         self._copies = True  # the first call tells whether the module writes into its inputs
 
+    @_disable_dynamo
     def cut(self, arguments: Any, device: torch.device) -> Call:
         """Each rank's part of the arguments of a call. A collective where a deferred batch isn't cut as the call is.
 

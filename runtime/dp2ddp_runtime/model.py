@@ -266,6 +266,7 @@ class WrappedModel(DistributedDataParallel):
         covered = self._covered()
         return None if covered is None else _reducers.get(covered)
 
+    @_disable_dynamo
     def _prepare(self) -> None:
         if not torch.is_grad_enabled():
             return
@@ -309,6 +310,7 @@ class WrappedModel(DistributedDataParallel):
             for inner, buffers in before:
                 inner._buffers.update(buffers)
 
+    @_disable_dynamo
     def _agree_on_buffers(self) -> None:
         if any(inner.training for inner in self._buffered):
             found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import nesting, world
 from .collectives import gather_rows
@@ -49,6 +50,7 @@ class _Column(NamedTuple):
     held: tuple[bool, ...]  # whether it was too large to come along
 
 
+@_disable_dynamo
 def gather_outputs(output: Any, count: int, dim: int, device: torch.device, note: Any = None) -> Gathered:
     """Gather the outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` does.
 
