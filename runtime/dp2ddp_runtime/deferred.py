@@ -142,7 +142,7 @@ class Deferred(torch.Tensor):
 
     def is_alone(self) -> bool:
         """Whether its rows may be written into: no other tensor that is in use may share their memory."""
-        return self._origin is None and not self.rows.requires_grad and all(ref() is None for ref in self._heirs)
+        return self._origin is None and not self.rounds and all(ref() is None for ref in self._heirs)
 
     @classmethod
     @_disable_dynamo

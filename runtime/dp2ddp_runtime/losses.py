@@ -40,6 +40,7 @@ def _sum(column: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
     return (stacked.double().sum() if stacked.is_floating_point() else stacked.sum()).to(like.dtype)
 
 
+_HALF = (torch.float16, torch.bfloat16)  # too narrow for sums that are divided afterwards
 _ONE = torch.ones((), dtype=torch.int64)
 
 
@@ -54,8 +55,10 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
     counts = func in (torch.sum, torch.Tensor.sum) and not (batch.is_floating_point() or batch.is_complex())
     if not batch.rounds and not (counts and not is_small(batch)):
         return NotImplemented
-    summed, _ = _SumOverRanks.apply(torch.sum(batch.rows, **kwargs), _ONE, batch.sizes, "a sum over a batch")
-    return summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()
+    dtype = func(batch.rows.new_ones(1), **kwargs).dtype
+    own = torch.sum(batch.rows, **{**kwargs, "dtype": torch.float32 if dtype in _HALF else dtype})
+    summed, _ = _SumOverRanks.apply(own, _ONE, batch.sizes, "a sum over a batch")
+    return (summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()).to(dtype)
 
 
 def _weight_of_classes(call: dict[str, Any], rows: dict[str, Any], shape: torch.Size) -> Any:
@@ -90,19 +93,23 @@ def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
     call = _arguments(func, args, kwargs)
     batch: Any = call.get("input")
     rows = None if not is_deferred(batch) or not batch.rounds or batch.batch_dim != 0 else _own(func, call, batch)
-    if rows is None:
+    if rows is None or (weigh is _weight_of_elements and call["target"].shape != batch.shape):
         return NotImplemented
     if call["reduction"] == "none":
         each = func(**rows)
         return defer(each, batch.sizes, 0, rounds=True) if each.dim() else NotImplemented
-    weight = weigh(call, rows, _broadcast_shape(batch, call["target"])) if call["reduction"] != "sum" else 1
+    own_sum = func(**{**rows, "reduction": "sum"})
+    dtype = own_sum.dtype
+    if dtype in _HALF:
+        own_sum = func(**{**{name: _wide(value) for name, value in rows.items()}, "reduction": "sum"})
+    weight = weigh(call, rows, batch.shape) if call["reduction"] != "sum" else 1
     own = weight.detach() if isinstance(weight, torch.Tensor) else _ONE
-    summed, total = _SumOverRanks.apply(func(**{**rows, "reduction": "sum"}), own, batch.sizes, func.__name__)
-    return summed / (total if isinstance(weight, torch.Tensor) else weight)
+    summed, total = _SumOverRanks.apply(own_sum, own, batch.sizes, func.__name__)
+    return (summed / (total if isinstance(weight, torch.Tensor) else weight)).to(dtype)
 
 
-def _broadcast_shape(batch: Deferred, target: torch.Tensor) -> torch.Size:
-    return batch.shape if target.dim() != batch.dim() else torch.broadcast_shapes(batch.shape, target.shape)  # type: ignore[no-untyped-call]
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:

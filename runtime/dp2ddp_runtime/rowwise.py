@@ -35,7 +35,7 @@ _ROUNDED = """
     exp expm1 log log1p log2 log10 sigmoid tanh sin cos erf rsqrt reciprocal pow __pow__ __rpow__ logsigmoid
     softplus leaky_relu elu selu gelu silu hardtanh relu6 logit special.expit
 """.split()
-_ALONG = "softmax log_softmax argmax argmin amax amin max min norm cumsum".split()
+_ALONG = "softmax log_softmax argmax argmin amax amin max min cumsum".split()
 _COPIES = """
     to cuda cpu float double half bfloat16 int long short char byte bool type type_as clone contiguous pin_memory
 """.split()

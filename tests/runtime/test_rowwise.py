@@ -137,7 +137,6 @@ ROUNDED: dict[str, Case] = {
         *torch.min(x, dim=1),
         x.sum(1),
         x.mean(dim=3, keepdim=True),
-        x.norm(dim=1),
         x.cumsum(2),
     ],
 }
@@ -259,6 +258,18 @@ def test_what_needs_the_others_looks(name: str, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InterruptedError):
         each_ranks(2, LOOKS[name], torch.rand(SHAPE))
     assert looked
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.norm(1, 0), lambda x: x.norm(2), lambda x: x.mul_(2), lambda x: x.softmax(0)]
+)
+def test_outputs_are_looked_at_for_what_mixes_rows(look: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: Deferred) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(Deferred, "settle", settle)
+    with pytest.raises(InterruptedError):
+        each_ranks(2, look, torch.rand(SHAPE), rounds=True)
 
 
 def test_each_entry_of_the_table_has_a_case() -> None:
