@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,12 +25,6 @@ def carrier(device: torch.device) -> torch.device:
     if device.type == "cuda":
         return device if "cuda:nccl" in config else torch.device("cpu")
     return device if "cpu:" in config else world.device()
-
-
-@functools.lru_cache(maxsize=1)
-def group_beside() -> Any:
-    """A gloo group for what travels while other collectives run. The first call is a collective."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=world.current().timeout))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
