@@ -532,6 +532,19 @@ def _hooked(out: Any, t: Any) -> torch.Tensor:
     return F.cross_entropy(out, t, ignore_index=255)
 
 
+def narrow_means() -> list[float]:
+    """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
+    with Large():
+        out = deferred.defer(torch.full((400, 400), 100.0).half(), [400] * world.world_size(), rounds=True)
+        means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
+        assert all(mean.dtype == torch.float16 for mean in means)
+        return [mean.item() for mean in means]
+
+
+def test_means_of_narrow_outputs_do_not_overflow(ranks: RankPool) -> None:
+    assert ranks(2, narrow_means) == [[100.0, 10000.0, 100.0]] * 2
+
+
 class _Halved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
