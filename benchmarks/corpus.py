@@ -13,6 +13,8 @@ Exit codes: 0; 1 where a conversion crashed, or with `--min` where fewer scripts
 from __future__ import annotations
 
 import argparse
+import difflib
+import itertools
 import json
 import sys
 import time
@@ -45,7 +47,7 @@ class Script:
         compiled: every file of the output is Python.
         wraps_left: the calls of `DataParallel` left in the output, as ``file:line`` of the output.
         notes: how many of each id.
-        strategies: how many models of each strategy.
+        lines: of the diff, added and taken away.
         idempotent: converting the output changes nothing.
         seconds: of the conversion, shared evenly by scripts that are converted together.
     """
@@ -58,7 +60,7 @@ class Script:
     compiled: bool = False
     wraps_left: list[str] = field(default_factory=list)
     notes: dict[str, int] = field(default_factory=dict)
-    strategies: dict[str, int] = field(default_factory=dict)
+    lines: int = 0
     idempotent: bool = False
     seconds: float = 0.0
 
@@ -130,7 +132,7 @@ def _judge(
     own = {path: conversions[path] for path in program.files}
     script.changed = sum(each.changed for each in own.values())
     script.notes = dict(Counter(note.rule for each in own.values() for note in each.notes))
-    script.strategies = dict(Counter(one.strategy for each in own.values() for one in each.strategies))
+    script.lines = sum(_changed_lines(program.files[path], each.new_text) for path, each in own.items())
     script.idempotent = not any(again[path].changed for path in own)
     script.compiled = all(_compiles(each.new_text, path) for path, each in own.items())
     if script.compiled:
@@ -139,6 +141,11 @@ def _judge(
             for path, each in own.items()
             for call in wrapcalls.find(syntax.parse(each.new_text, path), classes)
         ]
+
+
+def _changed_lines(old: str, new: str) -> int:
+    diff = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+    return sum(line[:1] in "+-" for line in itertools.islice(diff, 2, None))
 
 
 def _again(
@@ -191,7 +198,7 @@ def line(script: Script) -> str:
 
 def _details(script: Script) -> Iterator[str]:
     yield f"{script.changed} files"
-    yield from (f"{number} {strategy}" for strategy, number in sorted(script.strategies.items()))
+    yield f"{script.lines} lines"
     if not script.compiled:
         yield "does not compile"
     if script.wraps_left:
@@ -218,7 +225,7 @@ def totals(scripts: Sequence[Script]) -> dict[str, object]:
         "idempotent": sum(script.idempotent for script in tried),
         "crashes": sum(bool(script.crash) for script in tried),
         "notes": dict(sum((Counter(script.notes) for script in tried), Counter())),
-        "strategies": dict(sum((Counter(script.strategies) for script in tried), Counter())),
+        "lines": sum(script.lines for script in tried),
         "seconds": round(sum(script.seconds for script in tried), 2),
     }
 
@@ -226,16 +233,15 @@ def totals(scripts: Sequence[Script]) -> dict[str, object]:
 def markdown(scripts: Sequence[Script]) -> str:
     """The table as Markdown."""
     rows = [
-        "| script | converted | files | strategy | notes | seconds | what is left |",
+        "| script | converted | files | lines | notes | seconds | what is left |",
         "|---|---|---|---|---|---|---|",
     ]
     for script in scripts:
-        strategies = ", ".join(f"{number} {name}" for name, number in sorted(script.strategies.items()))
         notes = ", ".join(f"{rule}×{number}" for rule, number in sorted(script.notes.items()))
         left = " ".join(f"wrap at {place}" for place in script.wraps_left)
         left = script.refused or ("crash" if script.crash else left)
         verdict = "refused" if script.refused else "yes" if script.converted else "**no**"
-        cells = [f"{script.repository}/{script.path}", verdict, str(script.changed), strategies, notes]
+        cells = [f"{script.repository}/{script.path}", verdict, str(script.changed), str(script.lines), notes]
         cells += [f"{script.seconds:.2f}", left]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"

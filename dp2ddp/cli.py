@@ -14,7 +14,7 @@ from rich.console import Console
 from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
 from dp2ddp.project import STANDARD
-from dp2ddp.rules import STRATEGIES, Options, all_rules, rule
+from dp2ddp.rules import Options, all_rules, rule
 from dp2ddp.verify.samples import COUNT
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
   dp2ddp convert tools/train.py -o converted/
   dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
-  dp2ddp convert train.py --strategy gathered | patch train.py
+  dp2ddp convert train.py | patch train.py
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
 
@@ -114,14 +114,6 @@ def main() -> None:
 @click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
 @click.option("--in-place", is_flag=True, help="Write over INPUT.")
 @click.option(
-    "--strategy",
-    type=click.Choice(STRATEGIES),
-    default="auto",
-    show_default=True,
-    help="sharded: each rank computes on its shard. gathered: every rank sees the whole batch. auto: sharded where it "
-    "is proved to be the same.",
-)
-@click.option(
     "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
 )
 @click.option("--sync-bn", is_flag=True, help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel).")
@@ -150,7 +142,6 @@ def convert(
     entries: Sequence[str],
     force: bool,
     in_place: bool,
-    strategy: str,
     vendored: bool,
     sync_bn: bool,
     clean_keys: bool,
@@ -168,7 +159,7 @@ def convert(
 
     _check_usage(inputs, output, in_place, vendored)
     options = pipeline.with_rules(
-        Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
+        Options(sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
         select,
         ignore,
     )
@@ -194,7 +185,6 @@ def convert(
     help="The largest relative difference that counts as agreement.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--strategy", type=click.Choice(STRATEGIES), default="auto", show_default=True, help="As in convert.")
 @click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
 @click.option(
@@ -219,7 +209,6 @@ def verify(
     seed: int,
     tolerance: float,
     device: str,
-    strategy: str,
     allow_ddp: bool,
     repeats: int | None,
     synthetic_data: int | None,
@@ -236,7 +225,7 @@ def verify(
     if plot is not None:
         drawing.check(plot)
     options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = command.Request(script, arguments, converted, strategy, options, tolerance, repeats, allow_ddp=allow_ddp)
+    request = command.Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
     with command.verifying(request) as verdict:
         _show_verdict(verdict, script.name, as_json)
         if plot is not None and verdict.comparison is not None:

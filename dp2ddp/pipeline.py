@@ -14,7 +14,7 @@ from dp2ddp.analysis.source import File, Source, link, parse
 from dp2ddp.edits import Edit, InsertBefore, Note, Span, at, moved
 from dp2ddp.errors import BadInput, EditError, NotRewritable
 from dp2ddp.modules import Layout
-from dp2ddp.plan import Plan, StrategyDecision, plan
+from dp2ddp.plan import Plan, plan
 from dp2ddp.rewrite import apply
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.rules.old_names import OldNamesRule
@@ -38,7 +38,6 @@ class Conversion:
         new_text: the converted source; the original where nothing changed.
         edits: every change, in the order of the source.
         notes: what a person has to look at, in the order of the source.
-        strategies: the strategy of each wrapped model, and why.
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
     """
@@ -46,7 +45,6 @@ class Conversion:
     new_text: str
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
-    strategies: Sequence[StrategyDecision] = ()
     changed: bool = False
     converted_before: bool = False
 
@@ -140,12 +138,10 @@ def _convert_file(file: File, original: str, source: Source, planned: Plan, opti
         return Conversion(original, notes=notes)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     new_text = _rewrite(file.text, file.name, [*edits, *comments])
-    decisions = [each for each in planned.strategies if source.file_of_line(each.line) is file]
     return Conversion(
         new_text,
         edits=sorted([*edits, *map(OldNamesRule.renaming, file.renamed)], key=lambda edit: edit.span.start),
         notes=notes,
-        strategies=[replace(each, line=each.line - file.before) for each in decisions],
         changed=new_text != original,
     )
 

@@ -1,8 +1,7 @@
-"""Facts to plan: which strategy each wrapped model gets, and every edit that the rules ask for."""
+"""Facts to plan: every edit that the rules ask for."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,36 +13,17 @@ from dp2ddp.rules.unsupported import UnsupportedRule
 
 
 @dataclass(frozen=True)
-class StrategyDecision:
-    """The strategy of one wrapped model.
-
-    Attributes:
-        model: the model, as the script writes it.
-        strategy: `"sharded"` or `"gathered"`.
-        reason: why, in a few words, with the line that decided it.
-        line: the line of the wrap.
-    """
-
-    model: str
-    strategy: str
-    reason: str
-    line: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """All that is to be done to a script.
 
     Attributes:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
-        strategies: one for each wrapped model.
         nothing_to_do: the script uses no `DataParallel`.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
-    strategies: Sequence[StrategyDecision] = ()
     nothing_to_do: bool = False
 
 
@@ -56,9 +36,6 @@ def plan(source: Source, options: Options) -> Plan:
     if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, wraps.refused)):
         return Plan(nothing_to_do=True)
     facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
-    facts.lenient = options.strategy == "sharded"
-    strategy, reason = _strategy(facts, options)
-    facts.strategy = strategy
     rules = [rule for rule in all_rules() if options.runs(rule.id)]
     if facts.blockers:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
@@ -72,32 +49,4 @@ def plan(source: Source, options: Options) -> Plan:
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)]
-    models: list[tuple[ast.expr, ast.expr]] = [(w.model or w.call, w.call) for w in facts.wraps.models]
-    models += [(c.args[0] if c.args else c, c) for c in facts.wraps.functional]
-    models += [(value, value) for value in facts.wraps.values]
-    decisions = [StrategyDecision(source.brief(model), strategy, reason, call.lineno) for model, call in models]
-    return Plan(edits, notes, [] if facts.blockers else decisions)
-
-
-def _strategy(facts: Facts, options: Options) -> tuple[str, str]:
-    if options.strategy == "gathered":
-        return "gathered", "asked for"
-    whole = facts.whole_batches or (facts.detour if options.strategy == "auto" else None)
-    if whole is not None:
-        node, why = whole
-        return "gathered", f"{why} ({facts.source.where(node)})"
-    if not facts.sharded_sites:
-        return "gathered", "no loop over a DataLoader of this script feeds the model"
-    proof = facts.proof
-    outputs = facts.gathers_in_training
-    if proof.holds and outputs and options.strategy == "auto":
-        place = f"`{facts.source.brief(outputs[0], 40)}`, {facts.source.where(outputs[0])}"
-        return "gathered", f"every training step needs the whole batch's outputs ({place}), so sharding saves nothing"
-    if proof.holds:
-        why = "the loss is a mean over samples, and every number that leaves the loops can be reduced"
-        return "sharded", why if options.strategy == "auto" else f"asked for; proved, too: {why}"
-    first = min(proof.failures, key=lambda f: facts.source.span(f.node))
-    place = f"`{facts.source.brief(first.node, 40)}`, {facts.source.where(first.node)}"
-    if options.strategy == "sharded":
-        return "sharded", f"asked for, but not proved: {first.reason} ({place})"
-    return "gathered", f"{first.reason} ({place})"
+    return Plan(edits, notes)

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from dp2ddp.edits import Edit, Note
 from dp2ddp.pipeline import Conversion
-from dp2ddp.plan import StrategyDecision
 from dp2ddp.rules import Example, Rule
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -65,10 +64,6 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
         "changed": conversion.changed,
         "converted_before": conversion.converted_before,
         "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
-        "strategies": [
-            {"model": each.model, "strategy": each.strategy, "reason": each.reason, "line": each.line}
-            for each in conversion.strategies
-        ],
         "notes": [
             {**_place(note), "rule": note.rule, "what": note.what, "todo": note.todo} for note in conversion.notes
         ],
@@ -77,8 +72,7 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
 
 def flags_of(example: Example) -> str:
     """The options of the command line that make `example`, its rule's id left out."""
-    flags = [f"--strategy {example.strategy}"] if example.strategy != "auto" else []
-    flags += (
+    flags = (
         ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
     )
     return " ".join(flags)
@@ -115,7 +109,6 @@ def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iter
     arrow = f" -> {output}" if output and output != name else ""
     yield Text(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", "bold")
     yield from _changes(conversion.edits)
-    yield from _strategies(conversion.strategies, name)
     yield from _notes(conversion.notes, name)
 
 
@@ -123,15 +116,6 @@ def _changes(edits: Sequence[Edit]) -> Iterator[Text]:
     """One line for each change; the same change said twice for one line of source is said once."""
     for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
         yield Text.assemble((f"{line:6}", "dim"), "  ", (rule, "cyan"), f"  {reason}")
-
-
-def _strategies(strategies: Sequence[StrategyDecision], name: str) -> Iterator[Text]:
-    """One line for each model, also where it is wrapped in several places."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for each in strategies:
-        lines.setdefault((each.model, each.strategy, each.reason), []).append(str(each.line))
-    for (model, strategy, reason), where in lines.items():
-        yield Text.assemble("  ", (model, "bold"), f": {strategy}, because {reason} ({name}:{','.join(where)})")
 
 
 def _notes(notes: Sequence[Note], name: str) -> Iterator[Text]:

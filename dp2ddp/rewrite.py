@@ -126,8 +126,7 @@ class _Rewriter(cst.CSTTransformer):
         around, node = templates.split_parentheses(updated, id(original) in self.located.with_parentheses)
         for edit in edits:
             self.pieces[id(original)] = node
-            template = fstrings.requoted(edit.template, self.above, edit.span.start.line)
-            node = templates.expression(template, self._holes(edit), self.runtime)
+            node = templates.expression(edit.template, self._holes(edit), self.runtime)
         node = templates.put(node, self.above[-1], original, around) if edits else updated
         self.pieces[id(original)] = node
         return node

@@ -11,7 +11,6 @@ from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.own import OwnValues
 from dp2ddp.analysis.own_ddp import OwnDdp
-from dp2ddp.analysis.proof import Proof, prove
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.analysis.source import FUNCTIONS, Source
 from dp2ddp.analysis.wraps import Wraps
@@ -27,8 +26,6 @@ class Facts:
         resolver: the roles that names play.
         wraps: the uses of `DataParallel`.
         loops: the loops over loaders and epochs.
-        strategy: `"sharded"` or `"gathered"`, set by the plan before any rule runs.
-        lenient: whether the proof goes on behind what it can't show, to find all of it.
         beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
         own_ddp_is_off: the test under which each entry's processes start, beside its own DistributedDataParallel.
@@ -39,9 +36,7 @@ class Facts:
     resolver: Resolver
     wraps: Wraps
     loops: Loops
-    strategy: str = "gathered"
     wrap_keywords: dict[str, str] = field(default_factory=dict)
-    lenient: bool = False
     beside_ddp: bool = False
     own_ddp_is_off: dict[ast.Module, str] = field(default_factory=dict)
 
@@ -64,25 +59,6 @@ class Facts:
         return self.wraps.refused
 
     @cached_property
-    def whole_batches(self) -> tuple[ast.AST, str] | None:
-        """What makes the script need whole batches, whatever its loops are like: the place, and why."""
-        if self.wraps.functional:
-            return self.wraps.functional[0], "`data_parallel(...)` gathers its outputs"
-        if self.wraps.values:
-            return self.wraps.values[0], "`DataParallel` is handed on, derived from or called with `*`"
-        parts = ((wrap.call, wrap.part.why) for wrap in self.wraps.models if wrap.part is not None)
-        return next(parts, None)
-
-    @cached_property
-    def detour(self) -> tuple[ast.AST, str] | None:
-        """A path on which a model isn't wrapped, so that ranks with shards would train apart: the place, and why."""
-        for wrap in self.wraps.models:
-            if wrap.detour is not None:
-                test = self.source.brief(wrap.detour.branch.test, 40)
-                return wrap.call, f"the model is not wrapped where `{test}` is {str(wrap.detour.when).lower()}"
-        return None
-
-    @cached_property
     def own_ddp(self) -> OwnDdp:
         """The script's own distributed training."""
         return OwnDdp(self.source, self.names, self.resolver)
@@ -103,7 +79,7 @@ class Facts:
         return [loop for loop in self.loops.data_loops if self.loops.uses_model(loop)]
 
     @cached_property
-    def sharded_sites(self) -> list[ast.Call]:
+    def loader_sites(self) -> list[ast.Call]:
         """The `DataLoader(...)` calls whose batches feed a model."""
         sites = {site for loop in self.model_loops for site in loop.sites}
         sites |= self._drawn_otherwise()
@@ -117,11 +93,6 @@ class Facts:
     def _drawn_otherwise(self) -> set[ast.Call]:
         parts = (part for node in (*self.loops.irregular, *self.loops.given_away) for part in ast.walk(node))
         return {site for part in parts if isinstance(part, ast.expr) for site in self.loops.sites_in(part)}
-
-    @cached_property
-    def proof(self) -> Proof:
-        """Whether the loops may work on shards, and what has to be reduced then."""
-        return prove(self.source, self.names, self.resolver, self.loops, self.sharded_sites, lenient=self.lenient)
 
     @cached_property
     def own_tests(self) -> list[ast.expr]:
@@ -218,13 +189,6 @@ class Facts:
         module = self.source.module(node)
         launch = next((one for one in self.launches if one.entry is module), None)
         return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
-
-    @cached_property
-    def gathers_in_training(self) -> list[ast.expr]:
-        """The tensors that a sharded training loop would have to gather in every step."""
-        training = {loop.node for loop in self.model_loops if self.loops.trains(loop)}
-        gathered = [r.node for r in self.proof.reductions if r.how == "gather" and isinstance(r.node, ast.expr)]
-        return [n for n in gathered if any(above in training for above in self.source.ancestors(n))]
 
 
 def _is_sampling(node: ast.AST) -> bool:

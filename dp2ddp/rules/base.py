@@ -12,16 +12,12 @@ from dp2ddp.edits import Finding
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
-#: What ``--strategy`` takes.
-STRATEGIES = ("auto", "sharded", "gathered")
-
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked for on the command line.
 
     Attributes:
-        strategy: ``"auto"``, ``"sharded"`` or ``"gathered"`` (design, section 2).
         sync_bn: convert BatchNorm to SyncBatchNorm.
         clean_keys: save checkpoints without ``module.`` in their keys.
         select: the ids of the only rules to run; empty for all.
@@ -30,7 +26,6 @@ class Options:
         allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
     """
 
-    strategy: str = "auto"
     sync_bn: bool = False
     clean_keys: bool = False
     select: frozenset[str] = frozenset()
@@ -49,7 +44,6 @@ class Example:
 
     before: str
     after: str
-    strategy: str = "auto"
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     clean_keys: bool = False
@@ -59,7 +53,6 @@ class Example:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
         select = frozenset({rule_id, *self.also})
         return Options(
-            self.strategy,
             sync_bn=self.sync_bn,
             clean_keys=self.clean_keys,
             select=select,

@@ -32,7 +32,7 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), gather=True, sync_bn=True)
+net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
 """,
         ),
     )

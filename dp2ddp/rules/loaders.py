@@ -8,10 +8,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
-_REASONS = {
-    "sharded": "each rank loads its shard of every batch; the batches stay the original's",
-    "gathered": "each rank loads its share of every batch and sees all of it; the batches stay the original's",
-}
+_REASON = "each rank loads its share of every batch; the batches stay the original's"
 
 
 class LoadersRule(Rule):
@@ -73,7 +70,7 @@ import dp2ddp_runtime as ddp
 loader = make_loader(64)
 net = nn.DataParallel(nn.Linear(4, 2))
 for epoch in range(3):
-    for x, y in ddp.shard_loader(loader, gather=True):
+    for x, y in ddp.shard_loader(loader):
         nn.functional.cross_entropy(net(x), y).backward()
 """,
         ),
@@ -82,14 +79,10 @@ for epoch in range(3):
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        gather = ", gather=True" if facts.strategy == "gathered" else ""
-        for site in facts.sharded_sites:
+        for site in facts.loader_sites:
             span = facts.source.span(site)
-            yield ReplaceExpr(
-                self.id, span, _REASONS[facts.strategy], f"ddp.shard_loader(__h_it__{gather})", {"it": span}
-            )
-        if facts.strategy == "gathered":
-            for iterated in facts.foreign_loaders:
-                span = facts.source.span(iterated)
-                reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
-                yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__, gather=True)", {"it": span})
+            yield ReplaceExpr(self.id, span, _REASON, "ddp.shard_loader(__h_it__)", {"it": span})
+        for iterated in facts.foreign_loaders:
+            span = facts.source.span(iterated)
+            reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
+            yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})

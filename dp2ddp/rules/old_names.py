@@ -33,7 +33,7 @@ import torch
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-net = ddp.wrap_model(nn.Linear(4, 2), gather=True)
+net = ddp.wrap_model(nn.Linear(4, 2))
 x = torch.ones(3, 4).cuda(non_blocking=True)
 """,
         ),

@@ -6,10 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.paths import Detour
-from dp2ddp.analysis.source import same
 from dp2ddp.analysis.wraps import Wrap
-from dp2ddp.edits import Finding, InsertAfter, Note, RemoveStatement, ReplaceExpr, Span
+from dp2ddp.edits import Finding, Note, RemoveStatement, ReplaceExpr, Span
 from dp2ddp.rules.base import Example, Options, Rule
 
 _REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
@@ -21,9 +19,10 @@ class WrapRule(Rule):
     id = "DDP002"
     title = "Wrap the model in DistributedDataParallel"
     why = (
-        "`ddp.wrap_model` moves the model to this rank's device and averages gradients over the ranks. A guard such "
-        "as `device_count() > 1` must not skip it: ranks without it would train apart. BatchNorm, unused parameters "
-        "and state dict keys behave as under DataParallel."
+        "`ddp.wrap_model` moves the model to this rank's device, runs it on this rank's rows of the batch, gives "
+        "back the outputs for all of it, and averages gradients over the ranks. BatchNorm, unused parameters and "
+        "state dict keys behave as under DataParallel. Guards stay as they are: where the original does not wrap, "
+        "neither does the converted script, and every rank does the same work."
     )
     examples = (
         Example(
@@ -36,7 +35,7 @@ net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-net = ddp.wrap_model(nn.Linear(4, 2), gather=True)
+net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
         Example(
@@ -58,7 +57,7 @@ import dp2ddp_runtime as ddp
 net = nn.Linear(4, 2)
 if torch.cuda.device_count() > 1:
     print("Let's use", torch.cuda.device_count(), "GPUs!")
-net = ddp.wrap_model(net, gather=True)
+    net = ddp.wrap_model(net)
 net.to("cuda")
 """,
         ),
@@ -83,7 +82,10 @@ import dp2ddp_runtime as ddp
 class Trainer:
     def __init__(self, gpus):
         net = Linear(4, 2)
-        self.net = ddp.wrap_model(net, gather=True)
+        if len(gpus) > 1:
+            self.net = ddp.wrap_model(net)
+        else:
+            self.net = net.cuda()
 """,
         ),
         Example(
@@ -114,16 +116,16 @@ import dp2ddp_runtime as ddp
 def build(arch):
     model = models.__dict__[arch]()
     if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = ddp.wrap_model(model.features, gather=True, root=model)
+        model.features = ddp.wrap_model(model.features, root=model)
         model.cuda()
     else:
-        model = ddp.wrap_model(model, gather=True)
+        model = ddp.wrap_model(model)
     return model
 
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)
+        self.encoder = ddp.wrap_model(nn.Linear(4, 2), root=self)
         self.head = nn.Linear(2, 2)
 """,
         ),
@@ -159,17 +161,8 @@ net = wrappers["open"](nn.Linear(4, 2))
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        hoisted: list[Wrap] = []
-        noted: set[ast.AST] = set()
         for wrap in facts.wraps.models:
-            if wrap.guard is None:
-                yield from self._in_place(facts, wrap)
-            elif not any(wrap.guard is other.guard and _same_wrap(wrap, other) for other in hoisted):
-                hoisted.append(wrap)
-                yield from self._hoisted(facts, wrap)
-            if wrap.detour is not None and wrap.detour.branch not in noted:
-                noted.add(wrap.detour.branch)
-                yield self._skippable(facts, wrap.detour)
+            yield self._in_place(facts, wrap)
         for value in facts.wraps.values:
             if facts.wrap_keywords:
                 yield Note(
@@ -181,49 +174,22 @@ net = wrappers["open"](nn.Linear(4, 2))
             yield ReplaceExpr(self.id, facts.source.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
+    def _in_place(self, facts: Facts, wrap: Wrap) -> Finding:
         assert wrap.model is not None
         span = facts.source.span
         template, holes = self._call(facts, wrap)
-        yield ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
-
-    def _skippable(self, facts: Facts, detour: Detour) -> Note:
-        place = (
-            f"where `{facts.source.brief(detour.branch.test)}` is {str(detour.when).lower()}, the model is not wrapped"
-        )
-        if facts.strategy == "gathered":
-            what, todo = f"{place} and every rank computes all of it", "fine, but no faster than one process"
-        else:
-            what, todo = f"{place} and the ranks train apart", "wrap the model on every path"
-        return Note(self.id, facts.source.span(detour.branch), what, todo)
-
-    def _hoisted(self, facts: Facts, wrap: Wrap) -> Iterator[Finding]:
-        """Move the wrap behind its guard; the guard keeps whatever else it does."""
-        assert wrap.guard is not None
-        span = facts.source.span
-        assert wrap.target is not None
-        siblings = [w for w in facts.wraps.models if w.guard is wrap.guard and _same_wrap(w, wrap)]
-        gone = [(s.statement, "the wrap moves behind its guard") for s in siblings]
-        gone += [(m, "`ddp.wrap_model` moves the model") for m in _moves_left_alone(facts, wrap, siblings)]
-        for statement, reason in gone:
-            yield RemoveStatement(self.id, span(statement), reason, drop_empty_if=True)
-        template, holes = self._call(facts, wrap)
-        target = facts.source.segment(wrap.target)
-        reason = f"{_REASON}; on every path, or ranks would train apart"
-        yield InsertAfter(self.id, span(wrap.guard), reason, [f"{target} = {template}"], holes)
+        return ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
 
     def _call(self, facts: Facts, wrap: Wrap) -> tuple[str, dict[str, Span]]:
         assert wrap.model is not None
         holes = {"model": facts.source.span(wrap.model)}
         keywords = dict(facts.wrap_keywords)
-        if facts.strategy == "gathered":
-            keywords["gather"] = "True"
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"
-        if wrap.part is not None and wrap.part.root is not None:
-            keywords["root"] = " ".join(facts.source.segment(wrap.part.root).split())
-        order = ("gather", "dim", "sync_bn", "root")
+        if wrap.root is not None:
+            keywords["root"] = " ".join(facts.source.segment(wrap.root).split())
+        order = ("dim", "sync_bn", "root")
         given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
         return f"ddp.wrap_model(__h_model__{given})", holes
 
@@ -238,44 +204,3 @@ net = wrappers["open"](nn.Linear(4, 2))
             uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
             if all(u in converted for u in uses):
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
-
-
-def _same_wrap(a: Wrap, b: Wrap) -> bool:
-    return a.target is not None and same(a.target, b.target) and same(a.model, b.model)
-
-
-def _moves_left_alone(facts: Facts, wrap: Wrap, siblings: list[Wrap]) -> list[ast.stmt]:
-    """In the guard's other branch, `net = net.cuda()` and the like, when it holds nothing else."""
-    assert wrap.guard is not None
-    assert isinstance(wrap.statement, ast.Assign)
-    blocks = [facts.source.block(s.statement) for s in siblings]
-    others = [b for b in (wrap.guard.body, wrap.guard.orelse) if b and not any(b is block for block in blocks)]
-    found: list[ast.stmt] = []
-    for block in others:
-        moves = [m for s in block for m in _simple(s)]
-        if not all(_is_move(m, wrap) for m in moves):
-            return []
-        found += moves
-    return found
-
-
-def _simple(statement: ast.stmt) -> list[ast.stmt]:
-    """A statement, or what an `if` holds on all its branches."""
-    if not isinstance(statement, ast.If):
-        return [statement]
-    return [inner for s in (*statement.body, *statement.orelse) for inner in _simple(s)]
-
-
-def _is_move(statement: ast.stmt, wrap: Wrap) -> bool:
-    """`net = net.cuda()`, `net.to(device)` or `self.net = net`, of the model that is wrapped."""
-    assert isinstance(wrap.statement, ast.Assign)
-    target = wrap.statement.targets[0]
-    value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
-    if isinstance(statement, ast.Assign) and not (len(statement.targets) == 1 and same(statement.targets[0], target)):
-        return False
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("cuda", "to"):
-        value = value.func.value
-    model = wrap.model
-    while isinstance(model, ast.Call) and isinstance(model.func, ast.Attribute) and model.func.attr in ("cuda", "to"):
-        model = model.func.value
-    return value is not None and (same(value, model) or same(value, target))

@@ -24,8 +24,8 @@ class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: exit, count, start, batch, shuffle, unsharded, draw, apart, scale, loss, update,
-            rounding, printed, keys, file.
+        kind: one word for programs: exit, count, start, batch, shuffle, draw, apart, scale, loss, update, rounding,
+           , printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -60,14 +60,6 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
     codes = comparison.original.exit_code, comparison.converted.exit_code
     if codes[0] != codes[1]:
         yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
-    unsharded = [rank.unsharded for rank in comparison.recordings[1:] if rank.unsharded is not None]
-    if unsharded and comparison.batch is None and len(comparison.recordings) > 2:
-        yield Finding(
-            "unsharded",
-            "every rank trains on the whole batch",
-            "a loader that feeds the model isn't sharded (`ddp.shard_loader`)",
-            min(unsharded) + 1,
-        )
     for text in comparison.counts:
         yield Finding("count", text)
 
@@ -184,22 +176,15 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
         return Finding("rounding", what, cause, first.step, first.parameter, first.relative)
     loss = _loss_before(comparison, first.step)
     common: dict[str, Any] = {"step": first.step, "parameter": first.parameter, "size": first.relative}
-    sizes = _shard_sizes(comparison, first.step)
     scale = _scale(comparison, first.step)
     if loss is not None and loss > comparison.tolerance:
         what += f", the loss given to backward by {loss:.1e}"
-        cause = "another loss: reduced twice or not scaled, or computed on other values (random ones, or of one shard)"
+        cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"
         return Finding("loss", what, cause, **common)
     if scale is not None:
         cause = f"the update is {scale:.4g} times the original's: the loss or the gradients are not scaled"
         return Finding("scale", what, cause, **common)
-    if len(set(sizes)) > 1:
-        cause = (
-            f"the shards of this batch are uneven ({', '.join(map(str, sizes))} samples) and the loss is not scaled: "
-            "each rank's must count by its samples"
-        )
-        return Finding("scale", what, cause, **common)
-    cause = "the same batch and loss, but other gradients: a reduced or unscaled loss, or a layer that mixes samples"
+    cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
     return Finding("update", what, cause, **common)
 
 
@@ -213,16 +198,6 @@ def _loss_before(comparison: Comparison, step: int) -> float | None:
     """The largest difference among the losses of step `step`."""
     losses = zip(comparison.recordings[0].losses, comparison.losses)
     return max((difference for loss, difference in losses if loss.step == step - 1), default=None)
-
-
-def _shard_sizes(comparison: Comparison, step: int) -> list[int]:
-    """How many samples each rank fetched last before step `step` was over; [] if that isn't known."""
-    sizes = []
-    for rank in comparison.recordings[1:]:
-        own = [loss.shard[0] for loss in rank.losses if loss.step == step - 1 and loss.shard]
-        fetched = [len(at.indices) for at in rank.batches if at.step == step - 1 and isinstance(at.indices, list)]
-        sizes += (own or fetched)[-1:]
-    return sizes if len(sizes) == len(comparison.recordings) - 1 else []
 
 
 def _scale(comparison: Comparison, step: int) -> float | None:
@@ -270,7 +245,7 @@ def _printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     elif first.places is None:
         yield Finding("printed", what, size=size)
     else:
-        cause = "training is the same, so this is a number of one rank's shard, or one that is reduced wrongly"
+        cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
         yield Finding("printed", what, cause, size=size)
 
 

@@ -40,7 +40,6 @@ class Request:
         script: the original.
         arguments: the script's own.
         converted: the converted script; None: convert the original.
-        strategy: of the conversion, if there is one.
         options: how both run. `float64` is chosen here.
         tolerance: the largest relative difference that counts as agreement.
         repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
@@ -51,7 +50,6 @@ class Request:
     script: Path
     arguments: Sequence[str] = ()
     converted: Path | None = None
-    strategy: str = "auto"
     options: Options = field(default_factory=Options)
     tolerance: float = TOLERANCE
     repeats: int | None = None
@@ -126,7 +124,7 @@ class _Verification:
         self.request = request
         self.folder = folder.resolve()
         self._runs = 0
-        self._sides = sides.prepare(request.script, request.converted, request.strategy, allow_ddp=request.allow_ddp)
+        self._sides = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
         self.notes = self._sides.notes
 
     def verdict(self) -> Verdict:

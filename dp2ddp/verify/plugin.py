@@ -125,8 +125,8 @@ def dp2ddp_compare() -> Any:
     """Runs a DataParallel script and its conversion side by side: `dp2ddp_compare("train.py", nproc=2, steps=50)`.
 
     Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
-    ranks; `steps`, after how many optimizer steps both end; `seed`, for scripts that set none; `tolerance`, `repeats`
-    and `strategy` as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds; `synthetic_data`, True or a
+    ranks; `steps`, after how many optimizer steps both end; `seed`, for scripts that set none; `tolerance` and
+    `repeats` as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds; `synthetic_data`, True or a
     number of samples, to fill torchvision's data sets with made-up ones. Returns a `Compared`, whose
     files are there until the test ends. Fails the test where a side can't run, with its traceback.
     """
@@ -144,7 +144,6 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
         seed: int = 0,
         tolerance: float = 1e-6,
         repeats: int | None = None,
-        strategy: str = "auto",
         device: str = "cpu",
         timeout: float = 600.0,
         synthetic_data: bool | int = False,
@@ -157,7 +156,6 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
             Path(script),
             [str(argument) for argument in args],
             None if converted is None else Path(converted),
-            strategy,
             runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout, synthetic=samples),
             tolerance,
             repeats,

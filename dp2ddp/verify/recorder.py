@@ -51,7 +51,6 @@ class Recorder:
         self._step = 0
         self._iterators = 0
         self._draws = False
-        self._unsharded = False
         self._mixed = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
@@ -64,9 +63,6 @@ class Recorder:
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             self._replace(fetcher, "fetch", self._recording_fetch)
-        runtime = sys.modules.get("dp2ddp_runtime")
-        if runtime is not None:
-            self._replace(runtime.WrappedModel, "forward", self._recording_forward)
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
@@ -122,7 +118,7 @@ class Recorder:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
-            self._write("loss", value=value, shard=current_shard())
+            self._write("loss", value=value)
             return backward(tensors, *args, **kwargs)
 
         return recording
@@ -139,18 +135,6 @@ class Recorder:
                 self._draws = True
                 self._write("random")
             return samples
-
-        return recording
-
-    def _recording_forward(self, forward: Any) -> Any:
-        """Notes, once, that a model that takes shards is trained on a batch that the runtime didn't split."""
-
-        def recording(model: Any, *args: Any, **kwargs: Any) -> Any:
-            whole = not model._gathers and model.training and torch.is_grad_enabled() and current_batch() is None
-            if whole and not self._unsharded and self._iterators:
-                self._unsharded = True
-                self._write("unsharded")
-            return forward(model, *args, **kwargs)
 
         return recording
 
@@ -205,20 +189,6 @@ def generators() -> list[int]:
         return [*sums, 0]
     _, keys, position, *_ = numpy.random.get_state()
     return [*sums, zlib.crc32(keys.tobytes(), position)]
-
-
-def current_batch() -> Any:
-    """The runtime's batch at hand, in a converted script that goes through one of its loaders."""
-    shards = sys.modules.get("dp2ddp_runtime.shards")
-    return shards.at_hand(None) if shards else None
-
-
-def current_shard() -> tuple[int, int] | None:
-    """Samples of this rank's shard and of the whole batch, while a converted script goes through a sharded loader."""
-    batch = current_batch()
-    if batch is None or batch.whole or not batch.total:
-        return None
-    return batch.rows, batch.total
 
 
 def names(optimizer: Optimizer) -> list[str]:

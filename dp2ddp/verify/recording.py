@@ -44,11 +44,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Loss:
-    """What `backward` was called on, before step `step`; `shard` is (samples here, samples in the whole batch)."""
+    """The sum of what `backward` was called on, before step `step`."""
 
     step: int
     value: float
-    shard: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Recording:
         starts: by optimizer, the parameters before its first step.
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         synthetic: the data sets that hold made-up samples, each once.
-        unsharded: the step at which a model that takes shards was first given a batch that nobody split.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         ended: False where the process was killed.
     """
@@ -80,7 +78,6 @@ class Recording:
     starts: dict[int, Step] = field(default_factory=dict)
     synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
-    unsharded: int | None = None
     mixed: str | None = None
     seconds: float = math.nan
     ended: bool = False
@@ -128,16 +125,13 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         sums = tuple(event["generators"])
         recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"], sums))
     elif kind == "loss":
-        shard = tuple(event["shard"]) if event["shard"] else None
-        recording.losses.append(Loss(step, event["value"], shard))
+        recording.losses.append(Loss(step, event["value"]))
     elif kind == "batch":
         recording.batches.append(Batch(event["iterator"], event["indices"], step))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "random" and recording.draws is None:
         recording.draws = step
-    elif kind == "unsharded":
-        recording.unsharded = step
     elif kind == "mixed":
         recording.mixed = event["dtype"]
     elif kind == "end":
@@ -155,7 +149,7 @@ def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
 
 
 def global_losses(recordings: Sequence[Recording]) -> list[float]:
-    """The losses over all ranks: shards weighted by their samples; where every rank has the whole batch, their mean."""
+    """The losses over all ranks: the one that they share, or the mean of theirs."""
     return [_combine(losses) for losses in zip(*(recording.losses for recording in recordings))]
 
 
@@ -163,8 +157,6 @@ def _combine(losses: Sequence[Loss]) -> float:
     first = losses[0]
     if all(loss.value == first.value for loss in losses):
         return first.value
-    if all(loss.shard is not None for loss in losses):
-        return math.fsum(loss.value * loss.shard[0] / loss.shard[1] for loss in losses if loss.shard)
     return math.fsum(loss.value for loss in losses) / len(losses)
 
 

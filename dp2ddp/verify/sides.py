@@ -33,13 +33,13 @@ class Sides:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(script: Path, converted: Path | None, strategy: str, *, allow_ddp: bool = False) -> Sides:
+def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
     """Read the original, with what it imports from its own project, and its conversion.
 
     Args:
         script: the original.
         converted: the converted script; None: convert the original.
-        strategy, allow_ddp: of the conversion, if there is one.
+        allow_ddp: of the conversion, if there is one.
 
     Raises:
         BadInput: a script that can't be read or converted.
@@ -53,7 +53,7 @@ def prepare(script: Path, converted: Path | None, strategy: str, *, allow_ddp: b
         if renamed:
             original[sources.root / path] = sources.source(path).encode(modern)
             notes.append(f"{path} says `async=`, which is no Python any more: the original is run with `non_blocking=`")
-    options = ConversionOptions(strategy=strategy, allow_ddp=allow_ddp)
+    options = ConversionOptions(allow_ddp=allow_ddp)
     new = _convert(sources, program, options, notes) if converted is None else _given(converted, script)
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
     return Sides(top, original, new, notes)

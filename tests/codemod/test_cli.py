@@ -20,7 +20,7 @@ from dp2ddp import pipeline, vendor
 from dp2ddp.analysis.source import Source
 from dp2ddp.cli import main
 from dp2ddp.edits import Edit, Note, ReplaceExpr
-from dp2ddp.plan import Plan, StrategyDecision
+from dp2ddp.plan import Plan
 from dp2ddp.rules import Options, all_rules
 
 SCRIPT = """\
@@ -40,15 +40,13 @@ ONE_RULE = all_rules()[0].id
 def stub_plan(source: Source, options: Options) -> Plan:
     """Wraps models, and has a note for a script that says "odd"."""
     edits: list[Edit] = []
-    strategies: list[StrategyDecision] = []
     for node in ast.walk(source.files[0].tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "nn.DataParallel":
             holes = {"m": source.span(node.args[0])}
             edits.append(ReplaceExpr("DDP002", source.span(node), "one replica", "ddp.wrap_model(__h_m__)", holes))
-            strategies.append(StrategyDecision("net", "gathered", "nothing is proved", node.lineno))
     names = [node for node in source.nodes if isinstance(node, ast.Name) and node.id == "odd"]
     notes = [Note("DDP009", source.span(name), "it is odd", "look at it") for name in names]
-    return Plan(edits, notes, strategies)
+    return Plan(edits, notes)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +94,6 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
     assert result.stderr.splitlines() == [
         "train.py -> my out.py: 1 change by 1 rule",
         "     3  DDP002  one replica",
-        "  net: gathered, because nothing is proved (train.py:3)",
         "1 note, to be looked at by a person:",
         "  train.py:4  DDP009  it is odd; look at it",
         "How to run it:",
@@ -115,7 +112,6 @@ def test_the_summary_as_json(script: Path) -> None:
         "changed": True,
         "converted_before": False,
         "changes": [{"line": 3, "column": 6, "rule": "DDP002", "reason": "one replica"}],
-        "strategies": [{"model": "net", "strategy": "gathered", "reason": "nothing is proved", "line": 3}],
         "notes": [{"line": 4, "column": 0, "rule": "DDP009", "what": "it is odd", "todo": "look at it"}],
     }
 
@@ -193,10 +189,10 @@ def test_notes_can_be_written_into_the_script(script: Path) -> None:
 def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Options] = []
     monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
-    flags = ["--strategy", "sharded", "--sync-bn", "--clean-keys", "--select", ONE_RULE.lower(), "--ignore", ONE_RULE]
+    flags = ["--sync-bn", "--clean-keys", "--select", ONE_RULE.lower(), "--ignore", ONE_RULE]
     assert run("convert", "train.py", *flags).exit_code == 0
     one = frozenset({ONE_RULE})
-    assert seen == [Options("sharded", sync_bn=True, clean_keys=True, select=one, ignore=one)]
+    assert seen == [Options(sync_bn=True, clean_keys=True, select=one, ignore=one)]
 
 
 def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
@@ -257,7 +253,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequen
     "args",
     [
         ["convert"],
-        ["convert", "train.py", "--strategy", "best"],
+        ["convert", "train.py", "--strategy", "sharded"],
         ["convert", "train.py", "--in-place", "-o", "out.py"],
         ["convert", "-", "--in-place"],
         ["convert", "train.py", "--vendor"],

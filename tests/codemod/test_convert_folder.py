@@ -20,7 +20,6 @@ from dp2ddp.edits import Note, RemoveStatement, Span
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.pipeline import Conversion
-from dp2ddp.plan import StrategyDecision
 from dp2ddp.rules import Options
 
 GUARD = "if __name__ == '__main__':\n    main()\n"
@@ -53,8 +52,7 @@ def stub(files: Mapping[str, str], entries: Sequence[str], options: Options) -> 
             is_changed = new(text) != text
             edits = [RemoveStatement("DDP001", SPAN, "because")] if is_changed else []
             notes = [Note("DDP009", SPAN, "it is odd", "look at it")] if "ODD" in text else []
-            strategies = [StrategyDecision("net", "gathered", "unproved", 1)] if is_changed else []
-            found[path] = Conversion(new(text), edits, notes, strategies, changed=is_changed)
+            found[path] = Conversion(new(text), edits, notes, changed=is_changed)
     return found
 
 
@@ -118,10 +116,8 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "project/train.py: needs no change itself",
         "project/nets.py -> out/nets.py: 1 change by 1 rule",
         "     1  DDP001  because",
-        "  net: gathered, because unproved (project/nets.py:1)",
         "project/utils/loaders.py -> out/utils/loaders.py: 1 change by 1 rule",
         "     1  DDP001  because",
-        "  net: gathered, because unproved (project/utils/loaders.py:1)",
         "left out: 1 named by .gitignore, 1 version control",
         "How to run them:",
         "  python out/tools/test.py ...",

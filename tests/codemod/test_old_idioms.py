@@ -31,12 +31,10 @@ print(total, right)
 
 def test_old_idioms_are_understood_and_stay() -> None:
     conversion = convert_source(_OLD, "train.py", Options())
-    assert [each.strategy for each in conversion.strategies] == ["sharded"]
     lines = conversion.new_text.splitlines()
     assert "    total += loss.data[0] * x.size(0)" in lines
     assert "    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())" in lines
     assert "    x, y = Variable(x.cuda()), Variable(y.cuda(non_blocking=True))" in lines
-    assert "total = ddp.all_reduce(total, over=loader)" in lines
     assert not conversion.notes
 
 

@@ -80,22 +80,22 @@ def converted(files: dict[str, str], *entries: str, **options: object) -> dict[s
     return convert_files(files, entries or ("train.py",), Options(**options))  # type: ignore[arg-type]
 
 
-def test_roles_and_the_proof_cross_files() -> None:
+def test_roles_cross_files() -> None:
     done = converted(PROJECT)
-    (decision,) = done["lib/models.py"].strategies
-    assert (decision.strategy, decision.line) == ("sharded", 14)
     assert "return ddp.wrap_model(Net())" in done["lib/models.py"].new_text
     assert "train = ddp.shard_loader(DataLoader(data, batch_size=batch_size, shuffle=True))" in (
         done["lib/data.py"].new_text
     )
-    assert "        correct = ddp.all_reduce(correct, over=loader)\n    return correct" in done["engine.py"].new_text
     assert "def main():\n    ddp.setup()\n    ddp.seed_everything(0)" in done["train.py"].new_text
     assert "        ddp.set_epoch(train_loader, epoch)\n        engine.train(" in done["train.py"].new_text
 
 
 def test_each_file_that_calls_the_runtime_imports_it() -> None:
-    for name, conversion in converted(PROJECT).items():
-        assert conversion.changed, name
+    done = converted(PROJECT)
+    assert [name for name, conversion in done.items() if not conversion.changed] == ["engine.py"]
+    for name, conversion in done.items():
+        if not conversion.changed:
+            continue
         assert conversion.new_text.count("import dp2ddp_runtime as ddp") == 1
         compile(conversion.new_text, name, "exec")
 
@@ -103,14 +103,6 @@ def test_each_file_that_calls_the_runtime_imports_it() -> None:
 def test_what_is_out_of_reach_of_the_entries_is_left_out() -> None:
     done = converted({**PROJECT, "other.py": TRAIN, "lib/unused.py": MODEL})
     assert set(done) == set(PROJECT)
-
-
-def test_a_reason_names_the_file() -> None:
-    engine = ENGINE.replace("F.cross_entropy(model(x), y)", "contrast(model(x), y)")
-    done = converted({**PROJECT, "engine.py": engine})
-    (decision,) = done["lib/models.py"].strategies
-    assert decision.strategy == "gathered"
-    assert "engine.py:7" in decision.reason
 
 
 def test_findings_are_placed_in_their_own_file() -> None:
@@ -123,7 +115,7 @@ def test_converting_twice_changes_nothing() -> None:
     once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
     again = converted(once)
     assert not any(conversion.changed for conversion in again.values())
-    assert all(conversion.converted_before for conversion in again.values())
+    assert [name for name, conversion in again.items() if not conversion.converted_before] == ["engine.py"]
 
 
 def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
@@ -167,7 +159,8 @@ if __name__ == "__main__":
 def test_a_factory_by_any_import(importing: str, used: str) -> None:
     train = TRAIN.replace("from lib.models import build", importing).replace('build("net")', f'{used}("net")')
     done = converted({**PROJECT, "train.py": train})
-    assert done["lib/models.py"].strategies[0].strategy == "sharded", done["lib/models.py"].strategies[0].reason
+    assert "        ddp.set_epoch(train_loader, epoch)\n" in done["train.py"].new_text  # what it returns was called
+    assert "ddp.shard_loader(" in done["lib/data.py"].new_text
 
 
 def test_packages_hand_on_what_they_import() -> None:
@@ -176,7 +169,7 @@ def test_packages_hand_on_what_they_import() -> None:
         "train.py": TRAIN.replace("from lib.models import build", "from lib import build"),
         "lib/__init__.py": "from .models import *\n",
     }
-    assert converted(files)["lib/models.py"].strategies[0].strategy == "sharded"
+    assert "ddp.set_epoch(train_loader, epoch)" in converted(files)["train.py"].new_text
 
 
 BASE = """\
@@ -222,8 +215,6 @@ train, test = data.get(None, 8)
 Trainer(net, train, torch.optim.SGD(net.parameters(), lr=0.1)).fit()
 """
     done = converted({**PROJECT, "train.py": train, "base.py": BASE, "trainer.py": DERIVED})
-    assert done["lib/models.py"].strategies[0].strategy == "sharded"
-    assert "total = ddp.all_reduce(total, over=self.loader)" in done["trainer.py"].new_text
     assert "            ddp.set_epoch(self.loader, epoch)\n" in done["base.py"].new_text
 
 
@@ -298,45 +289,4 @@ def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
             for i in range(9)
         ),
     }
-    assert {converted(files)["lib/zoo.py"].strategies[0].reason for _ in range(5)} == {
-        "`M0` returns different things (`model(x)`, engine.py:7)"
-    }
-
-
-LOSS = """\
-import torch.nn as nn
-import losses
-
-
-def build(name):
-    criterion = nn.CrossEntropyLoss().cuda()
-    {more}
-    return criterion
-"""
-
-
-@pytest.mark.parametrize(
-    ("more", "strategy"),
-    [
-        ("pass", "sharded"),
-        ("criterion = criterion.to('cuda')", "sharded"),
-        ("criterion = {'ce': criterion, 'nll': nn.CrossEntropyLoss()}[name]", "sharded"),
-        ("criterion = losses.Contrastive() if name else criterion", "gathered"),
-        ("criterion = losses.zoo[name]", "gathered"),
-        ("criterion = {'ce': criterion, 'mine': losses.Mine()}[name]", "gathered"),
-        ("criterion, _ = losses.make(name)", "gathered"),
-    ],
-)
-def test_a_loss_that_can_also_be_unknown_is_not_known(more: str, strategy: str) -> None:
-    engine = ENGINE.replace("def train(loader, model,", "def train(loader, model, criterion,")
-    files = {
-        **PROJECT,
-        "train.py": TRAIN.replace("import engine\n", "import engine\nimport loss\n").replace(
-            "net, optimizer)", "net, loss.build('ce'), optimizer)"
-        ),
-        "engine.py": engine.replace("F.cross_entropy(", "criterion("),
-        "loss.py": LOSS.format(more=more),
-    }
-    (decision,) = converted(files)["lib/models.py"].strategies
-    assert decision.strategy == strategy, decision.reason
-    assert strategy == "sharded" or "loss.py:7" in decision.reason
+    assert len({str(converted(files)) for _ in range(5)}) == 1

@@ -10,7 +10,6 @@ from rich.console import Console
 from dp2ddp import report, rules_doc
 from dp2ddp.edits import Note, RemoveStatement, Span
 from dp2ddp.pipeline import Conversion
-from dp2ddp.plan import StrategyDecision
 from dp2ddp.rules import Example, Rule
 
 NO_NEWLINE = "\\ No newline at end of file\n"
@@ -54,16 +53,6 @@ def test_what_is_said_twice_for_a_line_is_said_once() -> None:
     ]
 
 
-def test_a_model_wrapped_in_two_places_is_named_once() -> None:
-    twice = [StrategyDecision("net", "sharded", "it is proved", line) for line in (3, 7)]
-    other = StrategyDecision("gan", "gathered", "nothing is proved", 9)
-    lines = printed(Conversion("x\n", strategies=[*twice, other], changed=True))
-    assert lines[1:3] == [
-        "  net: sharded, because it is proved (train.py:3,7)",
-        "  gan: gathered, because nothing is proved (train.py:9)",
-    ]
-
-
 def test_notes_are_shown_where_nothing_was_converted() -> None:
     note = Note("DDP016", SPAN, "a submodule is wrapped", "wrap the whole model")
     assert printed(Conversion("x\n", notes=[note])) == [
@@ -87,8 +76,7 @@ def test_long_lines_are_not_wrapped() -> None:
     ("example", "flags"),
     [
         (Example("", ""), ""),
-        (Example("", "", strategy="gathered"), "--strategy gathered"),
-        (Example("", "", strategy="sharded", sync_bn=True), "--strategy sharded --sync-bn"),
+        (Example("", "", sync_bn=True, clean_keys=True), "--sync-bn --clean-keys"),
         (Example("", "", clean_keys=True), "--clean-keys"),
     ],
 )
@@ -101,11 +89,11 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
         id = "DDP900"
         title = "Show"
         why = "To be\nshown."
-        examples = (Example("x\n", "y\n", strategy="sharded", also=("DDP901",)),)
+        examples = (Example("x\n", "y\n", sync_bn=True, also=("DDP901",)),)
         edits = None  # type: ignore[assignment]
 
     monkeypatch.setattr(rules_doc, "all_rules", lambda: (Shown(),))
     page = rules_doc.page()
     assert "| [DDP900](#ddp900) | Show |" in page
     assert "**Show.** To be shown." in page
-    assert "After (`--strategy sharded`, together with DDP901):\n\n```python\ny\n```\n" in page
+    assert "After (`--sync-bn`, together with DDP901):\n\n```python\ny\n```\n" in page

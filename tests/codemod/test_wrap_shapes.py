@@ -21,7 +21,7 @@ def converted(body: str, *, loop: str = _LOOP) -> Conversion:
     return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n") + loop, "train.py", Options())
 
 
-# Each with the line that it becomes, and what the plan says.
+# Each with the line that it becomes.
 PARTS = {
     "of a model of the script": (
         """
@@ -30,16 +30,14 @@ PARTS = {
         net = Net()
         net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
         """,
-        "net.features = ddp.wrap_model(net.features, gather=True, root=net)",
-        "only a part of the model is wrapped (line 7)",
+        "net.features = ddp.wrap_model(net.features, root=net)",
     ),
     "deep inside": (
         """
         net = nn.Sequential(nn.Linear(4, 2))
         net.backbone.layers[0] = nn.DataParallel(net.backbone.layers[0])
         """,
-        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0], gather=True, root=net)",
-        "only a part of the model is wrapped (line 5)",
+        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0], root=net)",
     ),
     "in a constructor": (
         """
@@ -49,13 +47,11 @@ PARTS = {
                 self.encoder = nn.DataParallel(nn.Linear(4, 2))
         net = Net()
         """,
-        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)",
-        "only a part of the model is wrapped (line 7)",
+        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2), root=self)",
     ),
     "of what isn't known": (
         "from zoo import build\nnet = build()\nnet.features = nn.DataParallel(net.features)\n",
-        "net.features = ddp.wrap_model(net.features, gather=True, root=net)",
-        "perhaps only a part of a model is wrapped (line 6)",
+        "net.features = ddp.wrap_model(net.features, root=net)",
     ),
     "in a class that may be a module": (
         """
@@ -65,28 +61,23 @@ PARTS = {
                 self.net = nn.DataParallel(nn.Linear(4, 2))
         net = Trainer()
         """,
-        "        self.net = ddp.wrap_model(nn.Linear(4, 2), gather=True, root=self)",
-        "perhaps only a part of a model is wrapped (line 7)",
+        "        self.net = ddp.wrap_model(nn.Linear(4, 2), root=self)",
     ),
     "by setattr": (
         'net = nn.Sequential()\nsetattr(net, "features", nn.DataParallel(net.features))\n',
-        'setattr(net, "features", ddp.wrap_model(net.features, gather=True, root=net))',
-        "only a part of the model is wrapped (line 5)",
+        'setattr(net, "features", ddp.wrap_model(net.features, root=net))',
     ),
     "by add_module": (
         'net = nn.Sequential()\nnet.add_module("features", nn.DataParallel(nn.Linear(4, 2)))\n',
-        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2), gather=True, root=net))',
-        "only a part of the model is wrapped (line 5)",
+        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2), root=net))',
     ),
     "given to a container": (
         "net = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))\n",
-        "net = nn.Sequential(ddp.wrap_model(nn.Linear(4, 4), gather=True), nn.Linear(4, 2))",
-        "only a part of the model is wrapped (line 4)",
+        "net = nn.Sequential(ddp.wrap_model(nn.Linear(4, 4)), nn.Linear(4, 2))",
     ),
     "given to a container in a list": (
         "net = nn.Sequential(*[nn.DataParallel(nn.Linear(4, 4)) for _ in range(2)])\n",
-        "net = nn.Sequential(*[ddp.wrap_model(nn.Linear(4, 4), gather=True) for _ in range(2)])",
-        "only a part of the model is wrapped (line 4)",
+        "net = nn.Sequential(*[ddp.wrap_model(nn.Linear(4, 4)) for _ in range(2)])",
     ),
     "given to a model by name": (
         """
@@ -97,36 +88,32 @@ PARTS = {
         encoder = nn.DataParallel(nn.Linear(4, 2))
         net = Net(encoder)
         """,
-        "encoder = ddp.wrap_model(nn.Linear(4, 2), gather=True)",
-        "only a part of the model is wrapped (line 8)",
+        "encoder = ddp.wrap_model(nn.Linear(4, 2))",
     ),
     "given to what isn't known": (
         "from zoo import Pair\nnet = Pair(nn.DataParallel(nn.Linear(4, 2)))\n",
-        "net = Pair(ddp.wrap_model(nn.Linear(4, 2), gather=True))",
-        "the wrapped model is given to `Pair`, which isn't known and may make it a part of another (line 5)",
+        "net = Pair(ddp.wrap_model(nn.Linear(4, 2)))",
     ),
     "not to be looked up twice": (
         "from zoo import build\nbuild().features = nn.DataParallel(nn.Linear(4, 2))\n",
-        "build().features = ddp.wrap_model(nn.Linear(4, 2), gather=True)",
-        "perhaps only a part of a model is wrapped (line 5)",
+        "build().features = ddp.wrap_model(nn.Linear(4, 2))",
     ),
 }
 
 
 @pytest.mark.parametrize("shape", PARTS)
-def test_a_part_of_a_model_sees_whole_batches(shape: str) -> None:
-    body, line, reason = PARTS[shape]
+def test_a_part_of_a_model_is_wrapped_with_its_root(shape: str) -> None:
+    body, line = PARTS[shape]
     conversion = converted(body)
     assert line in conversion.new_text.splitlines()
-    assert [(each.strategy, each.reason) for each in conversion.strategies] == [("gathered", reason)]
     assert not conversion.notes
 
 
 def test_the_loaders_of_a_model_with_a_wrapped_part_are_shared_out() -> None:
     known = converted("net = nn.Sequential()\nnet.features = nn.DataParallel(net.features)\n").new_text
     presumed = converted("net = build()\nnet.features = nn.DataParallel(net.features)\n").new_text
-    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in known
-    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in presumed
+    assert "ddp.shard_loader(DataLoader(data, 4))" in known
+    assert "ddp.shard_loader(DataLoader(data, 4))" in presumed
 
 
 WHOLES = {
@@ -165,118 +152,63 @@ WHOLES = {
 
 
 @pytest.mark.parametrize("shape", WHOLES)
-def test_whole_models_may_be_sharded(shape: str) -> None:
+def test_whole_models_have_no_root(shape: str) -> None:
     conversion = converted(WHOLES[shape])
-    assert [each.strategy for each in conversion.strategies] == ["sharded"]
     assert "ddp.wrap_model(" in conversion.new_text
     assert "root=" not in conversion.new_text
 
 
-ON_EVERY_PATH = {
-    "one wrap in each branch": """
-        if args.small:
-            net = nn.DataParallel(nn.Linear(4, 2))
-        else:
-            net = nn.DataParallel(nn.Linear(4, 2)).cuda()
-        """,
-    "a chain without an else, which binds the model": """
-        if args.arch == "a":
-            net = nn.DataParallel(nn.Linear(4, 2))
-        elif args.arch == "b":
-            net = nn.DataParallel(nn.Linear(4, 2))
-        """,
-    "a chain that ends in an error": """
-        net = None
-        if args.arch == "a":
-            net = nn.DataParallel(nn.Linear(4, 2))
-        else:
-            raise ValueError(args.arch)
-        """,
-    "a factory": """
-        def build():
-            net = nn.Linear(4, 2)
-            return nn.DataParallel(net).cuda()
-        net = build()
-        """,
-    "a branch that ends the script": """
-        if args.test:
-            net = nn.DataParallel(load())
-            print(net(torch.ones(3, 4)))
-            raise SystemExit
-        net = nn.DataParallel(nn.Linear(4, 2))
-        """,
-    "a choice between two": "net = nn.DataParallel(nn.Linear(4, 2)) if args.a else nn.DataParallel(nn.Linear(4, 2))\n",
-    "a guard on devices": """
-        net = nn.Linear(4, 2)
-        if torch.cuda.device_count() > 1:
-            net = nn.DataParallel(net)
-        """,
-}
-
-
-@pytest.mark.parametrize("shape", ON_EVERY_PATH)
-def test_a_wrap_on_every_path_needs_no_note(shape: str) -> None:
-    conversion = converted(ON_EVERY_PATH[shape])
-    assert {each.strategy for each in conversion.strategies} == {"sharded"}
-    assert not conversion.notes
-
-
-DETOURS = {
+# Each with the lines of the wrap, and of its guard where that asks for devices.
+GUARDS = {
+    "the number of devices": (
+        "net = nn.Linear(4, 2)\nif torch.cuda.device_count() > 1:\n    net = nn.DataParallel(net)\n",
+        "if ddp.device_count() > 1:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a number asked for before": (
+        "net = nn.Linear(4, 2)\nn_gpu = torch.cuda.device_count()\nif n_gpu > 1:\n    net = nn.DataParallel(net)\n",
+        "n_gpu = ddp.device_count()\nif n_gpu > 1:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "all devices, by their numbers": (
+        "net = nn.Linear(4, 2)\nif torch.cuda.device_count():\n"
+        "    net = nn.DataParallel(net, range(torch.cuda.device_count()))\n",
+        "if ddp.device_count():\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a conditional expression": (
+        "net = nn.Linear(4, 2)\nnet = nn.DataParallel(net) if torch.cuda.device_count() > 1 else net\n",
+        "net = ddp.wrap_model(net) if ddp.device_count() > 1 else net\n",
+    ),
     "a flag": (
         "net = nn.Linear(4, 2)\nif args.wide:\n    net = nn.DataParallel(net)\n",
-        "where `args.wide` is false",
+        "if args.wide:\n    net = ddp.wrap_model(net)\n",
     ),
-    "an else that makes another model": (
-        "if args.gpu:\n    net = nn.DataParallel(nn.Linear(4, 2))\nelse:\n    net = nn.Linear(4, 3)\n",
-        "where `args.gpu` is false",
+    "a branch that moves alone": (
+        "net = nn.Linear(4, 2)\nif args.gpu is not None:\n    net = net.cuda(args.gpu)\n"
+        "else:\n    net = nn.DataParallel(net).cuda()\n",
+        "else:\n    net = ddp.wrap_model(net)\n",
     ),
     "a guard that needs the wrapped model": (
-        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    old = net.module\n",
-        "where `args.gpu` is false",
+        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    patch(net)\n    old = net.module\n",
+        "if args.gpu:\n    net = ddp.wrap_model(net)\n    patch(net)\n    old = net.module\n",
     ),
     "an early return": (
         "def build(n):\n    net = nn.Linear(4, 2)\n    if n == 1:\n        return net.cuda()\n"
         "    return nn.DataParallel(net)\nnet = build(2)\n",
-        "where `n == 1` is true",
+        "    if n == 1:\n        return net.cuda()\n    return ddp.wrap_model(net)\n",
     ),
-    "around the call of a factory": (
-        "def wrap(net):\n    return nn.DataParallel(net)\nnet = nn.Linear(4, 2)\n"
-        "if not args.plain:\n    net = wrap(net)\n",
-        "where `not args.plain` is false",
-    ),
-    "a choice": (
-        "net = nn.DataParallel(nn.Linear(4, 2)) if args.gpu else nn.Linear(4, 3)\n",
-        "where `args.gpu` is false",
+    "two models": (
+        "g, d = nn.Linear(4, 2), nn.Linear(4, 2)\nnet = g\nif ngpu > 1:\n    g = nn.DataParallel(g)\n"
+        "    d = nn.DataParallel(d)\n",
+        "if ngpu > 1:\n    g = ddp.wrap_model(g)\n    d = ddp.wrap_model(d)\n",
     ),
 }
 
 
-@pytest.mark.parametrize("shape", DETOURS)
-def test_a_way_around_the_wrap_is_right_but_slow(shape: str) -> None:
-    body, where = DETOURS[shape]
+@pytest.mark.parametrize("shape", GUARDS)
+def test_guards_stay_where_they_are(shape: str) -> None:
+    body, lines = GUARDS[shape]
     conversion = converted(body)
-    assert [each.strategy for each in conversion.strategies] == ["gathered"]
-    assert [note.what.split(",")[0] for note in conversion.notes] == [where]
-    assert "every rank computes all of it" in conversion.notes[0].what
-
-
-def test_sharded_by_request_says_that_ranks_train_apart() -> None:
-    body = _HEAD + "net = nn.Linear(4, 2)\nif args.wide:\n    net = nn.DataParallel(net)\n" + _LOOP
-    conversion = convert_source(body, "train.py", Options(strategy="sharded"))
-    assert [each.strategy for each in conversion.strategies] == ["sharded"]
-    assert ["the ranks train apart" in note.what for note in conversion.notes] == [True]
-
-
-def test_all_models_under_one_guard_move_behind_it() -> None:
-    body = """
-        g, d = nn.Linear(4, 2), nn.Linear(4, 2)
-        if ngpu > 1:
-            g = nn.DataParallel(g)
-            d = nn.DataParallel(d)
-        """
-    lines = converted(body, loop="").new_text.splitlines()
-    assert lines[-2:] == ["g = ddp.wrap_model(g, gather=True)", "d = ddp.wrap_model(d, gather=True)"]
-    assert "if ngpu > 1:" not in lines
+    assert lines in conversion.new_text
+    assert not conversion.notes
 
 
 def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
@@ -290,9 +222,9 @@ def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
                 net = nn.DataParallel(net).cuda()
         """
     conversion = converted(body)
-    assert "        net.features = ddp.wrap_model(net.features, gather=True, root=net)\n" in conversion.new_text
-    assert "        net = ddp.wrap_model(net, gather=True)\n" in conversion.new_text
-    assert ["where `torch.cuda.is_available()` is false" in note.what for note in conversion.notes] == [True]
+    assert "        net.features = ddp.wrap_model(net.features, root=net)\n" in conversion.new_text
+    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert not conversion.notes
 
 
 # Each with the line that it becomes.
@@ -341,9 +273,8 @@ def test_the_class_itself_is_handed_on(shape: str) -> None:
     body, line = VALUES[shape]
     conversion = converted(body)
     assert line in conversion.new_text.splitlines()
-    assert [each.strategy for each in conversion.strategies] == ["gathered"]
     assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("net = ")
-    assert "ddp.shard_loader(DataLoader(data, 4), gather=True)" in conversion.new_text
+    assert "ddp.shard_loader(DataLoader(data, 4))" in conversion.new_text
     assert not conversion.notes
 
 
@@ -432,7 +363,7 @@ def test_steps_of_data_parallel_s_forward_are_named() -> None:
     ]
 
 
-def test_annotations_name_the_new_class_and_decide_nothing() -> None:
+def test_annotations_name_the_new_class() -> None:
     body = """
         def keep(net: nn.DataParallel) -> nn.DataParallel:
             same: nn.DataParallel = net
@@ -440,7 +371,6 @@ def test_annotations_name_the_new_class_and_decide_nothing() -> None:
         net = keep(nn.DataParallel(nn.Linear(4, 2)))
         """
     conversion = converted(body)
-    assert [each.strategy for each in conversion.strategies] == ["sharded"]
     assert "def keep(net: ddp.WrappedModel) -> ddp.WrappedModel:" in conversion.new_text
     assert "    same: ddp.WrappedModel = net" in conversion.new_text
 

@@ -1,0 +1,103 @@
+"""DDP023: ask for the job's devices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Example, Options, Rule
+
+_ASKS = "torch.cuda.device_count"
+
+
+class DeviceCountRule(Rule):
+    """`torch.cuda.device_count()` becomes `ddp.device_count()`: the number of ranks, where there are several."""
+
+    id = "DDP023"
+    title = "Ask how many devices the job has"
+    why = (
+        "A script that asks for the number of GPUs means those that it trains on. With one process per GPU these "
+        "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "
+        "machines have more than one of them sees. So guards such as `if torch.cuda.device_count() > 1:` stay, and "
+        "ask about the job. Where the script names its `device_ids`, only such questions are changed: a number "
+        "that is computed with counts all visible GPUs there."
+    )
+    examples = (
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.Linear(4, 2)
+if torch.cuda.device_count() > 1:
+    print("Let's use", torch.cuda.device_count(), "GPUs!")
+    net = nn.DataParallel(net)
+batch_size = 64 * max(1, torch.cuda.device_count())
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.Linear(4, 2)
+if ddp.device_count() > 1:
+    print("Let's use", ddp.device_count(), "GPUs!")
+    net = nn.DataParallel(net)
+batch_size = 64 * max(1, ddp.device_count())
+""",
+        ),
+        Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+net = nn.Linear(4, 2)
+several = torch.cuda.device_count() > 1
+if several:
+    net = nn.DataParallel(net, device_ids=[0, 1])
+workers = 4 * torch.cuda.device_count()
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.Linear(4, 2)
+several = ddp.device_count() > 1
+if several:
+    net = nn.DataParallel(net, device_ids=[0, 1])
+workers = 4 * torch.cuda.device_count()
+""",
+        ),
+    )
+
+    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+        if not facts.parallel:
+            return
+        given = {ids for ids, _ in facts.wraps.device_ids}
+        all_devices = all(any(_asks(facts, part) for part in ast.walk(ids)) for ids in given)
+        gone = {part for wrap in facts.wraps.models for ids in (wrap.device_ids,) if ids for part in ast.walk(ids)}
+        for call in facts.source.calls:
+            if _asks(facts, call) and call not in gone and (all_devices or _decides(facts, call)):
+                span = facts.source.span(call)
+                yield ReplaceExpr(self.id, span, "the ranks, where there are several", "ddp.device_count()")
+
+
+def _asks(facts: Facts, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and facts.names.qualified(node.func) == _ASKS
+
+
+def _decides(facts: Facts, call: ast.Call) -> bool:
+    """Whether a call stands in a test, or in a comparison."""
+    node: ast.AST = call
+    for above in facts.source.ancestors(call):
+        if isinstance(above, ast.Compare):
+            return True
+        if isinstance(above, (ast.If, ast.IfExp, ast.While, ast.Assert)) and node is above.test:
+            return True
+        if isinstance(above, (ast.stmt, ast.Call)):
+            return False
+        node = above
+    return False
