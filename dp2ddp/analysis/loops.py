@@ -39,15 +39,11 @@ class DataLoop:
         node: the `for` statement.
         loader: the expression that names the loader, None where nothing in scope does.
         sites: the `DataLoader(...)` calls that it can be.
-        batch: the target that takes the batch.
-        counter: the target that takes the batch's number, None without `enumerate`.
     """
 
     node: ast.For
     loader: ast.expr | None
     sites: frozenset[ast.Call]
-    batch: ast.expr
-    counter: ast.expr | None
 
 
 @dataclass(frozen=True)
@@ -121,32 +117,21 @@ class Loops:
         ) and not (isinstance(node, ast.Call) and self.names.qualified(node.func) in ("builtins.range", "builtins.len"))
 
     def _data_loop(self, node: ast.For) -> DataLoop | None:
-        loader, batch, counter = node.iter, node.target, None
-        if isinstance(loader, ast.Call) and self.names.qualified(loader.func) == "builtins.enumerate" and loader.args:
-            if not (isinstance(batch, ast.Tuple) and len(batch.elts) == 2):
-                return None
-            counter, batch = batch.elts
-            loader = loader.args[0]
-        loader, inner_counter, inner_batch = self._under_bar(loader, batch)
-        counter, batch = inner_counter or counter, inner_batch
+        loader, _ = self._iterated(node)
         sites = frozenset(r.site for r in self.resolver.roles(loader) if isinstance(r, Loader))
-        if not sites:
-            return None
-        return DataLoop(node, self._named(loader, node), sites, batch, counter)
+        return DataLoop(node, self._named(loader, node), sites) if sites else None
 
-    def _under_bar(self, loader: ast.expr, batch: ast.expr) -> tuple[ast.expr, ast.expr | None, ast.expr]:
-        """Look through `tqdm(loader)` and `tqdm(enumerate(loader))`."""
-        counter: ast.expr | None = None
-        while isinstance(loader, ast.Call) and loader.args:
-            path = self.names.qualified(loader.func)
-            if path in PROGRESS_BARS:
-                loader = loader.args[0]
-            elif path == "builtins.enumerate" and isinstance(batch, ast.Tuple) and len(batch.elts) == 2:
-                counter, batch = batch.elts
-                loader = loader.args[0]
-            else:
+    def _iterated(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
+        """What a `for` iterates over and binds, without `enumerate` and progress bars: `tqdm(enumerate(loader))`."""
+        iterated, target = node.iter, node.target
+        while isinstance(iterated, ast.Call) and iterated.args:
+            path = self.names.qualified(iterated.func)
+            if path == "builtins.enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                target = target.elts[1]
+            elif path not in PROGRESS_BARS:
                 break
-        return loader, counter, batch
+            iterated = iterated.args[0]
+        return iterated, target
 
     def _named(self, loader: ast.expr, loop: ast.For) -> ast.expr | None:
         """The expression that names the loader itself: `pbar = tqdm(loader)` iterated as `pbar` names `loader`."""
@@ -181,16 +166,6 @@ class Loops:
 
     # -- what a loop reaches ---------------------------------------------------------------------------------------
 
-    def functions_reached(self, function: FunctionNode) -> list[FunctionNode]:
-        """A function and the script's functions that it calls, directly or not."""
-        found = [function]
-        for one in found:
-            for call in (n for n in ast.walk(one) if isinstance(n, ast.Call)):
-                for callee in self.resolver.functions_called(call):
-                    if callee.definition not in found:
-                        found.append(callee.definition)
-        return found
-
     def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
         """Every node of `roots` and of the script's functions that they call, directly or not."""
         seen: set[ast.AST] = set()
@@ -220,7 +195,7 @@ class Loops:
         found: list[ast.expr] = []
         for node in loops:
             batch = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
-            iterated, _, _ = self._under_bar(*self._without_counter(node))
+            iterated, _ = self._iterated(node)
             if not _is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
             body = list(self.reached(*node.body))
@@ -234,14 +209,6 @@ class Loops:
         calls = [n for n in self.reached(*body) if isinstance(n, ast.Call)]
         backward = any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
         return backward and any(self.resolver.holds(c.func, Wrapped, Module) for c in calls)
-
-    def _without_counter(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
-        """What a `for` iterates over and binds, `enumerate` left out."""
-        iterated, target = node.iter, node.target
-        counts = isinstance(iterated, ast.Call) and self.names.qualified(iterated.func) == "builtins.enumerate"
-        if counts and iterated.args and isinstance(target, ast.Tuple) and len(target.elts) == 2:  # type: ignore[attr-defined]
-            return iterated.args[0], target.elts[1]  # type: ignore[attr-defined]
-        return iterated, target
 
     def _is_training_switch(self, call: ast.Call) -> bool:
         return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "eval")

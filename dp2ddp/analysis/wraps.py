@@ -35,7 +35,6 @@ class Wrap:
         model: the model that is wrapped.
         dim: the dimension along which the batch is split, None for the first.
         device_ids: as given, None for all devices.
-        statement: the statement that it stands in.
         root: the model a part of which is wrapped, None where a whole one is, or none is named.
     """
 
@@ -44,7 +43,6 @@ class Wrap:
     model: ast.expr | None
     dim: ast.expr | None
     device_ids: ast.expr | None
-    statement: ast.stmt
     root: ast.expr | None = None
 
 
@@ -136,7 +134,6 @@ class Wraps:
         return f"`{definition.name}` changes how `DataParallel` works (`{changed}`)" if changed else ""
 
     def _wrap(self, call: ast.Call) -> Wrap:
-        statement = self.source.statement(call)
         outer, model = self._outer(call), argument(call, 0, "module")
         return Wrap(
             call,
@@ -144,7 +141,6 @@ class Wraps:
             model,
             argument(call, 3, "dim"),
             argument(call, 1, "device_ids"),
-            statement,
             self._parts.root(call, outer),
         )
 

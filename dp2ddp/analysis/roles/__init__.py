@@ -8,7 +8,6 @@ analysis is flow-insensitive: a name's roles are all that it ever holds.
 from dp2ddp.analysis.roles.classes import is_property
 from dp2ddp.analysis.roles.kinds import (
     Class,
-    Criterion,
     Function,
     Group,
     Instance,
@@ -17,7 +16,6 @@ from dp2ddp.analysis.roles.kinds import (
     Module,
     Optimizer,
     Role,
-    Scaler,
     Table,
     Wrapped,
     WrappedOptimizer,
@@ -31,7 +29,6 @@ __all__ = [
     "PROGRESS_BARS",
     "SAME_OBJECT",
     "Class",
-    "Criterion",
     "Function",
     "Group",
     "Instance",
@@ -41,7 +38,6 @@ __all__ = [
     "Optimizer",
     "Resolver",
     "Role",
-    "Scaler",
     "Table",
     "Wrapped",
     "WrappedOptimizer",

@@ -59,19 +59,6 @@ class LoaderIterator:
 
 
 @dataclass(frozen=True)
-class Criterion:
-    """A loss of `torch.nn`, by the call that builds it."""
-
-    path: str
-    site: ast.Call
-
-
-@dataclass(frozen=True)
-class Scaler:
-    """A `GradScaler`."""
-
-
-@dataclass(frozen=True)
 class Function:
     """A function or method of this script; `owner` is the class of a bound method."""
 
@@ -115,8 +102,6 @@ Role = Union[
     WrappedOptimizer,
     Loader,
     LoaderIterator,
-    Criterion,
-    Scaler,
     Function,
     Class,
     Instance,

@@ -7,13 +7,11 @@ from typing import Callable
 
 from dp2ddp.analysis.roles.kinds import (
     NONE,
-    Criterion,
     Loader,
     LoaderIterator,
     Module,
     Optimizer,
     Role,
-    Scaler,
     Table,
     Wrapped,
     WrappedOptimizer,
@@ -62,15 +60,12 @@ def _made(path: str, node: ast.Call) -> Role | None:
     """What a call builds whatever it is given."""
     if path == "torch.utils.data.DataLoader":
         return Loader(node)
-    if path.endswith(".GradScaler"):
-        return Scaler()
     if path.startswith("torch.optim."):
         return Optimizer()
-    if path.startswith("torch.nn.") and path.endswith("Loss"):
-        return Criterion(path, node)
-    if path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith("torch.nn.functional."):
-        return Module()
-    return None
+    builds = path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith(
+        "torch.nn.functional."
+    )
+    return Module() if builds and not path.endswith("Loss") else None
 
 
 def _drawn(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset[Role]]) -> frozenset[Role]:
