@@ -223,8 +223,10 @@ def _nbytes(tensor: Deferred) -> int:
 
 def settle(value: Any) -> Any:
     """The same nesting, with whole batches in place of deferred ones. A collective if there are any."""
-    if not _in(value):
-        return value
+    return _whole(value) if _in(value) else value
+
+
+def _whole(value: Any) -> Any:
     return nesting.map_tensors(lambda each: each.whole() if isinstance(each, Deferred) else each, value)
 
 
@@ -233,7 +235,7 @@ def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     found = _in((args, kwargs))
     for each in found:
         each.settle()
-    args, kwargs = settle((args, kwargs))
+    args, kwargs = _whole((args, kwargs))
     result = func(*args, **kwargs)
     return (
         next((each for each in found if result is each._data or result is each._graph), result)

@@ -90,9 +90,11 @@ _REDUCTIONS = ("none", "sum", "mean", "batchmean")
 
 def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
     """A loss of a model's output: the sums over the ranks' rows, put together."""
+    batch: Any = args[0] if args else kwargs.get("input")
+    if not is_deferred(batch) or not batch.rounds or batch.batch_dim != 0:
+        return NotImplemented
     call = _arguments(func, args, kwargs)
-    batch: Any = call.get("input")
-    rows = None if not is_deferred(batch) or not batch.rounds or batch.batch_dim != 0 else _own(func, call, batch)
+    rows = _own(func, call, batch) if call else None
     if rows is None or (weigh is _weight_of_elements and call["target"].shape != batch.shape):
         return NotImplemented
     if call["reduction"] == "none":

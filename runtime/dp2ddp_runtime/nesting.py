@@ -63,9 +63,16 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def leaves(value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> list[Any]:
     """What `map_leaves` applies its function to, in that order."""
-    found: list[Any] = []
-    map_leaves(found.append, value, is_leaf)
-    return found
+    if is_leaf(value):
+        return [value]
+    inner: Any = None
+    if isinstance(value, (tuple, list)):
+        inner = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif _is_dataclass(value):
+        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return [value] if inner is None else [leaf for item in inner for leaf in leaves(item, is_leaf)]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
