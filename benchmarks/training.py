@@ -19,7 +19,7 @@ without its loader's workers (on CUDA: of the GPU's). `sent kB` is what a rank s
 runtime sends through Unix sockets (up to 32 kB a message) or NCCL over the GPUs' links is not in it.
 
     python benchmarks/training.py [CASE ...] [--ranks 2] [--starts 4] [--rounds 6] [--steps 16] [--variants NAME ...]
-                                  [--max gathered=1.05 ...] [--device cuda] [--json FILE]
+                                  [--max converted=1.05 ...] [--device cuda] [--json FILE]
 
 Exits with 1 where a ratio is above its bound or a rank fails. On CUDA each rank needs a GPU; by hand and converted also
 work with several ranks on one, over gloo. Ratios mean something only where there is a processor for each rank.
@@ -179,7 +179,7 @@ def _show(name: str, rows: Mapping[str, Row], arguments: argparse.Namespace) -> 
         times = f"{row.best_ms:10.2f}{row.median_ms:10.2f}{row.best_ratio:10.3f}{row.median_ratio:10.3f}"
         print(f"{variant:12}{times}{row.cpu_ms:10.2f}{row.peak_mb:10.0f}{row.sent_kb:10.1f}")
     if missing := [variant for variant in arguments.variants if variant not in rows]:
-        print(f"left out (not installed, or not proved): {', '.join(missing)}")
+        print(f"left out (not installed): {', '.join(missing)}")
     sys.stdout.flush()
 
 

@@ -71,13 +71,13 @@ def _stepping(text: str) -> str:
     return changed
 
 
-def _converted(strategy: str, case: Case) -> str | None:
-    """None if there is something to note: the strategy is not proved."""
+def _converted(case: Case) -> str:
     from dp2ddp.pipeline import convert_source
     from dp2ddp.rules import Options
 
-    conversion = convert_source(case.original.read_text(), str(case.original), Options(strategy=strategy))
-    return None if conversion.notes else conversion.new_text
+    conversion = convert_source(case.original.read_text(), str(case.original), Options())
+    assert not conversion.notes
+    return conversion.new_text
 
 
 def _unwrapped(case: Case) -> str:
@@ -93,8 +93,7 @@ def _written(name: str, needs: str, _: Case) -> str | None:
 BY_HAND = "by-hand"
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        "gathered": Variant(partial(_converted, "gathered")),
-        "sharded": Variant(partial(_converted, "sharded")),
+        "converted": Variant(_converted),
         BY_HAND: Variant(partial(_written, "by_hand.py", "torch"), general=True),
         "accelerate": Variant(partial(_written, "with_accelerate.py", "accelerate"), general=True),
         "fabric": Variant(partial(_written, "with_fabric.py", "lightning_fabric"), general=True),

@@ -8,8 +8,8 @@ from . import losses, rowwise, views  # noqa: F401 - they enter what they can do
 from .checkpoint import load, save
 from .launch import barrier, setup
 from .loader import set_epoch, shard_loader
-from .metrics import all_reduce, broadcast, gather, weighted
 from .model import WrappedModel, data_parallel, wrap_model
+from .operations import all_reduce, broadcast, gather
 from .rank_zero import main_first, main_only, open
 from .rng import seed_everything
 from .state_dict import load_state_dict
@@ -37,7 +37,6 @@ __all__ = [
     "set_epoch",
     "setup",
     "shard_loader",
-    "weighted",
     "world_size",
     "wrap_model",
 ]

@@ -70,7 +70,7 @@ def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
 
     Returns:
         What was saved. A whole `nn.DataParallel` that was pickled comes back wrapped for the ranks
-        (`wrap_model(..., gather=True)`), also as a value of a dictionary.
+        (`wrap_model`), also as a value of a dictionary.
 
     Raises:
         RuntimeError, OSError, ...: as `torch.load`.
@@ -100,4 +100,4 @@ def _to_own_device(storage: Any, location: str) -> Any:
 def _wrapped(value: Any) -> Any:
     if not isinstance(value, nn.DataParallel):
         return value
-    return wrap_model(value.module, gather=True, dim=getattr(value, "dim", 0))  # without CUDA it has none
+    return wrap_model(value.module, dim=getattr(value, "dim", 0))  # without CUDA it has none

@@ -16,8 +16,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, nesting, rng, shards, world
-from .deferred import Deferred
+from . import collectives, nesting, rng, world
 from .exchange import Divergence, exchange
 from .inputs import Inputs, checksum
 from .outputs import gather_outputs
@@ -27,7 +26,6 @@ from .state_dict import fit_prefix
 
 def wrap_model(
     module: nn.Module,
-    gather: bool = False,
     dim: int = 0,
     sync_bn: bool = False,
     find_unused_parameters: bool | None = None,
@@ -35,24 +33,22 @@ def wrap_model(
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
-    The module moves to this rank's device and takes rank 0's parameters and buffers.
+    The module moves to this rank's device and takes rank 0's parameters and buffers. Every rank passes the whole batch
+    and gets the outputs for the whole batch; it computes those of its rows.
 
     Args:
         module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
-        gather: every rank passes the whole batch and gets the outputs for the whole batch, as with `nn.DataParallel`;
-            otherwise its shard, and the outputs for that.
         dim: the dimension along which inputs are split and outputs concatenated.
         sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
             chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`.
         find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
             always allowed, at no cost.
         root: the model of which the module is a part, or becomes one: `model.features = wrap_model(model.features,
-            gather=True, root=model)`. The root runs on whole batches on every rank, and its own parameters are kept
-            equal along with the part's; it may get more of them later. What is no `nn.Module` is no root.
+            root=model)`. The root runs on whole batches on every rank, and its own parameters are kept equal along with
+            the part's; it may get more of them later. What is no `nn.Module` is no root.
 
     Raises:
         TypeError: `module` is no `nn.Module`.
-        ValueError: a `root` without `gather=True`.
         RuntimeError: the ranks' models differ in names, shapes or dtypes.
     """
     if isinstance(module, WrappedModel):
@@ -60,11 +56,9 @@ def wrap_model(
     module = _plain(module)
     root = root.module if isinstance(root, WrappedModel) else root
     root = root if isinstance(root, nn.Module) and root is not module else None
-    if root is not None and not gather:
-        raise ValueError("a part of a model is wrapped with gather=True: the rest of it takes whole batches")
     if sync_bn:
         module = _with_sync_bn(module)
-    return WrappedModel(module, dim=dim, gather=gather, root=root)
+    return WrappedModel(module, dim=dim, root=root)
 
 
 def _plain(module: Any) -> nn.Module:
@@ -96,7 +90,7 @@ def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: M
         return module(*arguments, **(module_kwargs or {}))
     wrapped = _called.setdefault(module, {})
     if dim not in wrapped:
-        wrapped[dim] = wrap_model(module, gather=True, dim=dim)
+        wrapped[dim] = wrap_model(module, dim=dim)
     wrapped[dim].training = module.training
     return wrapped[dim](*arguments, **(module_kwargs or {}))
 
@@ -123,12 +117,11 @@ class WrappedModel(DistributedDataParallel):
     """A model whose replicas train on all ranks. Made by `wrap_model`.
 
     Or by itself, with `nn.DataParallel`'s arguments, which it takes the place of where a script hands that class on or
-    derives from it: then it splits and gathers. `device_ids` and `output_device` mean nothing here: each rank has its
-    own device.
+    derives from it. `device_ids` and `output_device` mean nothing here: each rank has its own device.
 
     A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
-    `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs if made with `gather=True`, or when
-    the batch at hand is whole on every rank. With a single rank it calls the module, and nothing else.
+    `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs. With a single rank it calls the module,
+    and nothing else.
     Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
     """
 
@@ -139,7 +132,6 @@ class WrappedModel(DistributedDataParallel):
         output_device: Any = None,
         dim: int = 0,
         *,
-        gather: bool = True,
         root: nn.Module | None = None,
     ) -> None:
         nn.Module.__init__(self)
@@ -150,7 +142,6 @@ class WrappedModel(DistributedDataParallel):
         self.output_device = self.device.index
         self.broadcast_buffers = True
         self.find_unused_parameters = True
-        self._gathers = gather
         self._inside = False  # inside another wrapped model, which then does everything
         self._checked = False
         self._inputs = Inputs(dim)
@@ -228,32 +219,31 @@ class WrappedModel(DistributedDataParallel):
         """Run the module on this rank's rows.
 
         Args:
-            *args, **kwargs: as the module takes them. With `gather=True`, or in a whole batch, tensors are cut along
-                `dim` into `torch.chunk`'s sizes, also inside tuples, lists and dicts.
+            *args, **kwargs: as the module takes them. Tensors are cut along `dim` into `torch.chunk`'s sizes, also
+                inside tuples, lists and dicts.
 
         Returns:
-            What the module returns; gathered along `dim` if the inputs were cut, and scalars then as a vector with
-            an entry for each rank that had rows.
+            What the module returns, gathered along `dim`; scalars as a vector, an entry for each rank that had rows.
 
         Raises:
-            RuntimeError: the parameters differ between ranks (told before the first training step); a model with
-                `gather=True` was given a shard; the ranks' outputs have different structures.
+            RuntimeError: the parameters differ between ranks (told before the first training step); the ranks'
+                outputs have different structures.
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
-        given = list(nesting.batch_tensors((args, kwargs)))
-        rows = next((t.size(self.dim) for t in given if t.dim() > self.dim), None)
-        batch = shards.at_hand(rows)
-        if self._gathers and _is_shard(shards.being_read(rows), rows):
-            raise RuntimeError(
-                "a model wrapped with gather=True got one rank's shard: pass its loader gather=True, too"
-            )
         if self._root is not None:
             self._follow_root()
         self._prepare()
-        if self._gathers or (batch is not None and batch.whole) or any(isinstance(each, Deferred) for each in given):
-            return self._on_whole_batch(args, kwargs)
-        return self._on_shard(self._moved(args), self._moved(kwargs), batch)
+        call = self._inputs.cut((args, kwargs), self.device)
+        # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
+        with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
+            output = self._run(*call.own)
+        self._inputs.check(call)
+        self._agree_on_buffers()
+        gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
+        if self._reducer is not None and torch.is_grad_enabled():
+            self._reducer.watch(gathered.own)
+        return gathered.value
 
     def _moved(self, value: Any) -> Any:
         """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""
@@ -278,28 +268,6 @@ class WrappedModel(DistributedDataParallel):
         else:
             self._reducer.refresh(self._params, self._sparse)
 
-    def _on_shard(self, args: Any, kwargs: Any, batch: shards.Batch | None) -> Any:
-        with rng.forward:
-            output = self._run(args, kwargs)
-        self._agree_on_buffers()
-        if torch.is_grad_enabled():
-            if batch is not None and not batch.even:
-                # The mean over this shard is a mean over `share` of the batch, where an average of ranks takes 1/N.
-                output = _weighted(output, batch.share * world.world_size())
-            self._watch(nesting.tensors(output))
-        return output
-
-    def _on_whole_batch(self, args: Any, kwargs: Any) -> Any:
-        call = self._inputs.cut((args, kwargs), self.device)
-        # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
-        with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
-            output = self._run(*call.own)
-        self._inputs.check(call)
-        self._agree_on_buffers()
-        gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
-        self._watch(gathered.own)
-        return gathered.value
-
     def _run(self, args: Any, kwargs: Any) -> Any:
         """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
         changed in place."""
@@ -315,10 +283,6 @@ class WrappedModel(DistributedDataParallel):
         if any(inner.training for inner in self._buffered):
             found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]
             collectives.broadcast_coalesced(found)
-
-    def _watch(self, tensors: list[torch.Tensor]) -> None:
-        if self._reducer is not None and torch.is_grad_enabled():
-            self._reducer.watch(tensors)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
@@ -395,25 +359,8 @@ class WrappedModel(DistributedDataParallel):
 WrappedModel.__name__ = nn.DataParallel.__name__
 
 
-def _is_shard(batch: shards.Batch | None, rows: int | None) -> bool:
-    return batch is not None and not batch.whole and batch.rows == rows
-
-
 def _refuse(method: str, instead: str) -> NoReturn:
     raise NotImplementedError(f"a model wrapped by dp2ddp_runtime has no {method}(): {instead}")
-
-
-def _weighted(output: Any, factor: float) -> Any:
-    """`output`, with the gradients that the script sends into it scaled. A scalar is a loss of its own: it stays."""
-
-    def weigh(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.requires_grad or not tensor.dim():
-            return tensor
-        view = tensor.view_as(tensor)  # its own node: what flows through another output isn't scaled twice
-        view.register_hook(lambda grad: grad * factor)  # type: ignore[no-untyped-call]
-        return view
-
-    return nesting.map_tensors(weigh, output)
 
 
 def _check_equal(params: Mapping[str, torch.Tensor]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Callable
 
 import torch
+
+from . import world
 
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
@@ -17,6 +19,13 @@ def chunk_sizes(total: int, parts: int) -> list[int]:
     """
     size = -(-total // parts)
     return [max(0, min(size, total - index * size)) for index in range(parts)]
+
+
+def own_chunk(sizes: Sequence[int]) -> slice:
+    """Which rows are this rank's, of chunks that have `sizes`; rank 0's on a rank that has none."""
+    index = world.rank() if sizes[world.rank()] else 0
+    start = sum(sizes[:index])
+    return slice(start, start + sizes[index])
 
 
 def is_namedtuple(value: Any) -> bool:
@@ -113,13 +122,3 @@ def take_chunk(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, dict) and value:
         return type(value)((key, take_chunk(item, cut)) for key, item in value.items())
     return value
-
-
-def batch_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that `take_chunk` cuts."""
-    if isinstance(value, torch.Tensor):
-        if value.dim():
-            yield value
-    else:
-        for item in _scattered(value):
-            yield from batch_tensors(item)

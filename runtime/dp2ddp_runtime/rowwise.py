@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from . import nesting, world
+from . import nesting
 from .deferred import RULES, Deferred, defer, defer_from, is_small
 
 if TYPE_CHECKING:
@@ -203,8 +203,8 @@ def own_rows(tensor: torch.Tensor, sizes: tuple[int, ...], dim: int) -> Any:
     """This rank's rows, or rank 0's, of a tensor that every rank has; NotImplemented if it has another size."""
     if tensor.size(dim) != sum(sizes):
         return NotImplemented
-    index = world.rank() if sizes[world.rank()] else 0
-    return tensor.narrow(dim, sum(sizes[:index]), sizes[index])
+    rows = nesting.own_chunk(sizes)
+    return tensor.narrow(dim, rows.start, rows.stop - rows.start)
 
 
 RULES.update(dict.fromkeys(_functions(_EXACT), _elementwise))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
@@ -17,16 +18,9 @@ from torch.utils.data import (
 
 from . import rng, world
 from .exchange import exchange
-from .nesting import chunk_sizes
+from .nesting import chunk_sizes, own_chunk
 
 _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-
-
-class Cut(NamedTuple):
-    """How a batch is cut."""
-
-    sizes: tuple[int, ...] | None
-    """Each rank's number of samples; None if the batch can't be cut: then every rank has all of it."""
 
 
 class RankBatchSampler(Sampler[Any]):
@@ -37,22 +31,23 @@ class RankBatchSampler(Sampler[Any]):
 
     Args:
         inner: the original batch sampler.
+        splits: whether batches are cut. If not, every rank gets all of each.
 
     Attributes:
-        splits: whether the next batch is cut. (If not, every rank gets all of it, but still notes how to cut it.)
-        watched: where not None, gets the shared stream's state after the sampler's own draws for the latest batch.
+        sizes: each rank's number of samples, for each batch that the latest iteration has yielded. The reader takes
+            them off.
+        state: where batches aren't cut, the shared stream after the sampler's own draws for the latest one.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, splits: bool) -> None:
         self.inner = inner
-        self.latest: deque[Cut] = deque()
-        self.plain = type(inner) is BatchSampler and type(inner.sampler) in _TORCHS_OWN
-        self.splits = True
-        self.watched: list[rng.State] | None = None
+        self.splits = splits
+        self.sizes: deque[list[int]] = deque()
+        self.state: rng.State | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        self.latest = deque()
-        return self._cut(iter(self.inner), self.latest)
+        self.sizes = deque()
+        return self._cut(iter(self.inner), self.sizes)
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -62,46 +57,19 @@ class RankBatchSampler(Sampler[Any]):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def _cut(self, batches: Iterator[Any], cuts: deque[Cut]) -> Iterator[Any]:
-        drawn = False
+    def _cut(self, batches: Iterator[Any], sizes: deque[list[int]]) -> Iterator[Any]:
+        is_torchs = type(self.inner) is BatchSampler and type(self.inner.sampler) in _TORCHS_OWN
+        draws = True
         while True:
-            # torch's own samplers draw from the shared stream once, at the first batch.
-            if drawn and self.plain:
+            with rng.shared if draws else contextlib.nullcontext():
                 batch = next(batches, None)
-            else:
-                with rng.shared:
-                    batch = next(batches, None)
-                drawn = True
-            if not self.plain:
+            draws = not is_torchs  # torch's draw once, at the first batch
+            batch = None if batch is None else list(batch)
+            if not is_torchs:
                 batch = exchange("a batch of the sampler", note=batch if world.is_main() else None)[0].note
             if batch is None:
                 return
-            cut, own = self._own_part(batch)
-            cuts.append(cut)
-            if self.watched is not None:
-                self.watched.append(rng.capture())
-            yield own
-
-    def _own_part(self, batch: Any) -> tuple[Cut, Any]:
-        if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__") or isinstance(batch, (str, bytes, dict)):
-            return Cut(None), batch
-        sizes = tuple(chunk_sizes(len(batch), world.world_size()))
-        if not self.splits:
-            return Cut(sizes), batch
-        index = world.rank() if sizes[world.rank()] else 0
-        start = sum(sizes[:index])
-        return Cut(sizes), batch[start : start + sizes[index]]
-
-
-def splits_evenly_enough(inner: Any) -> bool:
-    """Whether each batch is known to have samples for every rank."""
-    if type(inner) is not BatchSampler:
-        return False
-    try:
-        samples = len(inner.sampler)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    sizes = [inner.batch_size] if samples >= inner.batch_size else []
-    if samples % inner.batch_size and not inner.drop_last:
-        sizes.append(samples % inner.batch_size)
-    return all(all(chunk_sizes(size, world.world_size())) for size in sizes)
+            sizes.append(chunk_sizes(len(batch), world.world_size()))
+            if not self.splits:
+                self.state = rng.capture()
+            yield batch[own_chunk(sizes[-1])] if self.splits else batch

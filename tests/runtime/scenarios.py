@@ -1,6 +1,6 @@
 """What scripts do with a wrapped model, each as a function of the wrapper that returns the tensors to compare.
 
-The wrapper is the runtime's with `gather=True` on ranks, and the oracle's in the test's own process.
+The wrapper is the runtime's on ranks, and the oracle's in the test's own process.
 """
 
 from __future__ import annotations

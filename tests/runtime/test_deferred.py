@@ -13,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import checkpoint, deferred, exchange, loader, metrics, model, outputs, rank_zero, world
+from dp2ddp_runtime import checkpoint, deferred, exchange, loader, model, operations, outputs, rank_zero, world
 from rank_pool import RankError, RankPool
 from torch import nn
 from torch.autograd import Variable
@@ -29,7 +29,7 @@ def data(rows: int = ROWS, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batches(size: int = ROWS, rows: int = ROWS, **options: Any) -> Any:
-    return loader.shard_loader(DataLoader(TensorDataset(*data(rows)), size, **options), gather=True)
+    return loader.shard_loader(DataLoader(TensorDataset(*data(rows)), size, **options))
 
 
 def batch(**options: Any) -> tuple[deferred.Deferred, deferred.Deferred]:
@@ -189,7 +189,7 @@ def test_what_looks_gets_the_whole_batch_where_it_is_large(ranks: RankPool) -> N
 
 def a_usual_step() -> list[int]:
     """Exchanges of a step: one, with the labels in it; nothing for the batch."""
-    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), gather=True)
+    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
     net(torch.ones(ROWS, 3, 8, 8)).sum().backward()  # compares the ranks' parameters
     counts = []
     sent = []
@@ -245,7 +245,7 @@ def written_by_the_model(late: bool) -> str:
 
 
 def _written_by_the_model(late: bool) -> str:
-    net = model.wrap_model(WritesIntoItsInput(late), gather=True)
+    net = model.wrap_model(WritesIntoItsInput(late))
     for number in range(3):
         x, _ = batch()
         net(x)
@@ -264,7 +264,7 @@ def test_what_the_model_writes_into_its_input_stays_there(ranks: RankPool, late:
 
 def adversarial() -> list[list[float]]:
     torch.manual_seed(0)
-    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), gather=True)
+    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
     x, y = batch()
     x.requires_grad_()
     F.cross_entropy(net(x), y).backward()
@@ -355,7 +355,7 @@ def into_sinks(folder: str) -> list[Any]:
         file.write(f"{batch()[1]}")
         print(batch()[1], file=file)
     logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks
-    told = metrics.broadcast(batch()[1])
+    told = operations.broadcast(batch()[1])
     return [
         told.tolist(),
         checkpoint.load(f"{folder}/batch.pt")["batch"].sum().item(),
@@ -374,7 +374,7 @@ def looks_alone() -> None:
     x, _ = batch()
     if world.is_main():
         x.sum()
-    model.wrap_model(nn.Linear(1, 1), gather=True)(torch.ones(4, 1))
+    model.wrap_model(nn.Linear(1, 1))(torch.ones(4, 1))
 
 
 def test_a_rank_that_looks_alone_is_told_both_lines(ranks: RankPool) -> None:
@@ -399,13 +399,13 @@ def looks_in_a_thread(race: bool) -> Any:
     thread = threading.Thread(target=look)
     if race and world.is_main():
         with pytest.raises(exchange.Divergence):
-            metrics.broadcast(1)
+            operations.broadcast(1)
         thread.start()
     else:
         thread.start()
         thread.join()
         if race:
-            metrics.broadcast(1)
+            operations.broadcast(1)
     thread.join()
     return found[0]
 
@@ -422,7 +422,7 @@ def test_a_thread_that_looks_at_another_time_on_another_rank_is_told(ranks: Rank
 
 def other_inputs(seed: bool) -> str:
     torch.manual_seed(0 if seed else world.rank())
-    net = model.wrap_model(nn.Linear(3, 2), gather=True)
+    net = model.wrap_model(nn.Linear(3, 2))
     try:
         for _ in range(12):
             net(torch.rand(4, 3))
@@ -439,10 +439,10 @@ def test_inputs_that_no_loader_made_are_compared(ranks: RankPool) -> None:
 
 
 def called_more_often() -> None:
-    net = model.wrap_model(nn.Linear(3, 2), gather=True)
+    net = model.wrap_model(nn.Linear(3, 2))
     for _ in range(3 + world.rank()):
         net(torch.ones(4, 3))
-    metrics.broadcast(1)
+    operations.broadcast(1)
 
 
 def test_a_model_that_is_called_more_often_on_one_rank(ranks: RankPool) -> None:
@@ -502,8 +502,8 @@ def with_large_outputs(kind: str) -> list[Any]:
     if kind == "names":
         return list(steps)
     if world.world_size() > 1:
-        net = model.wrap_model(net, gather=True)
-        x, target = next(iter(loader.shard_loader(DataLoader(TensorDataset(x, target), ROWS), gather=True)))
+        net = model.wrap_model(net)
+        x, target = next(iter(loader.shard_loader(DataLoader(TensorDataset(x, target), ROWS))))
     with Large():
         out = net(x)
         assert isinstance(out, deferred.Deferred) is (world.world_size() > 1)
@@ -578,7 +578,7 @@ def compiled(first: bool) -> list[Any]:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     net = torch.compile(net, backend=backend) if first else net
-    net = model.wrap_model(net, gather=True)
+    net = model.wrap_model(net)
     net = net if first else torch.compile(net, backend=backend)
     loss = torch.compile(lambda out, y: F.cross_entropy(out, y), backend=backend)
     losses = []

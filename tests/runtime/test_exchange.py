@@ -194,7 +194,7 @@ STUCK = """
     from dp2ddp_runtime import watchdog
     watchdog._PATIENCE, watchdog._LOOK_EVERY = 1.0, 0.2
     ddp.setup()
-    net = ddp.wrap_model(torch.nn.Linear(2, 1), gather=True)
+    net = ddp.wrap_model(torch.nn.Linear(2, 1))
     x = torch.ones(4, 2)
     out = net(x)
     if ddp.rank() == 0 and sys.argv[1] == "again":

@@ -1,4 +1,4 @@
-"""`data_parallel` over ranks, rank 0's answers, and numbers over loaders that aren't sharded."""
+"""`data_parallel` over ranks, and rank 0's answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import dp2ddp_runtime as ddp
 import torch
 from rank_pool import RankPool
 from torch import nn
-from torch.utils.data import DataLoader
 
 from dp2ddp.oracle import EmulatedDataParallel
 
@@ -58,13 +57,3 @@ def answer() -> tuple[object, object]:
 
 def test_rank_0_answers_for_all(ranks: RankPool) -> None:
     assert ranks(2, answer) == [({"rank": 0}, True)] * 2
-
-
-def count_unsharded() -> tuple[int, float]:
-    loader = DataLoader(list(range(10)), batch_size=4)
-    total = sum(len(batch) for batch in loader)
-    return ddp.all_reduce(total, over=loader), ddp.weighted(2.0, over=loader)
-
-
-def test_numbers_over_a_loader_that_is_not_sharded_are_everyones_already(ranks: RankPool) -> None:
-    assert ranks(2, count_unsharded) == [(10, 2.0)] * 2

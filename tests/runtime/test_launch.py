@@ -462,7 +462,7 @@ def test_ranks_that_all_do_the_same_work_are_told_once(tmp_path: Path) -> None:
         ddp.setup()
         net = torch.nn.Linear(2, 1)
         if ddp.device_count() > int(sys.argv[1]):
-            net = ddp.wrap_model(net, gather=True)
+            net = ddp.wrap_model(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(2):
             net(torch.ones(4, 2)).sum().backward()

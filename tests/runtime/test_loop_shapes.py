@@ -139,7 +139,7 @@ def drawn(shape: int, workers: int, noisy: bool, wrap: Make | None) -> list[Any]
 
     def make(size: int, batch: int = 4) -> Any:
         loader = DataLoader(Numbers(size, noisy), batch, shuffle=True, num_workers=workers)
-        return wrap(loader, gather=True)
+        return wrap(loader)
 
     found: list[Any] = [_listed(value) for value in SHAPES[shape](make)]
     return [*found, torch.rand(1).item()]
@@ -159,7 +159,7 @@ def drawn_by_all(workers: int, noisy: bool) -> list[Any]:
 def test_every_loop_gets_the_originals_batches(ranks: RankPool, n: int, workers: int, noisy: bool) -> None:
     per_rank = ranks(n, drawn_by_all, workers, noisy)
     for index, shape in enumerate(SHAPES):
-        original = drawn(index, workers, noisy, lambda loader, gather: loader)
+        original = drawn(index, workers, noisy, lambda loader: loader)
         for result in per_rank:
             assert result[index] == original, shape.__name__
 
@@ -171,9 +171,9 @@ def trained(wrap: Make, share: Make) -> list[torch.Tensor]:
     try:
         net = wrap(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        labelled = share(DataLoader(Numbers(11), 4, shuffle=True), gather=True)
-        others = iter(share(DataLoader(Numbers(50), 8, shuffle=True), gather=True))
-        check = share(DataLoader(Numbers(5), 3), gather=True)
+        labelled = share(DataLoader(Numbers(11), 4, shuffle=True))
+        others = iter(share(DataLoader(Numbers(50), 8, shuffle=True)))
+        check = share(DataLoader(Numbers(5), 3))
         for _ in range(2):
             for x in labelled:
                 more = next(others)
@@ -189,12 +189,12 @@ def trained(wrap: Make, share: Make) -> list[torch.Tensor]:
 
 
 def trained_on_ranks() -> list[torch.Tensor]:
-    return trained(lambda module: models.wrap_model(module, gather=True), loaders.shard_loader)
+    return trained(models.wrap_model, loaders.shard_loader)
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_two_loaders_at_once_train_the_same(ranks: RankPool, n: int) -> None:
-    expected = trained(lambda module: EmulatedDataParallel(module, n=n), lambda loader, gather: loader)
+    expected = trained(lambda module: EmulatedDataParallel(module, n=n), lambda loader: loader)
     for result in ranks(n, trained_on_ranks):
         for got, wanted in zip(result, expected):
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)

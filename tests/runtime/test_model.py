@@ -29,15 +29,15 @@ from dp2ddp.oracle import EmulatedDataParallel
 _results: dict[int, list[dict[str, Tensors]]] = {}
 
 
-def run_gathered() -> dict[str, Tensors]:
+def run_on_ranks() -> dict[str, Tensors]:
     buckets._FIRST_BUCKET, buckets._BUCKET = 100, 200  # several buckets for small models, too
-    return run_all(lambda module, dim=0, root=None: models.wrap_model(module, gather=True, dim=dim, root=root))
+    return run_all(models.wrap_model)
 
 
 def results(ranks: RankPool, n: int) -> list[dict[str, Tensors]]:
     if n not in _results:
         emulated = run_all(lambda module, dim=0, root=None: EmulatedDataParallel(module, dim=dim, n=n))
-        _results[n] = [emulated, *ranks(n, run_gathered)]
+        _results[n] = [emulated, *ranks(n, run_on_ranks)]
     return _results[n]
 
 
@@ -58,7 +58,7 @@ def assert_same(got: Any, expected: Any, what: str, exact: bool) -> None:
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 @pytest.mark.parametrize("n", [2, 3])
-def test_gathered_is_data_parallel(ranks: RankPool, n: int, name: str) -> None:
+def test_it_is_data_parallel(ranks: RankPool, n: int, name: str) -> None:
     expected, *per_rank = (result[name] for result in results(ranks, n))
     for index, value in enumerate(expected):
         assert_same(per_rank[0][index], value, f"{name}[{index}]", exact=False)
@@ -86,7 +86,7 @@ def wrapping_details() -> None:
 
     twin = copy.deepcopy(net)
     assert isinstance(twin, models.WrappedModel)
-    twin(torch.rand(4, 3)).sum().backward()
+    twin(torch.ones(4, 3)).sum().backward()
     assert twin.module[0].weight.grad is not None
     assert net.module[0].weight.grad is None
 
@@ -110,7 +110,7 @@ class Branches(nn.Module):
         self.stem = nn.Linear(3, 3)
         if world.rank() == 1:
             self.stem.bias.data.add_(1)
-        self.features = models.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), gather=True, root=self)
+        self.features = models.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), root=self)
         self.head = nn.Linear(3, 2)
         self.head.weight.data.add_(world.rank())
 
@@ -143,8 +143,6 @@ def keys_of_parts() -> None:
     del plain["features.0.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*features\.module\.0\.weight"):
         net.load_state_dict(plain)
-    with pytest.raises(ValueError, match="gather=True"):
-        models.wrap_model(nn.Linear(1, 1), root=net)
     models.wrap_model(nn.Linear(1, 1), root="no module")
 
 
@@ -232,7 +230,7 @@ def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from(ranks:
 
 
 def saved() -> bytes:
-    net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), gather=True)
+    net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     net(torch.ones(4, 3)).sum().backward()
     file = io.BytesIO()
     with warnings.catch_warnings():
@@ -255,16 +253,6 @@ def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPoo
         subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=tmp_path)
 
 
-def uneven_shards(rows: int, scalar: bool) -> Tensors:
-    """One epoch of sharded training over one batch; the gradients."""
-    torch.manual_seed(0)
-    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
-    net = models.wrap_model(WithLoss().double() if scalar else mlp().double())
-    for a, b in loaders.shard_loader(DataLoader(TensorDataset(x, y), rows)):
-        (net(a, b).mean() if scalar else F.mse_loss(net(a), b)).backward()
-    return [param.grad for param in net.parameters()]
-
-
 class WithLoss(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -274,31 +262,9 @@ class WithLoss(nn.Module):
         return F.mse_loss(self.layer(x), y)
 
 
-@pytest.mark.parametrize("scalar", [False, True])
-@pytest.mark.parametrize(("n", "rows"), [(2, 7), (2, 1), (3, 7), (3, 4), (3, 2)])
-def test_a_mean_over_uneven_shards_is_the_batchs_mean(ranks: RankPool, n: int, rows: int, scalar: bool) -> None:
-    """A loss that the model returns is a mean over replicas in `nn.DataParallel`, uneven or not."""
-    torch.manual_seed(0)
-    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
-    net = EmulatedDataParallel(WithLoss().double() if scalar else mlp().double(), n=n)
-    (net(x, y).mean() if scalar else F.mse_loss(net(x), y)).backward()
-    for result in ranks(n, uneven_shards, rows, scalar):
-        for grad, param in zip(result, net.parameters()):
-            torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
-
-
-def several_outputs() -> Tensors:
-    """Features and the logits made of them, from uneven shards: each is weighted once."""
-    torch.manual_seed(0)
-    net = models.wrap_model(Branched().double())
-    x = torch.rand(5, 4, dtype=torch.double)
-    for (batch,) in loaders.shard_loader(DataLoader(TensorDataset(x), 5)):
-        features, logits = net(batch)
-        (features.square().mean() + logits.square().mean()).backward()
-    return [param.grad for param in net.parameters()]
-
-
 class Branched(nn.Module):
+    """Features, and the logits made of them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.features, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
@@ -308,58 +274,44 @@ class Branched(nn.Module):
         return features, self.head(features)
 
 
-def test_outputs_that_depend_on_each_other_are_weighted_once(ranks: RankPool) -> None:
+def loss_of(net: Any, kind: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if kind == "returned":
+        return net(x, y).mean()
+    if kind == "branched":
+        features, logits = net(x)
+        return features.square().mean() + logits.square().mean()
+    return F.mse_loss(net(x), y)
+
+
+NETS = {"returned": WithLoss, "branched": Branched, "plain": mlp}
+
+
+def trained_on_a_batch(rows: int, kind: str, wrap: Any) -> Tensors:
+    """The gradients of a mean over one batch of a loader."""
     torch.manual_seed(0)
-    net = EmulatedDataParallel(Branched().double(), n=2)
-    features, logits = net(torch.rand(5, 4, dtype=torch.double))
-    (features.square().mean() + logits.square().mean()).backward()
-    for result in ranks(2, several_outputs):
-        for grad, param in zip(result, net.parameters()):
-            torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
+    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
+    net = wrap(NETS[kind]().double())
+    for batch in loaders.shard_loader(DataLoader(TensorDataset(x, y), rows)):
+        loss_of(net, kind, *batch).backward()
+    return [param.grad for param in net.parameters()]
 
 
-def nested_loops() -> list[Any]:
-    """Validation inside training, and a batch taken with `next(iter(...))`: the right batch is at hand."""
-    torch.manual_seed(0)
-    net = models.wrap_model(mlp().double())
-    data = TensorDataset(torch.rand(5, 4, dtype=torch.double))
-    train, check = loaders.shard_loader(DataLoader(data, 5)), loaders.shard_loader(DataLoader(data, 1))
-    assert not train.whole
-    assert check.whole
-    shapes: list[Any] = []
-    for (x,) in train:
-        for (one,) in check:
-            shapes.append(net(one).shape)
-        shapes.append(net(next(iter(check))[0]).shape)
-        net(x).square().mean().backward()
-    shapes.append([param.grad for param in net.parameters()])
-    net.zero_grad()
-    net(next(iter(train))[0]).square().mean().backward()
-    shapes.append([param.grad for param in net.parameters()])
-    return shapes
+def on_ranks(rows: int, kind: str) -> Tensors:
+    return trained_on_a_batch(rows, kind, models.wrap_model)
 
 
-def test_the_batch_at_hand_is_known_in_nested_loops(ranks: RankPool) -> None:
-    torch.manual_seed(0)
-    net = mlp().double()
-    net(torch.rand(5, 4, dtype=torch.double)).square().mean().backward()
-    for *shapes, first, second in ranks(2, nested_loops):
-        assert shapes == [(1, 3)] * 6
-        for grads in (first, second):
-            for grad, param in zip(grads, net.parameters()):
-                torch.testing.assert_close(grad, param.grad, rtol=1e-12, atol=1e-14)
-
-
-def mixed_up() -> str:
-    net = models.wrap_model(mlp(), gather=True)
-    for (x,) in loaders.shard_loader(DataLoader(TensorDataset(torch.rand(8, 4)), 8)):
-        with pytest.raises(RuntimeError, match="pass its loader gather=True"):
-            net(x)
-    return "raised"
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize(("n", "rows"), [(2, 7), (2, 1), (3, 7), (3, 4), (3, 2)])
+def test_a_mean_over_an_uneven_batch_is_data_parallels(ranks: RankPool, n: int, rows: int, kind: str) -> None:
+    """Over the samples; but a loss that the model returns is a mean over replicas."""
+    expected = trained_on_a_batch(rows, kind, lambda module: EmulatedDataParallel(module, n=n))
+    for result in ranks(n, on_ranks, rows, kind):
+        for grad, wanted in zip(result, expected):
+            torch.testing.assert_close(grad, wanted, rtol=1e-12, atol=1e-14)
 
 
 def unequal_outputs() -> str:
-    net = models.wrap_model(Uneven(), gather=True)
+    net = models.wrap_model(Uneven())
     with pytest.raises(RuntimeError, match=r"different numbers of tensors on different ranks: \[1, 2\]"):
         net(torch.tensor([0.0, 1.0]))
     return "raised"
@@ -371,17 +323,16 @@ class Uneven(nn.Module):
 
 
 def test_mistakes_are_told(ranks: RankPool) -> None:
-    assert ranks(2, mixed_up) == ["raised"] * 2
     assert ranks(2, unequal_outputs) == ["raised"] * 2
 
 
 def replicas_of_replicas() -> Tensors:
     """A wrapped model inside another: only the outer one acts."""
     torch.manual_seed(0)
-    inner = models.wrap_model(nn.Linear(4, 3).double(), gather=True)
+    inner = models.wrap_model(nn.Linear(4, 3).double())
     inner(torch.rand(4, 4, dtype=torch.double)).sum().backward()
     inner.zero_grad()
-    net = models.wrap_model(nn.Sequential(inner, nn.Tanh()), gather=True)
+    net = models.wrap_model(nn.Sequential(inner, nn.Tanh()))
     net(torch.ones(5, 4, dtype=torch.double)).sum().backward()
     return [param.grad for param in net.parameters()]
 

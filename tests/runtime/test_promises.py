@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import pickle
 import random
 from collections.abc import Iterator
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import metrics, rng, world
 from dp2ddp_runtime import model as models
+from dp2ddp_runtime import rng
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
-from training import Net, Parameters, Wrap, data, difference, distance, emulated, gathered, seeded, snapshot
+from training import Net, Parameters, Wrap, data, difference, distance, emulated, seeded, snapshot
 
 
 class Numbered(Dataset[int]):
@@ -96,44 +95,51 @@ KINDS = (
 )
 
 
-def read(kind: str, gather: bool, workers: int) -> tuple[list[list[int]], int, bool, float]:
-    """Two epochs' batches, `len`, whether they are whole, and a draw afterwards."""
+def read(kind: str, workers: int) -> tuple[list[list[int]], int, float]:
+    """Two epochs' batches, `len`, and a draw afterwards."""
     rng.seed_everything(11)
-    loader = loaders.shard_loader(make_loader(kind, workers), gather=gather)
+    loader = loaders.shard_loader(make_loader(kind, workers))
     batches = []
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
         batches += [batch.tolist() for batch in loader]
-    return batches, len(loader), gather or getattr(loader, "whole", False), torch.rand(1).item()
+    return batches, len(loader), torch.rand(1).item()
 
 
-def read_all(gather: bool, workers: int) -> list[Any]:
-    return [read(kind, gather, workers) for kind in KINDS]
+def read_all(workers: int) -> list[Any]:
+    return [read(kind, workers) for kind in KINDS]
 
 
-@pytest.mark.parametrize(
-    ("n", "gather", "workers"), [(1, False, 0), (2, False, 0), (2, True, 0), (3, False, 2), (3, True, 0)]
-)
-def test_p1_the_shards_of_each_step_are_the_originals_batch(
-    ranks: RankPool, n: int, gather: bool, workers: int
-) -> None:
-    results = ranks(n, read_all, gather, workers)
-    assert len(KINDS) == len(results[0])
+@pytest.mark.parametrize(("n", "workers"), [(1, 0), (2, 0), (2, 2), (3, 0), (3, 2)])
+def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
+    results = ranks(n, read_all, workers)
     for index, kind in enumerate(KINDS):
-        expected, length, _, draw = read(kind, False, 0)
-        for batches, its_length, whole, its_draw in (result[index] for result in results):
-            assert its_length == length, kind
-            assert its_draw == draw, kind
-            assert len(batches) == len(expected), kind
-            assert not whole or batches == expected, kind
-        if not results[0][index][2]:
-            steps = zip(*(result[index][0] for result in results))
-            assert [list(itertools.chain(*step)) for step in steps] == expected, kind
+        expected = read(kind, 0)
+        assert [result[index] for result in results] == [expected] * n, kind
+
+
+def own_rows(kind: str, workers: int) -> list[list[int]]:
+    """The samples that this rank has loaded for each batch of two epochs, once it knows that they draw nothing."""
+    rng.seed_everything(11)
+    loader = loaders.shard_loader(make_loader(kind, workers))
+    return [batch.rows.tolist() for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize(("n", "workers"), [(2, 0), (3, 2)])
+def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
+    """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
+    for kind in KINDS:
+        rng.seed_everything(11)
+        original = make_loader(kind, 0)
+        parts = ranks(n, own_rows, kind, workers)
+        for step, whole in enumerate(batch for _ in range(2) for batch in original):
+            chunks = [chunk.tolist() for chunk in whole.chunk(n)]
+            assert [part[step] for part in parts] == chunks + [chunks[0]] * (n - len(chunks)), kind
 
 
 def read_unseeded() -> list[list[int]]:
     random.seed(1)
-    loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)), gather=True)
+    loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)))
     return [batch.tolist() for batch in loader]
 
 
@@ -146,10 +152,7 @@ def train(wrap: Wrap, steps: int, dtype: torch.dtype, dropout: float) -> list[Pa
     """Training on batches of 16, 16, 16 and 7 rows, shuffled; the parameters and buffers after each step."""
     net = wrap(seeded(lambda: Net(dropout), dtype))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    gather = getattr(net, "_gathers", False)
-    loader = loaders.shard_loader(
-        DataLoader(torch.utils.data.TensorDataset(*data(55, dtype)), 16, shuffle=True), gather
-    )
+    loader = loaders.shard_loader(DataLoader(torch.utils.data.TensorDataset(*data(55, dtype)), 16, shuffle=True))
     history: list[Parameters] = []
     while len(history) < steps:
         for x, y in loader:
@@ -161,35 +164,33 @@ def train(wrap: Wrap, steps: int, dtype: torch.dtype, dropout: float) -> list[Pa
     return history[:steps]
 
 
-def train_on_ranks(gather: bool, *args: Any) -> list[Parameters]:
-    return train(gathered if gather else models.wrap_model, *args)
+def train_on_ranks(*args: Any) -> list[Parameters]:
+    return train(models.wrap_model, *args)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (3, torch.float64)])
 def test_p2_parameters_are_data_parallels_after_every_step(
-    ranks: RankPool, n: int, dtype: torch.dtype, gather: bool, dropout: float
+    ranks: RankPool, n: int, dtype: torch.dtype, dropout: float
 ) -> None:
     steps = 100
-    results = ranks(n, train_on_ranks, gather, steps, dtype, dropout)
+    results = ranks(n, train_on_ranks, steps, dtype, dropout)
     torch.set_num_threads(1)  # as the ranks: the number of threads changes the order of summation
     expected = train(emulated(n), steps, dtype, dropout)
     for step in range(steps):
         for result in results[1:]:
             assert difference(result[step], results[0][step]) == 0
-        # Bit for bit where the arithmetic is the same: gathered on two ranks. (A shard of 3 or 4 rows of 7 isn't.)
-        if gather and n == 2:
+        # Bit for bit on two ranks: three sum in another order.
+        if n == 2:
             assert difference(results[0][step], expected[step]) == 0, step
-        assert distance(results[0][step], expected[step]) <= (1e-6 if n == 2 else 1e-12), step
+        assert distance(results[0][step], expected[step]) <= 1e-12, step
 
 
 def test_p2_one_rank_is_the_original(ranks: RankPool) -> None:
-    for gather in (False, True):
-        (result,) = ranks(1, train_on_ranks, gather, 8, torch.float32, 0.5)
-        torch.set_num_threads(1)
-        expected = train(lambda net: net, 8, torch.float32, 0.5)
-        assert all(difference(one, other) == 0 for one, other in zip(result, expected))
+    (result,) = ranks(1, train_on_ranks, 8, torch.float32, 0.5)
+    torch.set_num_threads(1)
+    expected = train(lambda net: net, 8, torch.float32, 0.5)
+    assert all(difference(one, other) == 0 for one, other in zip(result, expected))
 
 
 class Augmented(Dataset[Any]):
@@ -206,29 +207,21 @@ class Augmented(Dataset[Any]):
         return self.x[index] + noise, self.y[index], noise
 
 
-def augmented(gather: bool, size: int) -> Any:
+def augmented(size: int) -> Any:
     """Three epochs of augmented samples, with numbers that the script draws between batches."""
     rng.seed_everything(3)
-    loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True), gather)
+    loader = loaders.shard_loader(DataLoader(Augmented(), size, shuffle=True))
     batches = []
     for epoch in range(3):
         loaders.set_epoch(loader, epoch)
-        batches += [([noise.tolist(), labels.tolist()], torch.rand(1).item()) for _, labels, noise in loader]
-    return batches, gather or getattr(loader, "whole", False)
+        batches += [(noise.tolist(), labels.tolist(), torch.rand(1).item()) for _, labels, noise in loader]
+    return batches
 
 
-@pytest.mark.parametrize(("n", "gather", "size"), [(2, False, 16), (2, True, 16), (3, False, 15), (3, False, 13)])
-def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, gather: bool, size: int) -> None:
+@pytest.mark.parametrize(("n", "size"), [(2, 16), (3, 15), (3, 13)])
+def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, size: int) -> None:
     """Without workers the draws come from the shared stream, and so decide on the shuffles that follow."""
-    expected, _ = augmented(gather, size)
-    results = ranks(n, augmented, gather, size)
-    for step, (columns, drawn) in enumerate(expected):
-        parts = [batches[step] for batches, _ in results]
-        assert [part[1] for part in parts] == [drawn] * n
-        if results[0][1]:
-            assert [part[0] for part in parts] == [columns] * n
-        else:
-            assert [list(itertools.chain(*column)) for column in zip(*(part[0] for part in parts))] == columns
+    assert ranks(n, augmented, size) == [augmented(size)] * n
 
 
 def digest() -> str:
@@ -236,10 +229,10 @@ def digest() -> str:
     return hashlib.sha256(pickle.dumps(state)).hexdigest()
 
 
-def epochs(gather: bool, workers: int) -> Any:
-    net = models.wrap_model(seeded(lambda: Net(0.5), torch.float32), gather)
+def epochs(workers: int) -> Any:
+    net = models.wrap_model(seeded(lambda: Net(0.5), torch.float32))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    loader = loaders.shard_loader(DataLoader(Augmented(), 15, shuffle=True, num_workers=workers), gather)
+    loader = loaders.shard_loader(DataLoader(Augmented(), 15, shuffle=True, num_workers=workers))
     ends, noises = [], []
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
@@ -254,36 +247,33 @@ def epochs(gather: bool, workers: int) -> Any:
     return ends, noises, own
 
 
-@pytest.mark.parametrize(("n", "gather", "workers"), [(2, False, 0), (2, True, 2), (3, True, 0), (3, False, 2)])
-def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(
-    ranks: RankPool, n: int, gather: bool, workers: int
-) -> None:
-    results = ranks(n, epochs, gather, workers)
+@pytest.mark.parametrize(("n", "workers"), [(2, 0), (2, 2), (3, 0), (3, 2)])
+def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:
+    results = ranks(n, epochs, workers)
     ends = [result[0] for result in results]
     assert all(end == ends[0] for end in ends)
     assert ends[0][0] != ends[0][1]
     assert len({result[2] for result in results}) == n
     drawn = [noise for batch in results[0][1] for noise in batch]
-    if not gather:
-        drawn = [noise for result in results for batch in result[1] for noise in batch]
     assert len(set(drawn)) == len(drawn) == 80
 
 
-def reduced_accuracy(gather: bool) -> Any:
-    loader = loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True), gather)
-    seen, even, losses = 0, 0, 0.0
-    for batch in loader:
+def accuracy() -> tuple[int, int, float]:
+    """As a script computes it: with no word about ranks."""
+    torch.manual_seed(0)
+    net = models.wrap_model(nn.Linear(1, 2))
+    seen, correct, losses = 0, 0, 0.0
+    for batch in loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True)):
+        out = net(batch[:, None].float())
         seen += len(batch)
-        even += int((batch % 2 == 0).sum())
-        losses += metrics.weighted(batch.double().mean().item(), over=loader)
-    return metrics.all_reduce(seen, even, losses, over=loader), world.rank()
+        correct += (out.argmax(1) == batch % 2).sum().item()
+        losses += F.cross_entropy(out, batch % 2).item() * batch.size(0)
+    return seen, correct, losses / seen
 
 
-@pytest.mark.parametrize("gather", [True, False])
-def test_p4_reduced_numbers_are_the_originals(ranks: RankPool, gather: bool) -> None:
-    for n in (1, 2, 3):
-        torch.manual_seed(0)
-        results = ranks(n, reduced_accuracy, gather)
-        for (seen, even, losses), rank in results:
-            assert (seen, even) == (23, 12), rank
-            assert 40 < losses < 48
+def test_p4_numbers_are_the_originals(ranks: RankPool) -> None:
+    torch.set_num_threads(1)
+    (expected,) = ranks(1, accuracy)
+    assert expected[0] == 23
+    for n in (2, 3):
+        assert ranks(n, accuracy) == [pytest.approx(expected, rel=1e-6)] * n

@@ -20,6 +20,12 @@ def params(*sizes: int) -> list[nn.Parameter]:
     return [nn.Parameter(torch.zeros(size)) for size in sizes]
 
 
+def a_row_each(requires_grad: bool = False) -> torch.Tensor:
+    """A batch with a row for each rank, that differ."""
+    rows = [[rank + 1.0] * 2 for rank in range(world.world_size())]
+    return torch.tensor(rows, requires_grad=requires_grad)
+
+
 def test_buckets_have_their_sizes_and_come_as_they_are_complete() -> None:
     mega = 1 << 18  # floats in 1 MB
     given = [nn.Parameter(torch.zeros(2, dtype=torch.float64)), *params(3, mega, 20 * mega, 5, 30 * mega, 10)]
@@ -134,7 +140,7 @@ def without_sync() -> list[Any]:
     torch.manual_seed(0)
     net = models.wrap_model(nn.Linear(2, 1, bias=False))
     weight = net.module.weight
-    x = torch.full((1, 2), world.rank() + 1.0)
+    x = a_row_each()
     history = []
     with net.no_sync():
         net(x).sum().backward()
@@ -153,16 +159,16 @@ def without_sync() -> list[Any]:
 
 def test_no_sync_averages_later_what_piled_up(ranks: RankPool) -> None:
     results = ranks(2, without_sync)
-    assert [result[0] for result in results] == [[[1.0, 1.0]], [[2.0, 2.0]]]
+    assert [result[0] for result in results] == [[[2.0, 2.0]], [[4.0, 4.0]]], "a rank's own, times their number"
     for result in results:
-        assert result[1:] == [[[3.0, 3.0]], [[4.5, 4.5]], [[6.0, 6.0]]]
+        assert result[1:] == [[[6.0, 6.0]], [[9.0, 9.0]], [[12.0, 12.0]]]
 
 
 def after_a_failure() -> list[float]:
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 2, bias=False), Breaks(), nn.Linear(2, 1, bias=False)))
     for param in net.parameters():
         nn.init.ones_(param)
-    x = torch.full((1, 2), world.rank() + 1.0)
+    x = a_row_each()
     net(x).sum().backward()
     before = [param.grad.clone() for param in net.parameters()]
     Breaks.broken = True
@@ -195,7 +201,7 @@ class Breaks(nn.Module):
 
 
 def test_a_backward_that_failed_leaves_no_trace(ranks: RankPool) -> None:
-    assert ranks(2, after_a_failure) == [[1.5] * 4] * 2
+    assert ranks(2, after_a_failure) == [[3.0] * 4] * 2
 
 
 class Tied(nn.Module):
@@ -213,12 +219,10 @@ class Tied(nn.Module):
 def twice_in_checkpoints() -> Any:
     torch.manual_seed(0)
     net = models.wrap_model(Tied())
-    x = torch.full((1, 2), world.rank() + 1.0, requires_grad=True)
-    net(x).sum().backward()
+    net(a_row_each(requires_grad=True)).sum().backward()
     alone = Tied()
     alone.load_state_dict(net.module.state_dict())
-    for row in range(world.world_size()):
-        (alone(torch.full((1, 2), row + 1.0, requires_grad=True)).sum() / world.world_size()).backward()
+    alone(a_row_each(requires_grad=True)).sum().backward()
     for ours, theirs in zip(net.parameters(), alone.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad)
     return True
@@ -394,9 +398,8 @@ def pieces(first_inside: bool) -> None:
             net.module.inside = alone.inside = inside
             net.zero_grad()
             alone.zero_grad()
-            net(torch.full((1, 2), world.rank() + 1.0)).square().sum().backward()
-            for row in range(world.world_size()):
-                (alone(torch.full((1, 2), row + 1.0)).square().sum() / world.world_size()).backward()
+            net(a_row_each()).square().sum().backward()
+            alone(a_row_each()).square().sum().backward()
             for ours, theirs in zip(net.parameters(), alone.parameters()):
                 torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -415,7 +418,7 @@ def test_gradients_in_pieces_are_averaged_or_told(ranks: RankPool) -> None:
 class Root(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.part = models.wrap_model(nn.Linear(2, 2, bias=False), gather=True, root=self)
+        self.part = models.wrap_model(nn.Linear(2, 2, bias=False), root=self)
         self.head = nn.Linear(2, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

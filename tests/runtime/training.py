@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from dp2ddp_runtime import model as models
 from dp2ddp_runtime import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -57,10 +56,6 @@ def data(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 Wrap = Callable[[nn.Module], Any]
-
-
-def gathered(net: nn.Module) -> nn.Module:
-    return models.wrap_model(net, gather=True)
 
 
 def emulated(n: int) -> Wrap:
