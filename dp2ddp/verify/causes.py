@@ -161,9 +161,7 @@ def _apart(theirs: Sequence[Recording]) -> Iterator[Finding]:
                 size = relative_difference(a, b)
                 if size:
                     what = f"{name} differs between rank 0 and rank {other} by {size:.1e}"
-                    cause = (
-                        "an unsynchronised parameter: its gradient isn't averaged, the model is called past its wrap"
-                    )
+                    cause = "something that differs between the ranks (random numbers, the time) went into it"
                     yield Finding("apart", what, cause, step + 1, name)
                     return
 

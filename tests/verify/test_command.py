@@ -66,11 +66,11 @@ def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
 
 def test_a_wrong_conversion_is_named_in_text(verify, workplace: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "train_ddp.py"
-    wrong.write_text(tiny.edited(("output = net(x)", "output = net.module(x)")))
+    wrong.write_text(tiny.edited(("optimizer.step()", "net.module[0].weight.grad.add_(ddp.rank()); optimizer.step()")))
     result = verify("train.py", "--converted", str(wrong), "--steps", "3")
     assert result.exit_code == 1
     assert "DIFFERENT step 1: " in result.output
-    assert "an unsynchronised parameter" in result.output
+    assert "something that differs between the ranks" in result.output
     assert "differs" in result.output
 
 

@@ -12,34 +12,25 @@ from tiny import edited
 from dp2ddp.verify.causes import explain
 from dp2ddp.verify.compare import StepDifference
 
-REDUCE = "    correct, total = ddp.all_reduce(correct, total, over=loader)\n"
 EPOCH = "    ddp.set_epoch(loader, epoch)\n"
 
 #: text edits, the kind of the first finding, words of its cause, and the step (from 1) at which it is seen.
 MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
-    "loader left unsharded": (
-        [("ddp.shard_loader(DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True))",
-          "DataLoader(TensorDataset(inputs, targets), batch_size=8, shuffle=True)")],
-        "unsharded", "a loader that feeds the model isn't sharded", 1,
+    "a metric reduced twice": (
+        [("correct += (output.argmax(1) == y).sum().item()",
+          "correct += ddp.all_reduce((output.argmax(1) == y).sum().item())")],
+        "printed", "a number of one rank's rows, or one that is reduced twice", None,
     ),
-    "loss not scaled by uneven shards": (
-        [("ddp.wrap_model(", "nn.parallel.DistributedDataParallel(")],
-        "scale", "uneven (4, 3 samples) and the loss is not scaled", 3,
-    ),
-    "rank-local metric printed": ([(REDUCE, "")], "printed", "a number of one rank's shard", None),
-    "gradient sync skipped": (
-        [("output = net(x)", "output = net.module(x)")], "apart", "an unsynchronised parameter", 1,
+    "a rank's own gradients": (
+        [("        optimizer.step()",
+          "        [p.grad.add_(ddp.rank()) for p in net.parameters()]\n        optimizer.step()")],
+        "apart", "something that differs between the ranks", 1,
     ),
     "shuffle repeated": (
         [(EPOCH, EPOCH + "    torch.manual_seed(7)\n")], "shuffle", "the shuffle of iteration 1 is repeated", None,
     ),
     "checkpoint with other keys": (
         [("net.module.state_dict()", "net.state_dict()")], "keys", "the keys differ only by `module.`", None,
-    ),
-    "each rank draws a batch of its own": (
-        [(EPOCH, EPOCH + "    loader = DataLoader(TensorDataset(inputs, targets), 8, shuffle=True, "
-          "generator=torch.Generator().manual_seed(9 * epoch + ddp.rank()))\n")],
-        "batch", "each rank draws a whole one of its own", 1,
     ),
     "gradients doubled": (
         [("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")],
