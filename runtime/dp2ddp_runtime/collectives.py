@@ -40,48 +40,30 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def start_sum(tensor: torch.Tensor, group: Any = None) -> Any:
     """Start adding up a tensor over the ranks, in place, as `dist.all_reduce(async_op=True)`. Returns the `Work`."""
-    return _process_group(group).allreduce([tensor])
+    return _group(group).allreduce([tensor])
 
 
-def start_all_gather(rows: list[torch.Tensor], row: torch.Tensor, group: Any = None) -> Any:
-    """Start gathering every rank's `row` into `rows`, as `dist.all_gather(async_op=True)`. Returns the `Work`."""
-    return _process_group(group).allgather([rows], [row])
+def all_gather(row: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """Every rank's row of bytes, one under the other, on the row's device.
+
+    Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
+    ranks wait for each other's turn.
+    """
+    sent = row.to(carrier(row.device))
+    rows = sent.new_empty((world.world_size(), len(row)))
+    if not len(row):
+        return rows.to(row.device)
+    if sent.device.type != "cpu":
+        dist.all_gather_into_tensor(rows, sent, group)
+    elif rows.numel() > _DIRECT:
+        _group(group).allgather([list(rows.unbind(0))], [sent]).wait()
+    else:
+        _group(group).alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+    return rows.to(row.device)
 
 
-def swap_rows(row: torch.Tensor) -> list[torch.Tensor]:
-    """Each rank's CPU row of bytes. Small ones go straight from rank to rank: gloo takes half as long for that as for
-    an all-gather, whose ranks wait for each other's turn."""
-    if len(row) * world.world_size() > _DIRECT:
-        rows = new_rows(row)
-        start_all_gather(rows, row).wait()
-        return rows
-    received = torch.empty((world.world_size(), len(row)), dtype=row.dtype)
-    _process_group(None).alltoall_base(received, row.expand(world.world_size(), -1).contiguous(), [], []).wait()
-    return list(received.unbind(0))
-
-
-def _process_group(group: Any) -> Any:
+def _group(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
-
-
-def new_rows(row: torch.Tensor) -> list[torch.Tensor]:
-    """Room for each rank's CPU row, in one buffer."""
-    return list(torch.empty((world.world_size(), len(row)), dtype=row.dtype).unbind(0))
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def all_gather_rows(row: torch.Tensor) -> list[torch.Tensor]:
-    """All-gather equally sized 1-D tensors: each rank's, in rank order."""
-    route = carrier(row.device)
-    sent = row.to(route)
-    if route.type == "cpu":
-        rows = new_rows(sent)
-        start_all_gather(rows, sent).wait()
-        return [gathered.to(row.device) for gathered in rows]
-    out = torch.empty((world.world_size(), len(row)), dtype=row.dtype, device=route)
-    dist.all_gather_into_tensor(out, sent)
-    return list(out.to(row.device).unbind(0))
 
 
 _DIRECT = 1 << 18  # bytes
@@ -104,7 +86,7 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
             member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
             for member in members
         ]
-        dist._broadcast_coalesced(_process_group(None), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(_group(None), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
         for member, came in zip(members, sent):
             if came.data_ptr() != member.data_ptr() and world.rank() != source:
                 member.copy_(came.view(member.dtype).view(member.shape))
@@ -130,18 +112,12 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
         most = max(sizes)
         if own.size(0) < most:
             own = torch.cat([own, own.new_zeros([most - own.size(0), *own.shape[1:]])])
-        route = carrier(rows.device)
-        whole = torch.empty([len(sizes), *own.shape], dtype=own.dtype, device=route)
-        sent, into = bytes_of(own.to(route)), bytes_of(whole)
-        if route.type == "cpu":
-            start_all_gather(list(into.view(len(sizes), -1).unbind(0)), sent).wait()
-        else:
-            dist.all_gather_into_tensor(into, sent)
+        whole = all_gather(bytes_of(own)).view(-1).view(own.dtype).view([len(sizes), *own.shape])
         if list(sizes) == _packed(sizes, most):
             gathered = whole.flatten(0, 1)[: sum(sizes)]  # padded at the end alone
         else:
             gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
-        gathered = gathered.to(rows.device).movedim(0, dim)
+        gathered = gathered.movedim(0, dim)
         # By itself: autograd lets nobody write into views of ours.
         alone: torch.Tensor = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
         channels_last = (

@@ -20,7 +20,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from . import codec, watchdog, world
-from .collectives import all_gather_rows, bytes_of, carrier, normal_mode, plain, swap_rows
+from .collectives import all_gather, bytes_of, carrier, normal_mode, plain
 from .place import Place, here
 
 _ALIGN = 16  # bytes: tensors start where any dtype may
@@ -95,11 +95,12 @@ def _exchange(kind: str, tensors: Sequence[torch.Tensor], note: Any, place: Plac
             "boarded": [repr(key) for key in boarded],
         }
         with watchdog.Waiting(f"{kind} (exchange {_count})", place.line):
-            payloads = _gather(json.dumps(head, separators=(",", ":")).encode(), sent)
-        heads = [json.loads(payload.head) for payload in payloads]
+            rows = _gather(
+                json.dumps(head, separators=(",", ":")).encode(), [t for t in sent if t.device.type == "cpu"]
+            )
+        heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1])) for row in rows]
         _compare(heads)
-        found = [payload.tensors(each["specs"]) for payload, each in zip(payloads, heads)]
-        _gather_from_devices(sent, heads, found)
+        found = _unpack(rows, heads, _gather_from_devices([t for t in sent if t.device.type != "cpu"], heads))
     parts = [_take_part(each, of_rank) for each, of_rank in zip(heads, found)]
     _alight(boarded, heads, found)
     return parts
@@ -109,53 +110,56 @@ def _spec(tensor: torch.Tensor) -> tuple[str, list[int], bool]:
     return str(tensor.dtype)[len("torch.") :], list(tensor.shape), tensor.device.type == "cpu"
 
 
-class _Payload(NamedTuple):
-    memory: torch.Tensor
-    head: bytes
-
-    def tensors(self, specs: Sequence[Any]) -> list[Any]:
-        """Views of the memory; None where the tensor travels from device to device."""
-        found: list[torch.Tensor | None] = []
-        offset = _aligned(_SIZES.size + len(self.head))
-        for name, shape, on_cpu in specs:
-            dtype = getattr(torch, name)
-            size = math.prod(shape) * dtype.itemsize if on_cpu else 0
-            if size:
-                found.append(self.memory[offset : offset + size].view(dtype).view(shape))
-            else:
-                found.append(torch.empty(shape, dtype=dtype) if on_cpu else None)
-            offset += _aligned(size)
-        return found
-
-
-def _gather(head: bytes, data: Sequence[torch.Tensor]) -> list[_Payload]:
+def _gather(head: bytes, data: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """All-gather the heads, and what travels by way of the CPU, in as much as was needed lately; then the rest, if
     this is more."""
-    data = [tensor for tensor in data if tensor.device.type == "cpu" and tensor.numel()]
     start = _aligned(_SIZES.size + len(head))
     size = start + sum(_aligned(_nbytes(tensor)) for tensor in data)
     slot = max(_largest)
-    payload = torch.empty(max(size, slot), dtype=torch.uint8)
-    ctypes.memmove(payload.data_ptr(), _SIZES.pack(size, len(head)) + head, _SIZES.size + len(head))
-    for tensor in data:
-        payload[start : start + _nbytes(tensor)] = bytes_of(tensor)
-        start += _aligned(_nbytes(tensor))
-    rows = _all_gather(payload[:slot])
-    largest = max(_sizes(row)[0] for row in rows)
+    row = torch.empty(max(size, slot), dtype=torch.uint8)
+    ctypes.memmove(row.data_ptr(), _SIZES.pack(size, len(head)) + head, _SIZES.size + len(head))
+    _lay(row, start, data)
+    rows = all_gather(row[:slot]).unbind(0)
+    largest = max(_sizes(each)[0] for each in rows)
     if largest > slot:
         rest = torch.empty(largest - slot, dtype=torch.uint8)
-        rest[: max(0, size - slot)] = payload[slot:size]
-        rows = [torch.cat(both) for both in zip(rows, _all_gather(rest))]
+        rest[: max(0, size - slot)] = row[slot:size]
+        rows = torch.cat([torch.stack(rows), all_gather(rest)], 1).unbind(0)
     _largest.append(_aligned(largest) + 64)  # heads vary by some bytes (numbers of different lengths)
-    heads = [ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1]) for row in rows]
-    return [_Payload(row, head) for row, head in zip(rows, heads)]
+    return rows
 
 
-def _all_gather(row: torch.Tensor) -> list[torch.Tensor]:
-    device = carrier(row.device)
-    if device.type != "cpu":  # the script's own process group knows CUDA alone
-        return [each.cpu() for each in all_gather_rows(row.to(device))]
-    return swap_rows(row)
+def _gather_from_devices(data: Sequence[torch.Tensor], heads: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
+    largest = max(sum(_aligned(_spec_bytes(spec)) for spec in head["specs"] if not spec[2]) for head in heads)
+    if not largest:
+        return [torch.empty(0, dtype=torch.uint8)] * len(heads)
+    row = torch.empty(largest, dtype=torch.uint8, device=world.device())
+    _lay(row, 0, data)
+    return all_gather(row).unbind(0)
+
+
+def _lay(row: torch.Tensor, start: int, tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        row[start : start + _nbytes(tensor)] = bytes_of(tensor)
+        start += _aligned(_nbytes(tensor))
+
+
+def _unpack(rows: Sequence[torch.Tensor], heads: Sequence[Any], on_device: Sequence[torch.Tensor]) -> list[Any]:
+    """Each rank's tensors, as views of the rows in which they came."""
+    found = []
+    for row, head, other in zip(rows, heads, on_device):
+        starts = {True: _aligned(_SIZES.size + _sizes(row)[1]), False: 0}
+        tensors = []
+        for spec in head["specs"]:
+            name, shape, on_cpu = spec
+            start, size, dtype = starts[on_cpu], _spec_bytes(spec), getattr(torch, name)
+            source = row if on_cpu else other
+            part = source[start : start + size].view(dtype) if size else source.new_empty(0, dtype=dtype)
+            tensors.append(part.view(shape))
+            starts[on_cpu] += _aligned(size)
+        found.append(tensors)
+    return found
 
 
 def _sizes(payload: torch.Tensor) -> tuple[int, int]:
@@ -169,30 +173,6 @@ def _aligned(size: int) -> int:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _gather_from_devices(sent: Sequence[torch.Tensor], heads: Sequence[Any], found: list[list[Any]]) -> None:
-    """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
-    sizes = [[_spec_bytes(spec) for spec in head["specs"] if not spec[2]] for head in heads]
-    largest = max(sum(map(_aligned, each)) for each in sizes)
-    if not largest:
-        return
-    own = [tensor for tensor in sent if tensor.device.type != "cpu"]
-    payload = torch.empty(largest, dtype=torch.uint8, device=world.device())
-    offset = 0
-    for tensor in own:
-        payload[offset : offset + _nbytes(tensor)] = bytes_of(tensor)
-        offset += _aligned(_nbytes(tensor))
-    for row, head, tensors in zip(all_gather_rows(payload), heads, found):
-        offset = 0
-        for index, (name, shape, on_cpu) in enumerate(head["specs"]):
-            if not on_cpu:
-                size = _spec_bytes((name, shape, on_cpu))
-                dtype = getattr(torch, name)
-                tensors[index] = (
-                    row[offset : offset + size].view(dtype).view(shape) if size else row.new_empty(shape, dtype=dtype)
-                )
-                offset += _aligned(size)
 
 
 def _spec_bytes(spec: Any) -> int:

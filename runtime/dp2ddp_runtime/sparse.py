@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import world
-from .collectives import carrier
+from .collectives import all_gather, bytes_of, carrier
 
 
 def average(grad: torch.Tensor | None, param: torch.Tensor, group: Any) -> torch.Tensor | None:
@@ -47,8 +46,5 @@ def average(grad: torch.Tensor | None, param: torch.Tensor, group: Any) -> torch
 
 
 def _gather(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    rows = [torch.empty_like(flat) for _ in range(world.world_size())]
-    if flat.numel():
-        dist.all_gather(rows, flat, group=group)
-    return [row.view(tensor.dtype).view(tensor.shape) for row in rows]
+    rows = all_gather(bytes_of(tensor.contiguous()), group)
+    return [row.view(tensor.dtype).view(tensor.shape) for row in rows.unbind(0)]

@@ -28,8 +28,8 @@ from rank_pool import RankError, RankPool
 def exchanged() -> list[int]:
     """Parts that shrink and grow, so that the foreseen size fits and doesn't; how many gatherings each took."""
     calls: list[int] = []
-    real = exchange.swap_rows
-    exchange.swap_rows = lambda row: calls.append(len(row)) or real(row)  # type: ignore[func-returns-value]
+    real = exchange.all_gather
+    exchange.all_gather = lambda row: calls.append(len(row)) or real(row)  # type: ignore[func-returns-value]
     exchange._largest.clear()
     exchange._largest.append(4096)
     taken = []
@@ -46,7 +46,7 @@ def exchanged() -> list[int]:
             taken.append(len(calls))
             last, calls[:] = calls[0], []
     finally:
-        exchange.swap_rows = real
+        exchange.all_gather = real
     return [*taken, last]
 
 
