@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import buckets, world
+from dp2ddp_runtime import buckets, replica, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.exchange import exchange
@@ -127,8 +127,8 @@ def parts_and_their_root() -> None:
     (out.sum() + world.rank() * net.head.bias.sum()).backward()  # as a kernel that isn't deterministic parts them
     assert net.head.bias.grad.tolist() == ranks_agree(net.head.bias.grad.tolist())
     if world.world_size() > 1:
-        assert net in models._reducers
-        assert net.features.module not in models._reducers
+        assert net in replica._reducers
+        assert net.features.module not in replica._reducers
 
 
 def keys_of_parts() -> None:
