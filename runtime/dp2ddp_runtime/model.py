@@ -200,8 +200,8 @@ class WrappedModel(DistributedDataParallel):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            "a model wrapped by dp2ddp_runtime has no join(), communication hooks, fused optimizers or static graph: it "
-            "averages the gradients as they are"
+            "a model wrapped by dp2ddp_runtime averages the gradients as they are: it has no join(), communication "
+            "hooks, fused optimizers or static graph"
         )
 
     join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
