@@ -30,8 +30,12 @@ _results: dict[int, list[dict[str, Tensors]]] = {}
 
 
 def run_on_ranks() -> dict[str, Tensors]:
+    before = buckets._FIRST_BUCKET, buckets._BUCKET
     buckets._FIRST_BUCKET, buckets._BUCKET = 100, 200  # several buckets for small models, too
-    return run_all(models.wrap_model)
+    try:
+        return run_all(models.wrap_model)
+    finally:
+        buckets._FIRST_BUCKET, buckets._BUCKET = before
 
 
 def results(ranks: RankPool, n: int) -> list[dict[str, Tensors]]:
