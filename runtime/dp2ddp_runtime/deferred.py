@@ -137,7 +137,7 @@ class Deferred(torch.Tensor):
             if self._origin is not None:
                 self._graph = self._origin.recipe(self._origin.parent.whole())
             else:
-                self._graph = _Attach.apply(self.rows, [self._data], self.sizes, self.batch_dim)
+                self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim)
         return self._graph
 
     def is_alone(self) -> bool:
@@ -194,11 +194,9 @@ def defer_from(
 
 
 def _make(rows: torch.Tensor, sizes: tuple[int, ...], dim: int, rounds: bool, origin: Origin | None) -> Deferred:
-    new: Deferred
+    new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
     if rows.requires_grad and torch.is_grad_enabled():
-        new = _Wrap.apply(rows, sizes, dim)
-    else:
-        new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
+        new = attach(rows, new, sizes, dim)  # type: ignore[assignment]
     new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
     new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
     new._node = _grad_fn(new)
@@ -264,19 +262,6 @@ def own_slice(grad: torch.Tensor, sizes: Sequence[int], dim: int, shape: Sequenc
     return (grad.narrow(dim, start, own) if len(shape) else grad[start]) * world.world_size()
 
 
-class _Wrap(torch.autograd.Function):
-    """A deferred tensor with a gradient: that of the whole batch comes in, this rank's rows' goes out."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sizes: tuple[int, ...], dim: int) -> Deferred:
-        ctx.sizes, ctx.dim, ctx.shape = sizes, dim, rows.shape
-        return Deferred(rows.detach(), sizes, dim)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_slice(settle(grad), ctx.sizes, ctx.dim, ctx.shape), None, None
-
-
 class _Unwrap(torch.autograd.Function):
     """The whole batch, with the graph of the deferred tensor itself."""
 
@@ -289,16 +274,23 @@ class _Unwrap(torch.autograd.Function):
         return grad
 
 
+def attach(rows: torch.Tensor, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+    """`whole` as something made of this rank's `rows`, which have the sizes `sizes` along `dim`."""
+    anchor = torch.empty(0, requires_grad=True)  # a rank whose own rows have no graph takes part all the same
+    attached: torch.Tensor = _Attach.apply(rows, anchor, [whole], sizes, dim)
+    return attached
+
+
 class _Attach(torch.autograd.Function):
-    """The whole batch, with the graph of this rank's rows."""
+    """The gradient of the whole comes in, this rank's rows' goes out."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, whole: list[torch.Tensor], sizes: tuple[int, ...], dim: int
+        ctx: Any, rows: torch.Tensor, anchor: torch.Tensor, whole: list[torch.Tensor], sizes: Sequence[int], dim: int
     ) -> torch.Tensor:
         ctx.sizes, ctx.dim, ctx.shape = sizes, dim, rows.shape
         return whole.pop()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_slice(grad, ctx.sizes, ctx.dim, ctx.shape), None, None, None
+        return own_slice(settle(grad), ctx.sizes, ctx.dim, ctx.shape), None, None, None, None

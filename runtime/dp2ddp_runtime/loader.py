@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import warnings
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Callable
 
 import torch
@@ -64,7 +64,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
         rng.loading.restart(epoch)
 
 
-def _rank_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+def _rank_loader(loader: DataLoader[Any]) -> Any:
     original = type(loader)
     kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__})
     new = kind.__new__(kind)
@@ -74,8 +74,7 @@ def _rank_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
     else:
         new.split()
-    result: DataLoader[Any] = new
-    return result
+    return new
 
 
 def _why_not_split(loader: DataLoader[Any]) -> str | None:
@@ -97,16 +96,15 @@ def _why_not_split(loader: DataLoader[Any]) -> str | None:
 class _RankLoader(DataLoader[Any]):
     """A copy of a loader that loads this rank's rows. Mixed into the original's class."""
 
-    _draws: bool | None = None
+    draws: bool | None = None
     """Whether loading samples draws random numbers in this process; None before the first batch."""
-    _warned = False
 
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""
         # Through __dict__: a DataLoader doesn't let its batch sampler be set.
         self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)
         self.num_workers = -(-self.num_workers // world.current().local_world_size)
-        self.worker_init_fn = _RankSeeds(world.rank(), self.worker_init_fn)
+        self.worker_init_fn = functools.partial(_seed_worker, world.rank(), self.worker_init_fn)
         if hasattr(self, "in_order"):
             self.in_order = True  # the ranks' chunks have to belong together
 
@@ -115,36 +113,12 @@ class _RankLoader(DataLoader[Any]):
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
         batches: Any = super().__iter__()
-        return _RankIterator(self, batches) if isinstance(self.batch_sampler, samplers.RankBatchSampler) else batches
+        return _RankIterator(batches, self) if isinstance(self.batch_sampler, samplers.RankBatchSampler) else batches
 
-    def load(self, batches: Iterator[Any], sizes: deque[list[int]], iteration: int) -> tuple[Any, list[int]]:
-        """This rank's rows of the next batch, and how many each rank has.
-
-        Without workers, all ranks load all of the first one, with the shared stream. Only if that drew no random
-        numbers they share the work from then on: else the shared stream would no longer be the original's.
-        """
-        sampler: samplers.RankBatchSampler = self.__dict__["batch_sampler"]
-        if self.num_workers:
-            return _take(batches, sizes)
-        if sampler.splits:
-            with rng.loading:
-                taken = _take(batches, sizes)
-            if not self._warned:
-                passengers["drew", iteration] = Passenger(torch.tensor(rng.loading.drew), self._warn_of_draws)
-            return taken
-        batch, its_sizes = _take(batches, sizes)
-        if self._draws is None:
-            assert sampler.state is not None
-            self._draws = not rng.alike(sampler.state, rng.capture())
-            sampler.splits = not self._draws
-            if self._draws:
-                _log.debug("%s loads every sample on every rank: its dataset draws random numbers", type(self).__name__)
-        return collate.own_rows(batch, its_sizes), its_sizes
-
-    def _warn_of_draws(self, drew: list[torch.Tensor]) -> None:
+    def warn_of_draws(self, drew: list[torch.Tensor]) -> None:
         """Is told, by the exchange that comes next, whether loading the latest batch drew numbers on any rank."""
         if any(drew):
-            self._warned = True
+            self.draws = True
             warnings.warn(
                 f"the dataset of a {type(self).__name__} drew its first random number after the first batch: its "
                 "samples and shuffles are not the original script's from here on. With num_workers=1 or more, samples "
@@ -153,89 +127,84 @@ class _RankLoader(DataLoader[Any]):
             )
 
 
-def _take(batches: Iterator[Any], sizes: deque[list[int]]) -> tuple[Any, list[int]]:
-    """The next batch and its sizes. A batch that can't be loaded is passed over, as the loader does."""
-    try:
-        data = next(batches)
-    except Exception:
-        if sizes:
-            sizes.popleft()
-        raise
-    return data, sizes.popleft()
+def _seed_worker(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """A `worker_init_fn`: gives this rank's workers seeds of their own, then runs the script's function."""
+    info = get_worker_info()
+    assert info is not None
+    seed = (info.seed + (rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
+    object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
+    rng.seed_generators(seed)
+    if then is not None:
+        then(worker_id)
 
 
 #: The same on all ranks, which go through the same loaders in the same order.
 _iterations = itertools.count()
 
 
-class _RankIterator:
+class _RankIterator(samplers.Delegate):
     """A loader's own iterator, of whose rows it makes whole batches."""
 
-    def __init__(self, loader: _RankLoader, inner: Iterator[Any]) -> None:
-        self._inner = inner
+    def __init__(self, inner: Iterator[Any], loader: _RankLoader) -> None:
+        super().__init__(inner)
         self._loader = loader
-        self._sizes: deque[list[int]] = loader.__dict__["batch_sampler"].sizes
-        self._iteration = next(_iterations)
-        self._batches = itertools.count()
-        self._boarded: dict[Any, Passenger] = {}
+        self._sampler: samplers.RankBatchSampler = loader.__dict__["batch_sampler"]
+        self._sizes = self._sampler.sizes
+        self._iteration, self._batches = next(_iterations), itertools.count()
+        self._boarded: dict[Hashable, Passenger] = {}
 
     def __iter__(self) -> _RankIterator:
         return self
 
     def __next__(self) -> Any:
-        rows, sizes = self._loader.load(self._inner, self._sizes, self._iteration)
+        rows, sizes = self._take() if self._loader.num_workers else self._load()
         batch, number = collate.as_whole(rows, sizes), next(self._batches)
-        for key in self._boarded:
-            passengers.pop(key, None)  # of the batch before, and still not looked at
-        self._boarded = {
-            ("loader", self._iteration, number, column): tensor.as_passenger()
-            for column, tensor in enumerate(nesting.tensors(batch))
-            if isinstance(tensor, Deferred) and is_small(tensor)
-        }
+        for old in self._boarded:
+            passengers.pop(old, None)  # of the batch before, and still not looked at
+        small = [each for each in nesting.tensors(batch) if isinstance(each, Deferred) and is_small(each)]
+        self._boarded = {(self._iteration, number, column): each.as_passenger() for column, each in enumerate(small)}
         passengers.update(self._boarded)
         return batch
 
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
+    def _load(self) -> tuple[Any, list[int]]:
+        """This rank's rows of the next batch, and how many each rank has. Without workers.
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        All ranks load all of the first one, with the shared stream. Only if that drew no random numbers they share
+        the work from then on: else the shared stream would no longer be the original's.
+        """
+        loader, sampler = self._loader, self._sampler
+        if sampler.splits:
+            with rng.loading:
+                taken = self._take()
+            if not loader.draws:
+                passengers["drew", self._iteration] = Passenger(torch.tensor(rng.loading.drew), loader.warn_of_draws)
+            return taken
+        batch, sizes = self._take()
+        if loader.draws is None:
+            assert sampler.state is not None
+            loader.draws = not rng.alike(sampler.state, rng.capture())
+            sampler.splits = not loader.draws
+            if loader.draws:
+                _log.debug("%s loads every sample on every rank: it draws random numbers", type(loader).__name__)
+        return collate.own_rows(batch, sizes), sizes
+
+    def _take(self) -> tuple[Any, list[int]]:
+        """The loader's next batch and its sizes. A batch that can't be loaded is passed over, as the loader does."""
+        try:
+            data = next(self._inner)
+        except Exception:
+            if self._sizes:
+                self._sizes.popleft()
+            raise
+        return data, self._sizes.popleft()
 
 
-class _RankSeeds:
-    """A `worker_init_fn`: gives this rank's workers seeds of their own, then runs the script's function."""
-
-    def __init__(self, rank: int, then: Callable[[int], None] | None) -> None:
-        self.rank = rank
-        self.then = then
-
-    def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        seed = (info.seed + (self.rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
-        object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
-        rng.seed_generators(seed)
-        if self.then is not None:
-            self.then(worker_id)
-
-
-class _SameOnAllRanks:
+class _SameOnAllRanks(samplers.Delegate):
     """Something that isn't a `DataLoader` and yields the same batches on every rank."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
 
     def __iter__(self) -> Any:
         rng.adopt_main_state()
         return iter(self._inner)
 
-    def __len__(self) -> int:
-        return len(self._inner)
-
     def __getitem__(self, index: Any) -> Any:
         return self._inner[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not there yet while unpickling
-            raise AttributeError(name)
-        return getattr(self._inner, name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-import hashlib
 import warnings
-import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -16,11 +14,10 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from . import collectives, nesting, rng, world
-from .exchange import Divergence, exchange
-from .inputs import Inputs, checksum
+from . import nesting, rng, world
+from .inputs import Inputs
 from .outputs import gather_outputs
-from .reducer import Reducer
+from .replica import Replica
 from .state_dict import fit_prefix
 
 
@@ -70,35 +67,6 @@ def _plain(module: Any) -> nn.Module:
     return module
 
 
-def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
-
-    The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on its
-    gradients are averaged. All ranks call it with the same inputs. With a single rank it calls the module.
-
-    Args:
-        module: the module; it moves to this rank's device.
-        inputs: a tensor, or a tuple of positional arguments.
-        dim: the dimension along which inputs are split and outputs concatenated.
-        module_kwargs: keyword arguments.
-
-    Returns:
-        What the module returns, gathered along `dim`.
-    """
-    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    if world.world_size() == 1:
-        return module(*arguments, **(module_kwargs or {}))
-    wrapped = _called.setdefault(module, {})
-    if dim not in wrapped:
-        wrapped[dim] = wrap_model(module, dim=dim)
-    wrapped[dim].training = module.training
-    return wrapped[dim](*arguments, **(module_kwargs or {}))
-
-
-# A module stays here for good, as its wrapped self holds it: scripts make few of them.
-_called: MutableMapping[nn.Module, dict[int, WrappedModel]] = weakref.WeakKeyDictionary()
-
-
 def _with_sync_bn(module: nn.Module) -> nn.Module:
     if world.device().type != "cuda":
         warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
@@ -107,10 +75,6 @@ def _with_sync_bn(module: nn.Module) -> nn.Module:
         return module
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     return converted
-
-
-# By module, so one that is unwrapped and wrapped again isn't averaged twice. The parts of a model share its root's.
-_reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
 
 
 class WrappedModel(DistributedDataParallel):
@@ -137,82 +101,23 @@ class WrappedModel(DistributedDataParallel):
         nn.Module.__init__(self)
         module = _plain(module).to(world.device())
         self.dim = dim
-        self.device = world.device()
-        self.device_ids = [self.device.index] if self.device.type == "cuda" else []
-        self.output_device = self.device.index
-        self.broadcast_buffers = True
-        self.find_unused_parameters = True
+        index = world.device().index
+        self.device_ids = [] if index is None else [index]
+        self.output_device = index
         self._inside = False  # inside another wrapped model, which then does everything
-        self._checked = False
         self._inputs = Inputs(dim)
         self.module = module
-        self._root = None if root is None else weakref.ref(root)
-        self._covered: weakref.ref[nn.Module] = weakref.ref(module)
-        self._joined: dict[int, nn.Parameter] = {}  # what has rank 0's values, by id
+        self._replica = Replica(module, root)
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
-                inner.step_aside()
-        self._all_device_ids = self.device_ids
+                inner._inside = True
+                inner._replica.close()
         world.current().wraps = True
-        if world.world_size() > 1:
-            self._join(module if root is None else nn.ModuleList([root, module]))
-        self._rescan()
 
-    def _join(self, model: nn.Module) -> None:
-        """Check that all ranks have the same model, and take rank 0's values where they weren't taken before."""
-        new = {name: param for name, param in model.named_parameters() if id(param) not in self._joined}
-        self._joined = {id(param): param for param in model.parameters()}
-        tensors = {**new, **dict(model.named_buffers())}
-        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
-        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-        told = exchange("ddp.wrap_model", note=[digest, self.device.index])
-        if any(part.note[0] != digest for part in told):
-            raise Divergence("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
-        if self.device.type == "cuda":
-            self._all_device_ids = list(dict.fromkeys(part.note[1] for part in told))
-        collectives.broadcast_coalesced(list(tensors.values()))
-
-    def step_aside(self) -> None:
-        """Leave everything to the wrapped model that this one is now inside of."""
-        self._inside = True
-        if self._reducer is not None:
-            self._reducer.close()
-
-    def _rescan(self) -> None:
-        """Look again at which parameters and buffers there are. (Not at each forward: that takes a while.)"""
-        whole, reducer = self._whole(), self._reducer
-        self._covered = weakref.ref(whole)
-        if reducer is not None and reducer is not self._reducer:
-            reducer.close()  # the root's does it from now on
-        self._params = list(whole.parameters())
-        self.device = next((param.device for param in self.module.parameters()), self.device)
-        self._sparse: list[Any] = [
-            inner.weight
-            for inner in whole.modules()
-            if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.sparse
-        ]
-        self._buffered = [inner for inner in self.module.modules() if inner._buffers]
-
-    def _whole(self) -> nn.Module:
-        """The model whose gradients are averaged together: the root, as soon as this model is in it."""
-        root = self._root() if self._root is not None else None
-        return root if root is not None and any(inner is self for inner in root.modules()) else self.module
-
-    def _follow_root(self) -> None:
-        """Look at each forward what the root has by now: scripts add and replace layers behind the wrap."""
-        self._rescan()
-        if any(id(param) not in self._joined for param in self._params):
-            self._join(self._whole())
-
-    def train(self, mode: bool = True) -> WrappedModel:
-        super().train(mode)  # type: ignore[no-untyped-call]
-        self._rescan()
-        return self
-
-    def _apply(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
-        self._rescan()
-        return result
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next((param.device for param in self.module.parameters()), world.device())
 
     @_disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -231,18 +136,17 @@ class WrappedModel(DistributedDataParallel):
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
-        if self._root is not None:
-            self._follow_root()
-        self._prepare()
+        reducer = self._replica.reducer() if torch.is_grad_enabled() else None
         call = self._inputs.cut((args, kwargs), self.device)
+        buffers = self._replica.buffers()
         # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
         with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
-            output = self._run(*call.own)
+            output = _run(self.module, *call.own)
+        self._replica.settle_buffers(buffers)
         self._inputs.check(call)
-        self._agree_on_buffers()
         gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
-        if self._reducer is not None and torch.is_grad_enabled():
-            self._reducer.watch(gathered.own)
+        if reducer is not None:
+            reducer.watch(gathered.own)
         return gathered.value
 
     def _moved(self, value: Any) -> Any:
@@ -250,39 +154,6 @@ class WrappedModel(DistributedDataParallel):
         if self.device.type != "cuda":
             return value
         return nesting.take_chunk(value, lambda tensor: tensor.to(self.device))
-
-    @property
-    def _reducer(self) -> Reducer | None:
-        covered = self._covered()
-        return None if covered is None else _reducers.get(covered)
-
-    @_disable_dynamo
-    def _prepare(self) -> None:
-        if not torch.is_grad_enabled():
-            return
-        if not self._checked and self.training:
-            self._checked = True
-            _check_equal(dict(self._whole().named_parameters()))
-        if self._reducer is None:
-            _reducers[self._whole()] = Reducer(self._params, self._sparse)
-        else:
-            self._reducer.refresh(self._params, self._sparse)
-
-    def _run(self, args: Any, kwargs: Any) -> Any:
-        """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
-        changed in place."""
-        before = [(inner, dict(inner._buffers)) for inner in self._buffered]
-        try:
-            return self.module(*args, **kwargs)
-        finally:
-            for inner, buffers in before:
-                inner._buffers.update(buffers)
-
-    @_disable_dynamo
-    def _agree_on_buffers(self) -> None:
-        if any(inner.training for inner in self._buffered):
-            found = [buffer for inner in self._buffered for buffer in inner._buffers.values() if buffer is not None]
-            collectives.broadcast_coalesced(found)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
@@ -301,12 +172,10 @@ class WrappedModel(DistributedDataParallel):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside leave the gradients unaveraged; the next one outside averages what has piled up."""
-        if self._reducer is None and world.world_size() > 1 and not self._inside:
-            _reducers[self._whole()] = Reducer(self._params, self._sparse)
-        reducer = self._reducer
-        if reducer is None:
+        if world.world_size() == 1 or self._inside:
             yield
             return
+        reducer = self._replica.reducer()
         before, reducer.enabled = reducer.enabled, False
         try:
             yield
@@ -316,60 +185,32 @@ class WrappedModel(DistributedDataParallel):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        made_anew = ("_inputs", "_params", "_sparse", "_buffered", "_joined", "_root", "_covered")
-        for name, value in self.__dict__.items():
-            if name not in made_anew:
-                new.__dict__[name] = copy.deepcopy(value, memo)
-        new._inputs = Inputs(self.dim)
-        new._root, new._covered = None, weakref.ref(new.module)
-        new._rescan()
-        new._joined = {id(param): param for param in new._params}
-        root = self._root() if self._root is not None else None
-        if root is not None and id(root) in memo:
-            new._root = weakref.ref(memo[id(root)])  # not looked into yet: it isn't complete
+        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in self.__dict__.items())
         return new
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         plain = nn.DataParallel.__new__(nn.DataParallel)
         nn.Module.__init__(plain)
         base = {name: self.__dict__[name] for name in plain.__dict__ if name in self.__dict__}
-        ids = self._all_device_ids
+        ids = self._replica.device_ids
         state = {**base, "dim": self.dim, "device_ids": ids}
         if ids:
             state.update(output_device=ids[0], src_device_obj=torch.device("cuda", ids[0]))
         return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
 
-    def join(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("join", "all ranks have the same number of steps here")
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            "a model wrapped by dp2ddp_runtime averages the gradients as they are: it has no join(), communication "
+            "hooks, fused optimizers or static graph"
+        )
 
-    def register_comm_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("register_comm_hook", "gradients are averaged as they are")
+    join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
 
-    def _register_builtin_comm_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("_register_builtin_comm_hook", "gradients are averaged as they are")
 
-    def _register_fused_optim(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("_register_fused_optim", "call the optimizer's step yourself")
-
-    def _set_static_graph(self) -> NoReturn:
-        _refuse("_set_static_graph", "no graph needs to be static here")
+def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A function of its own, for torch.compile looks at it, and not at `forward`."""
+    return module(*args, **kwargs)
 
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
-
-
-def _refuse(method: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"a model wrapped by dp2ddp_runtime has no {method}(): {instead}")
-
-
-def _check_equal(params: Mapping[str, torch.Tensor]) -> None:
-    """Raise if the parameters aren't the same, bit for bit, on all ranks."""
-    sums = torch.stack([checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
-    parts = [part.tensors[0].tolist() for part in exchange("the first training step", [sums.cpu()])]
-    for index, name in enumerate(params):
-        if any(part[index] != parts[0][index] for part in parts):
-            raise Divergence(
-                f"parameter {name!r} differs between ranks before the first training step: something changed it on "
-                "some ranks only (an initialisation with a rank's own random numbers, a checkpoint loaded on one rank)"
-            )

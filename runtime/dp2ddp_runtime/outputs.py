@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 
 from . import nesting, world
 from .collectives import gather_rows
-from .deferred import Deferred, defer, own_slice
+from .deferred import Deferred, attach, defer
 from .exchange import Divergence, exchange
 from .place import here
 
@@ -117,24 +117,7 @@ def _gather(local: torch.Tensor, column: _Column, sent: Sequence[Any], dim: int,
     whole = whole if column.on_cpu else whole.to(device)
     if not (column.requires_grad and torch.is_grad_enabled()):
         return whole
-    anchor = torch.empty(0, requires_grad=True)  # a rank whose own part has no graph takes part all the same
-    gathered: torch.Tensor = _Gather.apply(local, anchor, [whole], column.sizes, dim)
-    return gathered
-
-
-class _Gather(torch.autograd.Function):
-    """A local tensor in, the gathered one out. Backward: this rank's own slice of the gradient, times N."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, local: torch.Tensor, anchor: torch.Tensor, whole: list[torch.Tensor], sizes: Any, dim: int
-    ) -> torch.Tensor:
-        ctx.sizes, ctx.dim, ctx.shape = sizes, dim, local.shape
-        return whole.pop()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_slice(grad, ctx.sizes, ctx.dim, ctx.shape), None, None, None, None
+    return attach(local, whole, column.sizes, dim)
 
 
 def _compare(notes: Sequence[dict[str, Any]], line: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -23,7 +22,22 @@ from .nesting import chunk_sizes, own_chunk
 _TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-class RankBatchSampler(Sampler[Any]):
+class Delegate:
+    """Stands in for `inner`, and has what it has."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet while unpickling
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class RankBatchSampler(Delegate):
     """Cuts each batch of `inner` into `torch.chunk`'s sizes and yields this rank's chunk; rank 0's where it has none.
 
     The inner sampler runs on every rank, with the shared stream. Whatever isn't one of torch's own samplers may
@@ -40,25 +54,17 @@ class RankBatchSampler(Sampler[Any]):
     """
 
     def __init__(self, inner: Any, splits: bool) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.splits = splits
         self.sizes: deque[list[int]] = deque()
         self.state: rng.State | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.sizes = deque()
-        return self._cut(iter(self.inner), self.sizes)
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not there yet while unpickling
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        return self._cut(iter(self._inner), self.sizes)
 
     def _cut(self, batches: Iterator[Any], sizes: deque[list[int]]) -> Iterator[Any]:
-        is_torchs = type(self.inner) is BatchSampler and type(self.inner.sampler) in _TORCHS_OWN
+        is_torchs = type(self._inner) is BatchSampler and type(self._inner.sampler) in _TORCHS_OWN
         draws = True
         while True:
             with rng.shared if draws else contextlib.nullcontext():

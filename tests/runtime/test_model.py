@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import buckets, world
+from dp2ddp_runtime import buckets, replica, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
 from dp2ddp_runtime.exchange import exchange
@@ -30,8 +30,12 @@ _results: dict[int, list[dict[str, Tensors]]] = {}
 
 
 def run_on_ranks() -> dict[str, Tensors]:
+    before = buckets._FIRST_BUCKET, buckets._BUCKET
     buckets._FIRST_BUCKET, buckets._BUCKET = 100, 200  # several buckets for small models, too
-    return run_all(models.wrap_model)
+    try:
+        return run_all(models.wrap_model)
+    finally:
+        buckets._FIRST_BUCKET, buckets._BUCKET = before
 
 
 def results(ranks: RankPool, n: int) -> list[dict[str, Tensors]]:
@@ -127,8 +131,8 @@ def parts_and_their_root() -> None:
     (out.sum() + world.rank() * net.head.bias.sum()).backward()  # as a kernel that isn't deterministic parts them
     assert net.head.bias.grad.tolist() == ranks_agree(net.head.bias.grad.tolist())
     if world.world_size() > 1:
-        assert net in models._reducers
-        assert net.features.module not in models._reducers
+        assert net in replica._reducers
+        assert net.features.module not in replica._reducers
 
 
 def keys_of_parts() -> None:

@@ -300,7 +300,7 @@ def learned_order() -> None:
             out = (
                 net(torch.ones(1, 2)) if world.rank() == 0 else net(torch.ones(1, 2)).detach() + net.module.unused.bias
             )
-            reducer = net._reducer
+            reducer = net._replica.reducer()
             reducer.watch([out])
             out.sum().backward()
     names = {id(param): name for name, param in net.module.named_parameters()}
@@ -347,7 +347,7 @@ def launches() -> list[int]:
     probe = Probe()
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 2), probe, nn.Linear(2, 2), nn.Linear(2, 2)))
     with bucket_sizes(tiny=True):
-        probe.count = lambda: net._reducer._launched
+        probe.count = lambda: net._replica.reducer()._launched
         for _ in range(3):
             net(torch.ones(1, 2)).sum().backward()
     return probe.seen
@@ -362,7 +362,7 @@ def asked_first() -> None:
     net = models.wrap_model(Backwards())
     x = torch.ones(1, 2, requires_grad=True)
     torch.autograd.grad(net(x).sum(), x)
-    reducer: Any = net._reducer
+    reducer: Any = net._replica.reducer()
     assert reducer._observing
     net(x).sum().backward()
     assert not reducer._observing
@@ -487,19 +487,17 @@ def frozen_and_thawed() -> None:
     for trained in (True, False, True):
         net.module.requires_grad_(trained)
         out = net(torch.ones(1, 2, requires_grad=True))
-        reducer: Any = net._reducer
+        reducer: Any = net._replica.reducer()
         observing.append(reducer._observing)
         out.sum().backward()
     assert observing == [True, False, False]
     net.module.layers.append(nn.Linear(2, 2))
-    net.train()
     net(torch.ones(1, 2)).sum().backward()
     grads = [param.grad for param in net.module.layers[-1].parameters()]
     assert all(grad is not None for grad in grads)
     assert not reducer._observing
     assert len(reducer._order) == len(list(net.parameters()))
     del net.module.layers[-1]
-    net.train()
     net(torch.ones(1, 2)).sum().backward()
     assert len(reducer._order) == len(list(net.parameters()))
 
