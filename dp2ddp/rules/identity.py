@@ -64,9 +64,9 @@ print(time.strftime("%H:%M"), time.time() - start)
         if not facts.parallel:
             return
         unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]
-        values = [value for value in facts.own_values.values if value not in facts.called_per_sample]
-        for value in [*values, *(call for call in unseeded if call not in facts.per_sample)]:
-            if not facts.in_handler(value):
+        unseeded = [call for call in unseeded if call not in facts.per_sample]
+        for value in [*facts.own_values.values, *unseeded]:
+            if value not in facts.alone.nodes:
                 span = facts.source.span(value)
                 reason = "each rank would have its own, and look elsewhere or draw other numbers"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})

@@ -9,10 +9,6 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
-_QUESTIONS = frozenset({"os.path.exists", "os.path.isfile", "os.path.isdir", "os.listdir", "glob.glob"})
-_METHODS = frozenset({"exists", "is_file", "is_dir"})
-_FOLDERS = frozenset({"os.makedirs", "os.mkdir"})
-
 
 class QuestionsRule(Rule):
     """A branch that asks whether a file exists goes the way of rank 0 on every rank."""
@@ -57,44 +53,31 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            asks = self._asks(facts, call) and self._decides(facts, call) and not facts.is_in_own_test(call)
-            if asks and facts.on_all_ranks(call):
+            if self._decides(facts, call) and facts.on_all_ranks(call):
                 span = facts.source.span(call)
                 reason = "the ranks must decide alike"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+        for whole, lazy in facts.told_listings:
+            span = facts.source.span(whole)
+            template = "ddp.broadcast(list(__h_it__))" if lazy else "ddp.broadcast(__h_it__)"
+            yield ReplaceExpr(self.id, span, "the ranks must go over the same files", template, {"it": span})
         for test in facts.own_tests:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)
                 reason = "the ranks' own clocks and terminals must not part them"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
-    def _asks(self, facts: Facts, call: ast.Call) -> bool:
-        path = facts.names.qualified(call.func)
-        if path is not None:
-            return path in _QUESTIONS
-        return isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS and not call.args
-
     def _decides(self, facts: Facts, call: ast.Call) -> bool:
-        """Whether the answer decides a branch that does more than make a folder."""
+        """Whether a call's answer about a file decides a branch that all ranks have to take alike."""
+        if not facts.listings.is_question(call) or facts.is_told(call):
+            return False
         node: ast.AST = call
         for above in facts.source.ancestors(call):
             if isinstance(above, (ast.If, ast.While)):
-                return above.test is node and not self._only_makes_folders(facts, above)
+                return above.test is node and above not in facts.own_branches
             if isinstance(above, ast.IfExp):
                 return above.test is node
             if isinstance(above, ast.stmt):
                 return False
             node = above
         return False
-
-    def _only_makes_folders(self, facts: Facts, branch: ast.If | ast.While) -> bool:
-        if branch.orelse or isinstance(branch, ast.While):
-            return False
-        return all(self._makes_folder(facts, s) for s in branch.body)
-
-    def _makes_folder(self, facts: Facts, statement: ast.stmt) -> bool:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call):
-            return False
-        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
-        return method or facts.names.qualified(call.func) in _FOLDERS
