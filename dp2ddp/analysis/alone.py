@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
+from dp2ddp.analysis.callers import Callers, NeedingAll
 from dp2ddp.analysis.fetching import Step
 from dp2ddp.analysis.listings import Listings
 from dp2ddp.analysis.loops import Loops
@@ -29,7 +30,7 @@ class Alone:
     """Finds the lines.
 
     Args:
-        needs_all: the nodes at which all ranks have to come along: wraps, calls of models, loops over loaders.
+        needing_all: what takes all ranks.
         branches: branches that the ranks take each for itself.
     """
 
@@ -38,7 +39,8 @@ class Alone:
         loops: Loops,
         listings: Listings,
         writers: Writers,
-        needs_all: Callable[[ast.AST], bool],
+        callers: Callers,
+        needing_all: NeedingAll,
         branches: Collection[ast.stmt],
         steps: Collection[Step],
     ) -> None:
@@ -48,7 +50,8 @@ class Alone:
         self.loops = loops
         self.listings = listings
         self.writers = writers
-        self._needs_all = needs_all
+        self._callers = callers
+        self._needing_all = needing_all
         self._branches = branches
         self._steps = steps
 
@@ -66,6 +69,7 @@ class Alone:
     def told(self) -> set[ast.Call]:
         """The listings that all ranks can have from rank 0: where they are together, and not once for each file."""
         in_loops = set(self.loops.reached(*(part for loop in self._listing_loops for part in self._inside(loop))))
+        in_loops |= self.for_each_file
         asked = (c for c in self.source.calls if self.listings.is_listing(c) and self.listings.whole(c) is not None)
         return {c for c in asked if c not in self._apart and c not in in_loops}
 
@@ -75,7 +79,7 @@ class Alone:
         loops: list[ast.AST] = list(self._listing_loops)
         in_data_sets = self.loops.reached(*(m for node in self.sampling_classes for m in node.body))
         loops += [n for n in in_data_sets if isinstance(n, (ast.For, ast.comprehension))]
-        bare = [loop for loop in loops if not any(map(self._needs_all, self.loops.reached(*self._inside(loop))))]
+        bare = [loop for loop in loops if not self._needing_all.inside(*self._inside(loop))]
         return set(self.loops.reached(*(part for loop in bare for part in self._inside(loop))))
 
     # -- where the ranks are not together ------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Alone:
             return []
         writes = [any(map(self._writes, ast.walk(statement))) for statement in node.body]
         behind = node.body[writes.index(True) + 1 :] if any(writes) else []
-        return [] if any(map(self._needs_all, self.loops.reached(*behind))) else behind
+        return [] if self._needing_all.inside(*behind) else behind
 
     def _writes(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call):
@@ -135,27 +139,27 @@ class Alone:
     @cached_property
     def per_sample_roots(self) -> list[ast.AST]:
         """What is called for a sample, by a worker or a library: nobody knows when, and on which ranks."""
-        called = {f.definition for c in self.source.calls for f in self.resolver.functions_called(c)}
         methods = [m for node in self.sampling_classes for m in node.body if isinstance(m, FUNCTIONS)]
-        unknown = (m for m in methods if _is_sampling(m) or (m not in called and not is_property(m)))
+        unknown = (m for m in methods if _is_sampling(m) or not (self._callers.of(m) or is_property(m)))
         return [*unknown, *self.handed_on]
 
     @cached_property
     def sampling_classes(self) -> list[ast.ClassDef]:
         """What is called is a transform, or a data set's way to read a file; a model has a forward."""
-        return [n for n in self.source.nodes if isinstance(n, ast.ClassDef) and any(map(_is_sampling, n.body))]
+        classes = (n for n in self.source.nodes if isinstance(n, ast.ClassDef))
+        lineage = self.resolver.classes.lineage
+        return [n for n in classes if any(_is_sampling(method) for one in lineage(n) for method in one.body)]
 
     @cached_property
     def handed_on(self) -> list[ast.AST]:
         """Functions that others may call, but for those that all ranks have to run: those train, or wrap a model."""
         lambdas: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, ast.Lambda)]
         functions = dict.fromkeys(self._given_away())
-        return [*lambdas, *(f for f in functions if not any(map(self._needs_all, self.loops.reached(f))))]
+        return [*lambdas, *(f for f in functions if not self._needing_all.inside(f))]
 
     def _given_away(self) -> Iterator[FunctionNode]:
         """Functions that are named without being called, where that isn't known to lead to a call of the script's."""
         called = {c.func for c in self.source.calls}
-        reached = {f.definition for c in self.source.calls for f in self.resolver.functions_called(c)}
         for node in self.source.nodes:
             named = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
             if not named or node in called:
@@ -163,7 +167,7 @@ class Alone:
             functions = [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
             taker = self._taker(node) if functions else None
             if taker is None:  # it is kept: called where that is found
-                yield from (f for f in functions if f not in reached)
+                yield from (f for f in functions if not self._callers.of(f))
             elif not self.resolver.functions_called(taker) and self.names.qualified(taker.func) not in _RUNNERS:
                 yield from functions
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Callable
 
+from dp2ddp.analysis.callers import Callers
 from dp2ddp.analysis.loops import Loops, local_names
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
@@ -28,13 +29,20 @@ class Display:
     """
 
     def __init__(
-        self, source: Source, names: Names, loops: Loops, writers: Writers, is_clock: Callable[[ast.expr], bool]
+        self,
+        source: Source,
+        names: Names,
+        loops: Loops,
+        writers: Writers,
+        callers: Callers,
+        is_clock: Callable[[ast.expr], bool],
     ) -> None:
         self.source = source
         self.names = names
         self.loops = loops
         self.resolver = loops.resolver
         self.writers = writers
+        self._callers = callers
         self._is_clock = is_clock
         self._functions: dict[FunctionNode, bool] = {}
         self._tensors: dict[ast.AST, set[str]] = {}
@@ -51,12 +59,8 @@ class Display:
         if function not in self._functions:
             self._functions[function] = False  # where it calls itself
             shows = self._shows_all(function.body, function, returns=True)
-            self._functions[function] = shows and all(map(self._is_given_plain, self._calls_of(function)))
+            self._functions[function] = shows and all(map(self._is_given_plain, self._callers.of(function)))
         return self._functions[function]
-
-    def _calls_of(self, function: FunctionNode) -> list[ast.Call]:
-        calls = self.source.calls
-        return [c for c in calls if any(f.definition is function for f in self.resolver.functions_called(c))]
 
     def _is_given_plain(self, call: ast.Call) -> bool:
         """Whether a call hands over no batch and no output."""
@@ -150,7 +154,7 @@ class Display:
         return self._tensors[scope]
 
     def _holds_tensor(self, value: ast.expr, known: set[str]) -> bool:
-        """Whether a value is, or is made of, a batch or an output; a loss is a number, and so is what `item()` gives."""
+        """Whether a value is, or is made of, a batch or an output; a loss is a number, as is what `item()` gives."""
         if isinstance(value, ast.Call):
             path = self.names.qualified(value.func) or ""
             method = value.func.attr if isinstance(value.func, ast.Attribute) else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.analysis.alone import Alone
+from dp2ddp.analysis.callers import Callers, NeedingAll
 from dp2ddp.analysis.display import Display
 from dp2ddp.analysis.fetching import Fetching, Step
 from dp2ddp.analysis.files import Files
@@ -141,7 +142,7 @@ class Facts:
     def own_branches(self) -> list[ast.If]:
         """Branches that each rank may take for itself: they show something, or make a folder where there is none."""
         branches = [n for n in self.source.nodes if isinstance(n, ast.If)]
-        display = Display(self.source, self.names, self.loops, self.writers, self._is_own)
+        display = Display(self.source, self.names, self.loops, self.writers, self.callers, self._is_own)
         shown = [b for b in branches if self._is_own(b.test) and display.only_shows(b)]
         asking = [b for b in branches if not b.orelse and any(map(self.listings.is_question, _calls(b.test)))]
         return shown + [b for b in asking if all(map(self._makes_folder, b.body))]
@@ -195,12 +196,17 @@ class Facts:
         return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches, self.files.shared)
 
     @cached_property
-    def needing_all(self) -> set[ast.AST]:
-        """The nodes at which all ranks have to come along: wraps, calls of wrapped models, loops that feed a model."""
+    def callers(self) -> Callers:
+        """Who calls which function."""
+        return Callers(self.source, self.resolver)
+
+    @cached_property
+    def needing_all(self) -> NeedingAll:
+        """What takes all ranks."""
         found: set[ast.AST] = {c for c in self.source.calls if self.resolver.holds(c.func, Wrapped)}
         found.update(loop.node for loop in self.model_loops)
         found.update(wrap.call for wrap in self.wraps.models)
-        return found | {*self.wraps.functional, *self.wraps.values}
+        return NeedingAll(self.callers, found | {*self.wraps.functional, *self.wraps.values})
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -225,14 +231,14 @@ class Facts:
     @cached_property
     def fetching(self) -> Fetching:
         """Downloads and unpacking."""
-        needs_all = self.needing_all.__contains__
-        return Fetching(self.loops, self.listings, self.writers, needs_all, self.files.is_own)
+        is_own = self.files.is_own
+        return Fetching(self.loops, self.listings, self.writers, self.callers, self.needing_all, is_own)
 
     @cached_property
     def alone(self) -> Alone:
         """Where a rank may be alone."""
-        needs_all = self.needing_all.__contains__
-        return Alone(self.loops, self.listings, self.writers, needs_all, self.own_branches, self._in_turn)
+        branches, steps = self.own_branches, self._in_turn
+        return Alone(self.loops, self.listings, self.writers, self.callers, self.needing_all, branches, steps)
 
     @cached_property
     def _in_turn(self) -> list[Step]:
@@ -253,17 +259,13 @@ class Facts:
         found = {n for statement in guarded for n in ast.walk(statement)}
         reached = [n for n in self.loops.reached(*guarded) if isinstance(n, ast.Call)]
         functions = {f.definition for c in reached for f in self.resolver.functions_called(c)}
-        callers = {f: [c for c in self.source.calls if f in self._called_by(c)] for f in functions}
         before = -1
         while len(found) != before:
             before = len(found)
-            for function, calls in callers.items():
-                if all(c in found for c in calls):
+            for function in functions:
+                if all(c in found for c in self.callers.of(function)):
                     found.update(ast.walk(function))
         return found
-
-    def _called_by(self, call: ast.Call) -> list[ast.AST]:
-        return [f.definition for f in self.resolver.functions_called(call)]
 
     @cached_property
     def told_listings(self) -> list[tuple[ast.expr, bool]]:

@@ -1,4 +1,4 @@
-"""Downloads and unpacking: which statements are one step that the first rank of each machine takes before the others."""
+"""Fetching files: which statements are one step that the first rank of each machine takes before the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dp2ddp.analysis.callers import Callers, NeedingAll
 from dp2ddp.analysis.listings import Listings
 from dp2ddp.analysis.loops import Loops
 from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, keyword
@@ -59,7 +60,7 @@ class Fetching:
     """Finds the steps.
 
     Args:
-        needs_all: whether a node takes all ranks: a model's call, a loop over a loader, a wrap.
+        needing_all: what takes all ranks.
         is_temporary: whether an expression names a rank's own temporary file or folder.
     """
 
@@ -68,7 +69,8 @@ class Fetching:
         loops: Loops,
         listings: Listings,
         writers: Writers,
-        needs_all: Callable[[ast.AST], bool],
+        callers: Callers,
+        needing_all: NeedingAll,
         is_temporary: Callable[[ast.expr], bool],
     ) -> None:
         self.source = loops.source
@@ -77,9 +79,9 @@ class Fetching:
         self.loops = loops
         self.listings = listings
         self.writers = writers
-        self._needs_all = needs_all
+        self._callers = callers
+        self._needing_all = needing_all
         self._is_temporary = is_temporary
-        self._asking: dict[FunctionNode, bool] = {}
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -131,14 +133,13 @@ class Fetching:
         """The steps of what fetches at `node`: with the question around it, here or where this function is called."""
         statement, guarded = self._climb(node)
         function = self.source.function(node)
-        here = [Step(statement, call, looks or bool(guarded), guarded, self._takes_all(statement))]
+        here = [Step(statement, call, looks or bool(guarded), guarded, self._needing_all.inside(statement))]
         if guarded or function is None or function in seen or len(seen) == _MOST_CALLERS:
             return here
         guarded = self._behind_question(statement, function)
         callers = [
             replace(step, looks=step.looks or bool(guarded), guarded=step.guarded or guarded)
-            for site in self.source.calls
-            if function in self._called(site)
+            for site in self._callers.of(function)
             for step in self._steps(site, call, looks, seen | {function})
         ]
         fine = callers and all(step.guarded and not step.needs_all for step in callers)
@@ -153,7 +154,7 @@ class Fetching:
             if isinstance(above, (*FUNCTIONS, ast.Module, ast.ClassDef)):
                 break
             if isinstance(above, (ast.If, ast.For, ast.With, ast.Try)):
-                if self._takes_all(above):
+                if self._needing_all.inside(above):
                     break
                 if not isinstance(above, ast.If):
                     found = above
@@ -162,9 +163,6 @@ class Fetching:
                     guarded = tuple(above.body if inner in above.body else above.orelse)
             inner = above if isinstance(above, ast.stmt) else inner
         return found, guarded
-
-    def _takes_all(self, statement: ast.stmt) -> bool:
-        return any(map(self._needs_all, self.loops.reached(statement)))
 
     def _leaves_names(self, branch: ast.If) -> bool:
         """Whether a branch binds names that are used outside of it: a rank that finds the file would not have them."""
@@ -188,9 +186,10 @@ class Fetching:
     def _behind_question(self, statement: ast.stmt, function: FunctionNode) -> tuple[ast.stmt, ...]:
         """What a function runs behind an early return where the files are there."""
         for index, earlier in enumerate(function.body):
-            if isinstance(earlier, ast.If) and earlier.lineno < statement.lineno and not earlier.orelse:
-                if self._asks_files(earlier.test) and isinstance(earlier.body[-1], (ast.Return, ast.Raise)):
-                    return tuple(function.body[index + 1 :])
+            if not isinstance(earlier, ast.If) or earlier.orelse or earlier.lineno >= statement.lineno:
+                continue
+            if self._asks_files(earlier.test) and isinstance(earlier.body[-1], (ast.Return, ast.Raise)):
+                return tuple(function.body[index + 1 :])
         return ()
 
     def _asks_files(self, test: ast.expr) -> bool:
@@ -198,7 +197,7 @@ class Fetching:
         parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
         values = [v for n in parts if isinstance(n, ast.Name) for v in self.listings.provenance.of(n)]
         calls = [n for part in (*parts, *values) for n in ast.walk(part) if isinstance(n, ast.Call)]
-        return any(self._is_question(n) or any(map(self._asks, self._called(n))) for n in calls)
+        return any(self._is_question(n) or any(f in self._asking for f in self._called(n)) for n in calls)
 
     def _is_question(self, call: ast.Call) -> bool:
         return self.listings.is_question(call) or self.listings.is_listing(call)
@@ -206,11 +205,10 @@ class Fetching:
     def _called(self, call: ast.Call) -> list[FunctionNode]:
         return [f.definition for f in self.resolver.functions_called(call)]
 
-    def _asks(self, function: FunctionNode) -> bool:
-        if function not in self._asking:
-            calls = (n for n in self.loops.reached(function) if isinstance(n, ast.Call))
-            self._asking[function] = any(map(self._is_question, calls))
-        return self._asking[function]
+    @cached_property
+    def _asking(self) -> set[FunctionNode]:
+        """The functions that ask for files."""
+        return self._callers.coming_to(call for call in self.source.calls if self._is_question(call))
 
 
 def _is_method_call(call: ast.Call) -> bool:

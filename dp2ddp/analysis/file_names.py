@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Set
 from itertools import product
 
 from dp2ddp.analysis.names import Names
@@ -34,11 +34,19 @@ class FileNames:
         self.names = names
         self.provenance = provenance
         self._known: dict[ast.expr, frozenset[Pieces]] = {}
+        self._split: dict[ast.expr, set[tuple[Pieces, Pieces]]] = {}
 
     def may_be_same(self, one: ast.expr, other: ast.expr) -> bool:
-        """Whether two expressions can name the same file, by its last component: folders go by many names."""
-        pairs = product(self.of(one), self.of(other))
-        return any(_match(_last(a), _last(b)) for a, b in pairs)
+        """Whether two expressions can name one file: the same last component will do, as folders go by many names."""
+        for (folder, name), (other_folder, other_name) in product(self._split_names(one), self._split_names(other)):
+            if name == other_name or (folder == other_folder and _match(name, other_name)):
+                return True
+        return False
+
+    def _split_names(self, node: ast.expr) -> set[tuple[Pieces, Pieces]]:
+        if node not in self._split:
+            self._split[node] = set(map(_split, self.of(node)))
+        return self._split[node]
 
     def temporary(self, path: ast.expr) -> tuple[frozenset[ast.Call], bool]:
         """The calls that make the temporary file or folder that `path` is, or lies in; whether it is nothing else."""
@@ -48,73 +56,71 @@ class FileNames:
     def of(self, node: ast.expr) -> frozenset[Pieces]:
         """The names that an expression can be, piece by piece."""
         if node not in self._known:
-            self._known[node] = frozenset(self._of(node, frozenset()))
+            itself = frozenset({(self._key(node),)})
+            self._known[node] = itself  # where it is made of itself
+            values = [v for v in self.provenance.of(node) if not (isinstance(v, ast.Constant) and v.value is None)]
+            found = {pieces for v in values for pieces in (self._spelled(v) if v is node else self.of(v))}
+            self._known[node] = frozenset(found) if len(found) <= _MOST else itself
         return self._known[node]
 
-    def _of(self, node: ast.expr, seen: frozenset[ast.expr]) -> set[Pieces]:
-        found: set[Pieces] = set()
-        for value in self.provenance.of(node):
-            if not (isinstance(value, ast.Constant) and value.value is None):
-                found |= {(self._key(value),)} if value in seen else self._spelled(value, seen | {value})
-        return found if len(found) <= _MOST else {(self._key(node),)}
-
-    def _spelled(self, node: ast.expr, seen: frozenset[ast.expr]) -> set[Pieces]:
+    def _spelled(self, node: ast.expr) -> Set[Pieces]:
         """The names that an expression builds."""
         if isinstance(node, ast.Constant):
             return {(str(node.value),)}
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
-            return self._joined([node.left, node.right], "/" if isinstance(node.op, ast.Div) else "", seen)
+            return self._joined([node.left, node.right], "/" if isinstance(node.op, ast.Div) else "")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return self._filled(node.left, node, seen)
+            return self._filled(node.left, node)
         if isinstance(node, ast.JoinedStr):
-            return self._joined(node.values, "", seen)
+            return self._joined(node.values, "")
         if isinstance(node, ast.FormattedValue):
-            return self._of(node.value, seen)
+            return self.of(node.value)
         if isinstance(node, ast.Call):
-            return self._called(node, seen)
-        return {self._unknown(node, seen)}
+            return self._called(node)
+        return {self._unknown(node)}
 
-    def _called(self, node: ast.Call, seen: frozenset[ast.expr]) -> set[Pieces]:
+    def _called(self, node: ast.Call) -> Set[Pieces]:
         path = self.names.qualified(node.func)
         if path in _TEMPORARY:
             return {(node,)}
         if path in _JOINING and node.args:
-            return self._joined(node.args, "/", seen)
+            return self._joined(node.args, "/")
         if path in _SAME_FILE and node.args:
-            return self._of(node.args[0], seen)
+            return self.of(node.args[0])
         if path is None and isinstance(node.func, ast.Attribute):
             method, value = node.func.attr, node.func.value
             if method in _SAME_FILE_METHODS:
-                return self._of(value, seen)
+                return self.of(value)
             if method == "joinpath":
-                return self._joined([value, *node.args], "/", seen)
+                return self._joined([value, *node.args], "/")
             if method == "format":
-                return self._filled(value, node, seen)
-        return {self._unknown(node, seen)}
+                return self._filled(value, node)
+        return {self._unknown(node)}
 
-    def _joined(self, parts: Iterable[ast.expr], between: str, seen: frozenset[ast.expr]) -> set[Pieces]:
+    def _joined(self, parts: Iterable[ast.expr], between: str) -> set[Pieces]:
         found: set[Pieces] = {()}
         for part in parts:
             link: Pieces = (between,) if between and found != {()} else ()
-            found = {(*head, *link, *tail) for head in found for tail in self._of(part, seen)}
+            tails = self.of(part)
+            found = {(*head, *link, *tail) for head in found for tail in tails}
             if len(found) > _MOST:
                 return {(self._key(part),)}
         return found
 
-    def _filled(self, text: ast.expr, whole: ast.expr, seen: frozenset[ast.expr]) -> set[Pieces]:
+    def _filled(self, text: ast.expr, whole: ast.expr) -> set[Pieces]:
         """What a text with fields is filled in to be, by `%` or `format`."""
         if not isinstance(text, ast.Constant):
-            return {self._unknown(whole, seen)}
+            return {self._unknown(whole)}
         texts = _FIELD.split(str(text.value))
         pieces: list[Hashable] = [texts[0]]
         for each in texts[1:]:
-            pieces += [*self._unknown(whole, seen), each]
+            pieces += [*self._unknown(whole), each]
         return {tuple(pieces)}
 
-    def _unknown(self, node: ast.expr, seen: frozenset[ast.expr]) -> Pieces:
+    def _unknown(self, node: ast.expr) -> Pieces:
         """A value that isn't known, but for the temporary folder that it is made of."""
         inner = (child for child in ast.walk(node) if isinstance(child, ast.expr) and child is not node)
-        named = (n for n in inner if isinstance(n, (ast.Name, ast.Attribute, ast.Call)) and n not in seen)
+        named = (n for n in inner if isinstance(n, (ast.Name, ast.Attribute, ast.Call)))
         makers = (v for n in named for v in self.provenance.of(n) if isinstance(v, ast.Call))
         made = [maker for maker in makers if self.names.qualified(maker.func) in _TEMPORARY]
         return (*made[:1], self._key(node))
@@ -125,23 +131,18 @@ class FileNames:
         return keys[0] if keys else (self.provenance.source.function(node), ast.dump(node))
 
 
-def _last(pieces: Pieces) -> Pieces:
-    """The last component of a path."""
-    found: list[Hashable] = []
-    for piece in reversed(pieces):
-        if isinstance(piece, str):
-            _, slash, tail = piece.rpartition("/")
-            found.append(tail)
-            if slash and (tail or any(found)):
-                break
-        else:
-            found.append(piece)
-    return tuple(piece for piece in reversed(found) if piece != "")
+def _split(pieces: Pieces) -> tuple[Pieces, Pieces]:
+    """The folder and the last component of a path."""
+    for index, piece in reversed([*enumerate(pieces)]):
+        if isinstance(piece, str) and "/" in piece:
+            head, _, tail = piece.rpartition("/")
+            name = (*([tail] if tail else []), *pieces[index + 1 :])
+            if name:
+                return (*pieces[:index], *([head] if head else [])), name
+    return (), pieces
 
 
 def _match(one: Pieces, other: Pieces) -> bool:
-    if one == other:
-        return True
     texts = [[piece for piece in pieces if isinstance(piece, str)] for pieces in (one, other)]
     if not all(texts):  # nothing is known of one of them: it is another one's only where both are the same value
         return False

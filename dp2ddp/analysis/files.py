@@ -100,7 +100,7 @@ class Files:
             given = argument(call, *CHANGING[path])
         else:
             writing = self.writers.of(call)
-            yield from writing.names if writing is not None and len(writing.names) == 1 else ()
+            yield from writing.names if writing is not None and not writing.command else ()
         if given is not None:
             yield given
 

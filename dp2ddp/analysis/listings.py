@@ -94,10 +94,12 @@ class Listings:
     def _picks(self, loop: ast.comprehension, node: ast.expr) -> bool:
         """Whether a comprehension makes a plain list of the files that it picks."""
         whole = self.source.parent(loop)
-        if not isinstance(whole, (ast.ListComp, ast.SetComp, ast.GeneratorExp)) or len(whole.generators) != 1:
+        if not isinstance(whole, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
             return False
-        calls = (n for part in (whole.elt, *loop.ifs) for n in ast.walk(part) if isinstance(n, ast.Call))
-        return loop.iter is node and all(map(self._is_plain, calls))
+        first, *others = whole.generators
+        parts = (whole.elt, *first.ifs, *others)
+        calls = (n for part in parts for n in ast.walk(part) if isinstance(n, ast.Call))
+        return loop is first and loop.iter is node and all(map(self._is_plain, calls))
 
     def _is_plain(self, call: ast.Call) -> bool:
         path = self.names.qualified(call.func)

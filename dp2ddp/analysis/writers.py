@@ -102,12 +102,14 @@ class Writing:
     """What a call writes.
 
     Attributes:
-        names: the expressions that name the file; all arguments where that isn't known, none for what goes elsewhere.
+        names: the expressions that name the file; all arguments of a command, none for what goes elsewhere.
+        command: whether it runs something that may write anything.
         counts: whether what the call returns is used by rank 0 alone; else only a statement can be rank 0's.
         changes: whether it may also be read from what is made.
     """
 
     names: tuple[ast.expr, ...] = ()
+    command: bool = False
     counts: bool = False
     changes: bool = False
 
@@ -129,7 +131,7 @@ class Writers:
             name = argument(call, *FUNCTIONS_THAT_WRITE[path])
             return Writing(() if name is None else (name,), counts=path == "cv2.imwrite")
         if path in _COMMANDS:
-            return Writing((*call.args, *(k.value for k in call.keywords)))
+            return Writing((*call.args, *(k.value for k in call.keywords)), command=True)
         if path in _REPORTERS or path.endswith(".SummaryWriter") or path.startswith(REPORTING):
             return Writing(counts=True)
         return self._opener(path, call)

@@ -27,8 +27,8 @@ T = TypeVar("T")
 def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, but a file is written on rank 0 alone, and read once rank 0 has written what this rank has passed.
 
-    In `main_first()` it is the first rank of each machine that writes. On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
-    "r+", ...) gives a private copy.
+    On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
+    "r+", ...) gives a private copy. In `main_first()` it is the first rank of each machine that writes.
 
     Args:
         file, mode, *args, **kwargs: as Python's `open` takes them.
@@ -104,8 +104,8 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
-    In `main_first()` it is for the first rank of each machine. Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
-    rank 0 has done the calls of a function or class.
+    Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
+    rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
