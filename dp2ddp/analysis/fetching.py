@@ -158,6 +158,7 @@ class Fetching:
                     break
                 if not isinstance(above, ast.If):
                     found = above
+                    guarded = next((tuple(h.body) for h in getattr(above, "handlers", ()) if inner in h.body), guarded)
                 elif self._asks_files(above.test) and not self._leaves_names(above):
                     found = self.source.chain_head(above)
                     guarded = tuple(above.body if inner in above.body else above.orelse)
