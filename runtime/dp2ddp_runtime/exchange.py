@@ -26,6 +26,7 @@ from .place import Place, here
 _ALIGN = 16  # bytes: tensors start where any dtype may
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
+_MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
 _REMEMBERED = 8  # messages: the largest of the latest ones is how much is sent before anything is known
 
 
@@ -146,7 +147,8 @@ def _gather(head: bytes, data: Sequence[torch.Tensor]) -> list[_Payload]:
         rest = torch.empty(largest - slot, dtype=torch.uint8)
         rest[: max(0, size - slot)] = payload[slot:size]
         rows = [torch.cat(both) for both in zip(rows, _all_gather(rest))]
-    _largest.append(_aligned(largest) + 64)  # heads vary by some bytes (numbers of different lengths)
+    # Heads vary by some bytes (numbers of different lengths).
+    _largest.append(min(_aligned(largest) + 64, _MOST_AT_ONCE))
     heads = [ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1]) for row in rows]
     return [_Payload(row, head) for row, head in zip(rows, heads)]
 
