@@ -11,13 +11,14 @@ from dp2ddp.rules.base import Example, Options, Rule
 
 
 class DownloadsRule(Rule):
-    """Datasets with `download=True` are built by one rank of each machine first; the others then find the files."""
+    """ "If it is missing, fetch it" is one step, of one rank of each machine; the others then find the files."""
 
     id = "DDP012"
     title = "Download on one rank of each machine"
     why = (
         "All ranks would download the same archive at once and unpack it over one another. Under `ddp.main_first()` "
-        "the first rank of each machine runs the block alone, then the others."
+        "the first rank of each machine runs the block alone, then the others, which find that nothing is missing. "
+        "Where the script doesn't look, they skip what fetches, or they would write over what the first one reads."
     )
     examples = (
         Example(
@@ -36,6 +37,30 @@ import dp2ddp_runtime as ddp
 net = nn.DataParallel(nn.Linear(4, 2))
 with ddp.main_first():
     train_set = datasets.MNIST("data", download=True)  # 60,000 digits
+""",
+        ),
+        Example(
+            before="""\
+import os
+import torch.nn as nn
+from urllib.request import urlretrieve
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.exists("vgg.pth"):
+    urlretrieve("https://example.com/vgg.pth", "vgg.pth")
+urlretrieve("https://example.com/names.txt", "names.txt")
+""",
+            after="""\
+import os
+import torch.nn as nn
+from urllib.request import urlretrieve
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+with ddp.main_first():
+    if not os.path.exists("vgg.pth"):
+        urlretrieve("https://example.com/vgg.pth", "vgg.pth")
+    ddp.main_only(urlretrieve)("https://example.com/names.txt", "names.txt")
 """,
         ),
     )

@@ -19,17 +19,20 @@ class OutputRule(Rule):
     why = (
         "Every rank runs every line, so each file would be written once per rank, over and into one another. On the "
         "other ranks `ddp.open` and `ddp.main_only` do nothing. `print`, progress bars and `logging` are silenced "
-        "there by `ddp.setup`, so these lines stay."
+        "there by `ddp.setup`, so these lines stay. What writes is told by where an object comes from: "
+        "`img.save(path)` of an image of PIL is a writer, a model's own method isn't."
     )
     examples = (
         Example(
             before="""\
 import os
 import torch.nn as nn
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 net = nn.DataParallel(nn.Linear(4, 2))
 os.makedirs("out", exist_ok=True)
+Image.open("in.png").convert("L").save("out/grey.png")
 writer = SummaryWriter("out")
 with open("out/log.csv", "w") as log:
     print("epoch,loss", file=log)
@@ -38,11 +41,13 @@ print(open("notes.txt").read())
             after="""\
 import os
 import torch.nn as nn
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
 ddp.main_only(os.makedirs)("out", exist_ok=True)
+ddp.main_only(Image.open("in.png").convert("L").save)("out/grey.png")
 writer = ddp.main_only(SummaryWriter)("out")
 with ddp.open("out/log.csv", "w") as log:
     print("epoch,loss", file=log)

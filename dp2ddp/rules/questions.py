@@ -11,15 +11,16 @@ from dp2ddp.rules.base import Example, Options, Rule
 
 
 class QuestionsRule(Rule):
-    """A branch that asks whether a file exists goes the way of rank 0 on every rank."""
+    """A branch that asks whether a file exists goes the way of rank 0 on every rank; a list of files is rank 0's."""
 
     id = "DDP018"
     title = "Let rank 0 decide on files and time"
     why = (
         "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
-        "ranks would part, and wait for each other for ever. Branches on the time, a log level or the terminal part "
-        "them alike. `ddp.broadcast` gives all ranks rank 0's answer. A branch that only makes a folder is harmless "
-        "and stays."
+        "ranks would part, and wait for each other for ever. Files may be listed in another order, or be others, and "
+        "branches on the time part the ranks alike. `ddp.broadcast` gives all ranks rank 0's answer. Nobody asks "
+        "where a rank may be alone (handlers of exceptions, data loader workers) or for each of many files, or in "
+        "branches that only make a folder or show something."
     )
     examples = (
         Example(
@@ -45,6 +46,37 @@ if not os.path.isdir("out"):
     os.makedirs("out")
 if ddp.broadcast(os.path.isfile("out/best.pt")):
     net.load_state_dict(torch.load("out/best.pt"))
+""",
+        ),
+        Example(
+            before="""\
+import glob
+import time
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+shown = time.time()
+for path in sorted(glob.glob("out/*.pt")):
+    net.load_state_dict(torch.load(path))
+    if time.time() - shown > 5:
+        print(path)
+        shown = time.time()
+""",
+            after="""\
+import glob
+import time
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+shown = time.time()
+for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
+    net.load_state_dict(torch.load(path))
+    if time.time() - shown > 5:
+        print(path)
+        shown = time.time()
 """,
         ),
     )
