@@ -6,14 +6,22 @@ import ast
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dp2ddp.analysis.alone import Alone
+from dp2ddp.analysis.callers import Callers, NeedingAll
+from dp2ddp.analysis.display import Display
+from dp2ddp.analysis.fetching import Fetching, Step
+from dp2ddp.analysis.files import Files
 from dp2ddp.analysis.launch import Launch, LaunchFinder
+from dp2ddp.analysis.listings import Listings
 from dp2ddp.analysis.loops import DataLoop, Loops
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.own import OwnValues
 from dp2ddp.analysis.own_ddp import OwnDdp
-from dp2ddp.analysis.roles import Function, Resolver
-from dp2ddp.analysis.source import FUNCTIONS, Source
+from dp2ddp.analysis.provenance import Provenance
+from dp2ddp.analysis.roles import Resolver, Wrapped
+from dp2ddp.analysis.source import Source, in_order
 from dp2ddp.analysis.wraps import Wraps
+from dp2ddp.analysis.writers import Writers
 
 
 @dataclass
@@ -98,7 +106,24 @@ class Facts:
     def own_tests(self) -> list[ast.expr]:
         """Tests that depend on what each rank has for itself: its clock, log level or terminal."""
         tests = [n.test for n in self.source.nodes if isinstance(n, (ast.If, ast.While, ast.IfExp, ast.Assert))]
-        return [t for t in tests if self._is_own(t)]
+        shown = {branch.test for branch in self.own_branches}
+        return [t for t in tests if t not in shown and self._is_own(t)]
+
+    @cached_property
+    def own_branches(self) -> list[ast.If]:
+        """Branches that each rank may take for itself: they show something, or make a folder where there is none."""
+        branches = [n for n in self.source.nodes if isinstance(n, ast.If)]
+        display = Display(self.source, self.names, self.loops, self.writers, self.callers, self._is_own)
+        shown = [b for b in branches if self._is_own(b.test) and display.only_shows(b)]
+        asking = [b for b in branches if not b.orelse and any(map(self.listings.is_question, _calls(b.test)))]
+        return shown + [b for b in asking if all(map(self._makes_folder, b.body))]
+
+    def _makes_folder(self, statement: ast.stmt) -> bool:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call):
+            return False
+        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+        return method or self.names.qualified(call.func) in ("os.makedirs", "os.mkdir")
 
     def is_in_own_test(self, node: ast.AST) -> bool:
         """Whether a node stands in one of `own_tests`, which is rank 0's as a whole."""
@@ -139,44 +164,100 @@ class Facts:
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches)
+        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches, self.files.shared)
+
+    @cached_property
+    def callers(self) -> Callers:
+        """Who calls which function."""
+        return Callers(self.source, self.resolver)
+
+    @cached_property
+    def needing_all(self) -> NeedingAll:
+        """What takes all ranks."""
+        found: set[ast.AST] = {c for c in self.source.calls if self.resolver.holds(c.func, Wrapped)}
+        found.update(loop.node for loop in self.model_loops)
+        found.update(wrap.call for wrap in self.wraps.models)
+        return NeedingAll(self.callers, found | {*self.wraps.functional, *self.wraps.values})
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Where values come from."""
+        return Provenance(self.source, self.names, self.resolver)
+
+    @cached_property
+    def writers(self) -> Writers:
+        """What writes files and reports."""
+        return Writers(self.names, self.resolver, self.provenance)
+
+    @cached_property
+    def listings(self) -> Listings:
+        """What asks for files."""
+        return Listings(self.source, self.names, self.provenance)
+
+    @cached_property
+    def files(self) -> Files:
+        """The names of files."""
+        return Files(self.source, self.names, self.provenance, self.writers)
+
+    @cached_property
+    def fetching(self) -> Fetching:
+        """Downloads and unpacking."""
+        is_own = self.files.is_own
+        return Fetching(self.loops, self.listings, self.writers, self.callers, self.needing_all, is_own)
+
+    @cached_property
+    def alone(self) -> Alone:
+        """Where a rank may be alone."""
+        branches, steps = self.own_branches, self._in_turn
+        return Alone(self.loops, self.listings, self.writers, self.callers, self.needing_all, branches, steps)
+
+    @cached_property
+    def _in_turn(self) -> list[Step]:
+        return [step for step in self.fetching.steps if not step.needs_all]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """What the first rank of each machine runs before the others, to fetch files."""
+        return [s for s in self._in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)]
+
+    def in_fetch(self, node: ast.AST) -> bool:
+        """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""
+        return node in self._fetching_nodes
+
+    @cached_property
+    def _fetching_nodes(self) -> set[ast.AST]:
+        guarded = [statement for step in self.steps for statement in step.guarded]
+        found = {n for statement in guarded for n in ast.walk(statement)}
+        reached = [n for n in self.loops.reached(*guarded) if isinstance(n, ast.Call)]
+        functions = {f.definition for c in reached for f in self.resolver.functions_called(c)}
+        before = -1
+        while len(found) != before:
+            before = len(found)
+            for function in functions:
+                if all(c in found for c in self.callers.of(function)):
+                    found.update(ast.walk(function))
+        return found
+
+    @cached_property
+    def told_listings(self) -> list[tuple[ast.expr, bool]]:
+        """What is made of the files that rank 0 lists, and all ranks go over; whether it must be made a list first."""
+        told = (c for c in in_order(self.alone.told) if not self.before_launch(c))
+        return list(dict.fromkeys(whole for c in told if (whole := self.listings.whole(c)) is not None))
+
+    def is_told(self, node: ast.AST) -> bool:
+        """Whether a node stands in what rank 0 tells the others anyway."""
+        whole = {node for node, _ in self.told_listings} | set(self.own_tests)
+        return any(above in whole for above in self.source.ancestors(node))
 
     @cached_property
     def per_sample(self) -> set[ast.AST]:
         """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
-        return set(self.loops.reached(*self._sampling_classes, *self._handed_on))
-
-    @cached_property
-    def called_per_sample(self) -> set[ast.AST]:
-        """As `per_sample`, but for classes without bases, of which most are no datasets: there only what is called."""
-        classes = [node for node in self._sampling_classes if node.bases]
-        methods = [m for node in self._sampling_classes for m in node.body if _is_sampling(m)]
-        return set(self.loops.reached(*classes, *methods, *self._handed_on))
-
-    @cached_property
-    def _sampling_classes(self) -> list[ast.ClassDef]:
-        """What is called is a transform, or a dataset's way to read a file; a model has a forward."""
-        return [n for n in self.source.nodes if isinstance(n, ast.ClassDef) and any(map(_is_sampling, n.body))]
-
-    @cached_property
-    def _handed_on(self) -> list[ast.AST]:
-        """Functions that others may call: lambdas, and those that are named without being called."""
-        found: list[ast.AST] = []
-        called = {c.func for c in self.source.calls}
-        for node in self.source.nodes:
-            if isinstance(node, ast.Lambda):
-                found.append(node)
-            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node not in called:
-                found += [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
-        return found
+        return set(self.loops.reached(*self.alone.sampling_classes, *self.alone.handed_on))
 
     def on_all_ranks(self, node: ast.expr) -> bool:
-        """Whether every rank runs a line, and equally often."""
-        return not self.before_launch(node) and node not in self.per_sample
-
-    def in_handler(self, node: ast.AST) -> bool:
-        """Whether a node stands in an `except`, where the ranks may not be together."""
-        return any(isinstance(above, ast.ExceptHandler) for above in self.source.ancestors(node))
+        """Whether every rank runs a line, and equally often; not once for each of many files."""
+        apart = node in self.alone.nodes or node in self.alone.for_each_file
+        return not apart and not self.before_launch(node)
 
     def before_launch(self, node: ast.expr) -> bool:
         """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and
@@ -191,6 +272,5 @@ class Facts:
         return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
 
 
-def _is_sampling(node: ast.AST) -> bool:
-    """Whether this is a method by which others take samples, or hand them through."""
-    return isinstance(node, FUNCTIONS) and node.name in ("__getitem__", "__iter__", "__len__", "__call__")
+def _calls(node: ast.AST) -> list[ast.Call]:
+    return [n for n in ast.walk(node) if isinstance(n, ast.Call)]

@@ -39,11 +39,13 @@ class DataLoop:
         node: the `for` statement.
         loader: the expression that names the loader, None where nothing in scope does.
         sites: the `DataLoader(...)` calls that it can be.
+        batch: the target that takes the batch.
     """
 
     node: ast.For
     loader: ast.expr | None
     sites: frozenset[ast.Call]
+    batch: ast.expr
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,9 @@ class Loops:
         ) and not (isinstance(node, ast.Call) and self.names.qualified(node.func) in ("builtins.range", "builtins.len"))
 
     def _data_loop(self, node: ast.For) -> DataLoop | None:
-        loader, _ = self._iterated(node)
+        loader, batch = self._iterated(node)
         sites = frozenset(r.site for r in self.resolver.roles(loader) if isinstance(r, Loader))
-        return DataLoop(node, self._named(loader, node), sites) if sites else None
+        return DataLoop(node, self._named(loader, node), sites, batch) if sites else None
 
     def _iterated(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
         """What a `for` iterates over and binds, without `enumerate` and progress bars: `tqdm(enumerate(loader))`."""

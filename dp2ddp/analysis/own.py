@@ -7,7 +7,7 @@ rank 0 saved under its own time is never found under another rank's, and a seed 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.analysis.flow import Flow
@@ -20,13 +20,11 @@ from dp2ddp.analysis.source import FUNCTIONS, Source, argument, is_main_guard
 _OWN = frozenset(
     "time.time time.time_ns time.strftime time.ctime time.asctime time.localtime time.gmtime datetime.datetime.now "
     "datetime.datetime.today datetime.datetime.utcnow datetime.date.today uuid.uuid1 uuid.uuid4 os.getpid os.getppid "
-    "os.urandom socket.gethostname socket.getfqdn platform.node tempfile.mkdtemp tempfile.mktemp secrets.token_hex "
-    "secrets.token_urlsafe secrets.randbelow secrets.randbits".split()
+    "os.urandom socket.gethostname socket.getfqdn platform.node secrets.token_hex secrets.token_urlsafe "
+    "secrets.randbelow secrets.randbits".split()
 )
-#: What makes a file or folder, too: no value to hand on.
-_OWN_FILES = frozenset(
-    "tempfile.TemporaryDirectory tempfile.NamedTemporaryFile tempfile.TemporaryFile tempfile.mkstemp".split()
-)
+#: What makes a name or a folder that stays; of other temporary files another rank's name is worth nothing.
+_STAYING = frozenset({"tempfile.mkdtemp", "tempfile.mktemp"})
 _PATH_MODULES = ("os.path.", "pathlib.", "shutil.", "glob.")
 _PATHS = frozenset("os.makedirs os.mkdir os.chdir os.listdir os.scandir os.walk os.remove os.rename os.replace".split())
 _PATH_AT = {
@@ -56,6 +54,7 @@ class OwnValues:
     """Where values of a rank's own come from that end in paths and seeds.
 
     Attributes:
+        shared: calls that make temporary files and folders which have to be one for all ranks.
         values: expressions that have to be rank 0's, in the order of the text. They run after the launch: what is taken
             before it is named where it is used.
         files: calls that make a file or folder on each rank where there should be one.
@@ -66,11 +65,12 @@ class OwnValues:
     resolver: Resolver
     loops: Loops
     launches: Sequence[Launch]
+    shared: Collection[ast.Call]
     values: list[ast.expr] = field(default_factory=list)
     files: list[ast.expr] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        made = [c for c in self.source.calls if self.names.qualified(c.func) in _OWN | _OWN_FILES]
+        made = [c for c in self.source.calls if self.names.qualified(c.func) in _OWN or c in self.shared]
         if not made:
             return
         before = self._before_launch()
@@ -82,8 +82,11 @@ class OwnValues:
         flow = Flow(self.source, self.resolver, origins, after)
         ending = {origin for end in self._ends() if end not in before for origin in flow.of(end)}
         for node in sorted(ending, key=lambda n: (n.lineno, n.col_offset)):
-            is_file = isinstance(node, ast.Call) and self.names.qualified(node.func) in _OWN_FILES
+            is_file = node in self.shared and not self._stays(node)
             (self.files if is_file else self.values).append(self._with_methods(node))
+
+    def _stays(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and self.names.qualified(node.func) in _STAYING
 
     # -- what runs before the processes start --------------------------------------------------------------------------
 

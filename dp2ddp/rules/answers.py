@@ -66,7 +66,7 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
 
     def _read_on_main(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
         span = facts.source.span(call)
-        if facts.in_handler(call):
+        if call in facts.alone.nodes:
             what = "every rank that comes here would ask, and only rank 0 can be answered"
             todo = f'ask there alone: `{facts.source.brief(call)} if ddp.is_main() else ""`'
             yield Note(self.id, span, what, todo)

@@ -6,28 +6,19 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import keyword
-from dp2ddp.edits import Finding, Note, WrapStatement
+from dp2ddp.edits import Finding, Note, ReplaceExpr, WrapStatement
 from dp2ddp.rules.base import Example, Options, Rule
-
-_DOWNLOADS = frozenset(
-    {
-        "torch.hub.download_url_to_file",
-        "torchvision.datasets.utils.download_url",
-        "torchvision.datasets.utils.download_and_extract_archive",
-        "urllib.request.urlretrieve",
-    }
-)
 
 
 class DownloadsRule(Rule):
-    """Datasets with `download=True` are built by one rank of each machine first; the others then find the files."""
+    """ "If it is missing, fetch it" is one step, of one rank of each machine; the others then find the files."""
 
     id = "DDP012"
     title = "Download on one rank of each machine"
     why = (
         "All ranks would download the same archive at once and unpack it over one another. Under `ddp.main_first()` "
-        "the first rank of each machine runs the block alone, then the others."
+        "the first rank of each machine runs the block alone, then the others, which find that nothing is missing. "
+        "Where the script doesn't look, they skip what fetches, or they would write over what the first one reads."
     )
     examples = (
         Example(
@@ -48,41 +39,51 @@ with ddp.main_first():
     train_set = datasets.MNIST("data", download=True)  # 60,000 digits
 """,
         ),
+        Example(
+            before="""\
+import os
+import torch.nn as nn
+from urllib.request import urlretrieve
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.exists("vgg.pth"):
+    urlretrieve("https://example.com/vgg.pth", "vgg.pth")
+urlretrieve("https://example.com/names.txt", "names.txt")
+""",
+            after="""\
+import os
+import torch.nn as nn
+from urllib.request import urlretrieve
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+with ddp.main_first():
+    if not os.path.exists("vgg.pth"):
+        urlretrieve("https://example.com/vgg.pth", "vgg.pth")
+    ddp.main_only(urlretrieve)("https://example.com/names.txt", "names.txt")
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        done: set[ast.stmt] = set()
-        wraps = {w.call for w in facts.wraps.models}
-        for call in facts.source.calls:
-            statement = facts.source.statement(call)
-            if not self._downloads(facts, call) or statement in done or not isinstance(statement, _SIMPLE):
-                continue
-            done.add(statement)
-            if any(n in wraps for n in ast.walk(statement)):
+        for step in facts.fetching.steps:
+            if step.needs_all and not facts.before_launch(step.call):
                 # Wrapping is a collective: under main_first() the first rank would wait for the others for ever.
                 yield Note(
                     self.id,
-                    facts.source.span(statement),
+                    facts.source.span(step.statement),
                     "all ranks download at the same time here",
                     "download before the model is wrapped, in a `with ddp.main_first():` of its own",
                 )
-            else:
-                yield WrapStatement(
-                    self.id,
-                    facts.source.span(statement),
-                    "one rank of each machine downloads, then the others read",
-                    "with ddp.main_first():",
-                )
-
-    def _downloads(self, facts: Facts, call: ast.Call) -> bool:
-        if facts.names.qualified(call.func) in _DOWNLOADS:
-            return True
-        if facts.resolver.functions_called(call):
-            return False  # the script's own function hands it on, and may do more than download
-        given = keyword(call, "download")
-        return given is not None and not (isinstance(given, ast.Constant) and not given.value)
-
-
-_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
+        done: set[ast.AST] = set()
+        for step in facts.steps:
+            if step.statement not in done:
+                done.update(ast.walk(step.statement))
+                reason = "one rank of each machine downloads, then the others read"
+                yield WrapStatement(self.id, facts.source.span(step.statement), reason, "with ddp.main_first():")
+            for func in facts.fetching.once(step):
+                span = facts.source.span(func)
+                reason = "the other ranks have nothing to fetch any more"
+                yield ReplaceExpr(self.id, span, reason, "ddp.main_only(__h_f__)", {"f": span})

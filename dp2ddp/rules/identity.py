@@ -22,7 +22,7 @@ class IdentityRule(Rule):
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
         "parts the ranks. `ddp.broadcast` gives all ranks rank 0's. Times that are only printed, or tell how long "
-        "something took, stay as they are."
+        "something took, stay as they are; so do temporary files and folders, which each rank fills and deletes itself."
     )
     examples = (
         Example(
@@ -64,9 +64,9 @@ print(time.strftime("%H:%M"), time.time() - start)
         if not facts.parallel:
             return
         unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]
-        values = [value for value in facts.own_values.values if value not in facts.called_per_sample]
-        for value in [*values, *(call for call in unseeded if call not in facts.per_sample)]:
-            if not facts.in_handler(value):
+        unseeded = [call for call in unseeded if call not in facts.per_sample]
+        for value in [*facts.own_values.values, *unseeded]:
+            if value not in facts.alone.nodes:
                 span = facts.source.span(value)
                 reason = "each rank would have its own, and look elsewhere or draw other numbers"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
@@ -74,7 +74,8 @@ print(time.strftime("%H:%M"), time.time() - start)
             yield Note(
                 self.id,
                 facts.source.span(call),
-                "each rank makes a temporary file or folder of its own; what rank 0 writes there the others don't find",
+                "each rank makes a temporary file or folder of its own, and a line that also writes other files, as "
+                "rank 0 alone, writes there; the others don't find it",
                 "make one that all ranks share: `folder = ddp.broadcast(tempfile.mkdtemp())`",
             )
         for call in facts.source.calls:

@@ -9,21 +9,18 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
-_QUESTIONS = frozenset({"os.path.exists", "os.path.isfile", "os.path.isdir", "os.listdir", "glob.glob"})
-_METHODS = frozenset({"exists", "is_file", "is_dir"})
-_FOLDERS = frozenset({"os.makedirs", "os.mkdir"})
-
 
 class QuestionsRule(Rule):
-    """A branch that asks whether a file exists goes the way of rank 0 on every rank."""
+    """A branch that asks whether a file exists goes the way of rank 0 on every rank; a list of files is rank 0's."""
 
     id = "DDP018"
     title = "Let rank 0 decide on files and time"
     why = (
         "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
-        "ranks would part, and wait for each other for ever. Branches on the time, a log level or the terminal part "
-        "them alike. `ddp.broadcast` gives all ranks rank 0's answer. A branch that only makes a folder is harmless "
-        "and stays."
+        "ranks would part, and wait for each other for ever. Files may be listed in another order, or be others, and "
+        "branches on the time part the ranks alike. `ddp.broadcast` gives all ranks rank 0's answer. Nobody asks "
+        "where a rank may be alone (handlers of exceptions, data loader workers) or for each of many files, or in "
+        "branches that only make a folder or show something."
     )
     examples = (
         Example(
@@ -51,50 +48,68 @@ if ddp.broadcast(os.path.isfile("out/best.pt")):
     net.load_state_dict(torch.load("out/best.pt"))
 """,
         ),
+        Example(
+            before="""\
+import glob
+import time
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+shown = time.time()
+for path in sorted(glob.glob("out/*.pt")):
+    net.load_state_dict(torch.load(path))
+    if time.time() - shown > 5:
+        print(path)
+        shown = time.time()
+""",
+            after="""\
+import glob
+import time
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = nn.DataParallel(nn.Linear(4, 2))
+shown = time.time()
+for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
+    net.load_state_dict(torch.load(path))
+    if time.time() - shown > 5:
+        print(path)
+        shown = time.time()
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:
-            asks = self._asks(facts, call) and self._decides(facts, call) and not facts.is_in_own_test(call)
-            if asks and facts.on_all_ranks(call):
+            if self._decides(facts, call) and facts.on_all_ranks(call):
                 span = facts.source.span(call)
                 reason = "the ranks must decide alike"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+        for whole, lazy in facts.told_listings:
+            span = facts.source.span(whole)
+            template = "ddp.broadcast(list(__h_it__))" if lazy else "ddp.broadcast(__h_it__)"
+            yield ReplaceExpr(self.id, span, "the ranks must go over the same files", template, {"it": span})
         for test in facts.own_tests:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)
                 reason = "the ranks' own clocks and terminals must not part them"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
-    def _asks(self, facts: Facts, call: ast.Call) -> bool:
-        path = facts.names.qualified(call.func)
-        if path is not None:
-            return path in _QUESTIONS
-        return isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS and not call.args
-
     def _decides(self, facts: Facts, call: ast.Call) -> bool:
-        """Whether the answer decides a branch that does more than make a folder."""
+        """Whether a call's answer about a file decides a branch that all ranks have to take alike."""
+        if not facts.listings.is_question(call) or facts.is_told(call):
+            return False
         node: ast.AST = call
         for above in facts.source.ancestors(call):
             if isinstance(above, (ast.If, ast.While)):
-                return above.test is node and not self._only_makes_folders(facts, above)
+                return above.test is node and above not in facts.own_branches
             if isinstance(above, ast.IfExp):
                 return above.test is node
             if isinstance(above, ast.stmt):
                 return False
             node = above
         return False
-
-    def _only_makes_folders(self, facts: Facts, branch: ast.If | ast.While) -> bool:
-        if branch.orelse or isinstance(branch, ast.While):
-            return False
-        return all(self._makes_folder(facts, s) for s in branch.body)
-
-    def _makes_folder(self, facts: Facts, statement: ast.stmt) -> bool:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call):
-            return False
-        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
-        return method or facts.names.qualified(call.func) in _FOLDERS

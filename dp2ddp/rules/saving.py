@@ -6,14 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.files import CHANGING
 from dp2ddp.analysis.roles import Wrapped
+from dp2ddp.analysis.source import argument
 from dp2ddp.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
-
-_FILE_CALLS = frozenset(
-    "os.rename os.replace os.remove os.unlink os.rmdir os.symlink os.link shutil.copy shutil.copy2 "
-    "shutil.copyfile shutil.copytree shutil.move shutil.rmtree".split()
-)
 
 
 class SavingRule(Rule):
@@ -74,9 +71,12 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
         span = facts.source.span
         for call in facts.source.calls:
             path = facts.names.qualified(call.func)
+            place = (1, "f") if path == "torch.save" else CHANGING.get(path or "")
+            if place is not None and (facts.in_fetch(call) or facts.files.is_own(argument(call, *place))):
+                continue
             if path == "torch.save":
                 yield ReplaceExpr(self.id, span(call.func), "rank 0 writes, whole or not at all", "ddp.save")
-            elif path in _FILE_CALLS:
+            elif place is not None:
                 yield ReplaceExpr(
                     self.id,
                     span(call.func),

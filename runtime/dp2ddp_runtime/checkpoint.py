@@ -38,9 +38,9 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
         torch.save(obj, f, *args, **kwargs)
         return
     with file_sync.writing(file_sync.callers_line()):
-        if world.is_main() and isinstance(f, (str, os.PathLike)):
+        if file_sync.writes() and isinstance(f, (str, os.PathLike)):
             _save_whole(obj, os.path.realpath(f), os.path.basename(f), *args, **kwargs)
-        elif world.is_main():
+        elif file_sync.writes():
             torch.save(obj, f, *args, **kwargs)
 
 

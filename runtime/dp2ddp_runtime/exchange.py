@@ -26,6 +26,7 @@ from .place import Place, here
 _ALIGN = 16  # bytes: tensors start where any dtype may
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
+_MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
 _REMEMBERED = 8  # messages: the largest of the latest ones is how much is sent before anything is known
 
 
@@ -125,7 +126,8 @@ def _gather(head: bytes, data: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]
         rest = torch.empty(largest - slot, dtype=torch.uint8)
         rest[: max(0, size - slot)] = row[slot:size]
         rows = torch.cat([torch.stack(rows), all_gather(rest)], 1).unbind(0)
-    _largest.append(_aligned(largest) + 64)  # heads vary by some bytes (numbers of different lengths)
+    # Heads vary by some bytes (numbers of different lengths).
+    _largest.append(min(_aligned(largest) + 64, _MOST_AT_ONCE))
     return rows
 
 

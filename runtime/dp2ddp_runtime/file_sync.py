@@ -33,6 +33,8 @@ _reads: Counter[str] = Counter()
 _done: dict[str, int] = {}  # the writes that rank 0 is known to have done
 _lock = threading.RLock()  # reentrant: the garbage collector may close a file, which is a write, at any moment
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
+_in_turn: ContextVar[bool] = ContextVar("in_turn", default=False)
+_turns: Counter[str] = Counter()  # what was told once for each time that the ranks passed a line
 
 
 class PeerError(RuntimeError):
@@ -88,6 +90,29 @@ def callers_line() -> str:
     """The line that called the function that asks, as `train.py:57`."""
     frame = sys._getframe(2)
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def writes() -> bool:
+    """Whether it is this rank that writes files: rank 0; in `main_first()` the first rank of each machine."""
+    return world.local_rank() == 0 if _in_turn.get() else world.is_main()
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """`with in_turn():` around what the ranks of a machine do one after the other."""
+    tokens = _alone.set(True), _in_turn.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(tokens[0])
+        _in_turn.reset(tokens[1])
+
+
+def next_turn(what: str, line: str) -> str:
+    """A key for what is told at `line` this time; by line, as ranks may differ in what they pass."""
+    with _lock:
+        _turns[f"{what} {line}"] += 1
+        return f"{what} {line} {_turns[f'{what} {line}']}"
 
 
 @contextmanager

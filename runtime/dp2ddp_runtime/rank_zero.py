@@ -9,28 +9,26 @@ import builtins
 import functools
 import inspect
 import io
-import itertools
 import logging
 import os
 import pathlib
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import file_sync, world
 from .deferred import settle
 
 T = TypeVar("T")
-_turns = itertools.count(1)
 
 
 def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """`open`, but a file is written on rank 0 alone, and read once rank 0 has written what this rank has passed.
 
     On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
-    "r+", ...) gives a private copy.
+    "r+", ...) gives a private copy. In `main_first()` it is the first rank of each machine that writes.
 
     Args:
         file, mode, *args, **kwargs: as Python's `open` takes them.
@@ -47,8 +45,9 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
         if store is not None:
             file_sync.before_read(file, file_sync.callers_line())
         return builtins.open(file, mode, *args, **kwargs)
-    content = _content_on_rank_0(file, store) if store is not None and "+" in modes and not modes & set("wx") else b""
-    if world.is_main():
+    line = file_sync.callers_line()
+    content = _content(file, store, line) if "+" in modes and not modes & set("wx") else b""
+    if file_sync.writes():
         handle = builtins.open(file, mode, *args, **kwargs)  # noqa: SIM115
     else:
         with tempfile.NamedTemporaryFile() as copy:
@@ -58,18 +57,24 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
             handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
         _raw(handle).name = file
     if store is not None:
-        _on_close(handle, functools.partial(file_sync.wrote, file_sync.callers_line()))
+        _on_close(handle, functools.partial(file_sync.wrote, line))
     return handle
 
 
-def _content_on_rank_0(path: Any, store: Any) -> bytes:
+def _content(path: Any, store: Any, line: str) -> bytes:
     """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
-    key = f"content{next(_turns)}"
+    if store is None:  # the first rank of the machine has done with it
+        return b"" if file_sync.writes() else _found(path)
+    key = file_sync.next_turn("content", line)
     if world.is_main():
-        content = pathlib.Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
+        content = _found(path)
         file_sync.tell(store, key, content.hex())
         return content
     return bytes.fromhex(file_sync.hear(store, key, f"rank 0 to open {path!r}"))
+
+
+def _found(path: Any) -> bytes:
+    return pathlib.Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
 
 
 def _raw(handle: IO[Any]) -> Any:
@@ -100,7 +105,7 @@ def main_only(target: T) -> T:
     `wandb = main_only(wandb)`.
 
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
-    rank 0 has done the calls of a function or class.
+    rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
@@ -108,7 +113,7 @@ def main_only(target: T) -> T:
     """
     if world.world_size() == 1:
         return target
-    present = target if world.is_main() else _stand_in(target)
+    present = target if file_sync.writes() else _stand_in(target)
     return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
 
 
@@ -147,6 +152,8 @@ def _gathering(made: Any) -> Any:
         return functools.partial(_call, found) if is_method else found
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
+    if hasattr(kind, "__setitem__"):
+        names["__setitem__"] = lambda self, key, value: _call(kind.__setitem__, self, key, value)
     with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
         made.__class__ = type(kind.__name__, (kind,), names)
     return made
@@ -184,7 +191,7 @@ class Absent:
         return self._absent_items.get(key, Absent(f"{self._absent_name}[{key!r}]"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._absent_items[key] = value
+        self._absent_items[key] = settle(value)
 
     def __delitem__(self, key: Any) -> None:
         self._absent_items.pop(key, None)
@@ -211,24 +218,33 @@ class Absent:
         return f"<{self._absent_name}: on rank 0 alone>"
 
 
-@contextmanager
-def main_first() -> Iterator[None]:
+def main_first() -> AbstractContextManager[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
+
+    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing. What is written in the
+    body by `open`, `save` and `main_only` is written by local rank 0 of each machine.
 
     Raises:
         BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
             exceptions; they don't run it then.
         PeerError: local rank 0 isn't through in time.
     """
+    return _main_first(file_sync.callers_line())
+
+
+@contextmanager
+def _main_first(line: str) -> Iterator[None]:
     store = file_sync.shared()
-    if store is None:
+    if store is None:  # also inside of another one
         yield
         return
-    key = f"first{next(_turns)}/{world.rank() - world.local_rank()}"
+    file_sync.before_read("what is looked for in main_first()", line)
+    key = f"{file_sync.next_turn('first', line)}/{world.rank() - world.local_rank()}"
+    told = None
     if world.local_rank() == 0:
-        told = None
         try:
-            yield
+            with file_sync.in_turn():
+                yield
         except BaseException as error:
             told = _told(error)
             raise
@@ -238,7 +254,8 @@ def main_first() -> Iterator[None]:
     told = file_sync.hear(store, key, "local rank 0 in main_first()")
     if told is not None:
         raise _retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
-    yield
+    with file_sync.in_turn():
+        yield
 
 
 def _told(error: BaseException) -> tuple[list[str], Any]:

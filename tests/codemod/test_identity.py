@@ -10,13 +10,14 @@ from dp2ddp.pipeline import convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """
-import argparse, logging, os, random, socket, tempfile, time, uuid
+import argparse, logging, os, random, shutil, socket, tempfile, time, uuid
 from datetime import datetime
 from pathlib import Path
 import numpy as np
 import torch
 import torch.nn as nn
 """
+_FILE_RULES = frozenset({"DDP008", "DDP011", "DDP012", "DDP018", "DDP019"})
 _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 
 #: Text after the imports, and what must be in its conversion (twice where it says so).
@@ -57,7 +58,10 @@ SHARED = {
     "seed": (_NET + "seed = int(time.time()) % 1000\nnp.random.seed(seed)", "int(ddp.broadcast(time.time()))"),
     "seed by keyword": (_NET + "split(data, random_state=int(time.time()))", "int(ddp.broadcast(time.time()))"),
     "no seed": (_NET + "rng = np.random.default_rng()", "rng = ddp.broadcast(np.random.default_rng())"),
-    "folder": (_NET + "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')", "d = ddp.broadcast(tempfile.mkdtemp())"),
+    "a folder for what is rank 0's elsewhere": (
+        "def store(d):\n    torch.save(net, d + '/x')\n" + _NET + "store('runs')\nstore(tempfile.mkdtemp())",
+        "store(ddp.broadcast(tempfile.mkdtemp()))",
+    ),
     "log file": (_NET + 'logging.basicConfig(filename=time.ctime())', "filename=ddp.broadcast(time.ctime())"),
     "before the launch": (
         "stamp = time.ctime()\nout = os.path.join('runs', stamp)\n" + _NET + "torch.save(net, out)",
@@ -115,11 +119,37 @@ def test_what_only_tells_the_time_stays(text: str) -> None:
     assert "broadcast" not in _converted(text).replace("if ddp.broadcast", "")
 
 
+#: Each rank has its own: it unpacks, writes and deletes there by itself.
+TEMPORARY = [
+    "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')\nshutil.rmtree(d)",
+    "with tempfile.TemporaryDirectory() as d:\n    os.system('tar xf a.tar -C ' + d)\n    np.save(d + '/x', 1)",
+    "d = Path(tempfile.mkdtemp())\n(d / 'log').mkdir()\nopen(d / 'log' / 'x', 'w').close()",
+    "with tempfile.NamedTemporaryFile() as f:\n    torch.save(net, f.name)\n    torch.save(net, f)",
+    "fd, name = tempfile.mkstemp()\ntorch.save(net, name)\nos.remove(name)",
+    "def store(d):\n    torch.save(net, f'{d}/x')\nstore(tempfile.mkdtemp())",
+    "class Run:\n    def __init__(self):\n        self.d = tempfile.mkdtemp()\n"
+    "    def save(self):\n        torch.save(net, os.path.join(self.d, 'x'))\nRun().save()",
+]
+
+
+@pytest.mark.parametrize("text", TEMPORARY)
+def test_temporary_things_stay_a_rank_s_own(text: str) -> None:
+    conversion = convert_source(_HEAD + _NET + text + "\n", "train.py", Options(select=_FILE_RULES))
+    assert conversion.new_text == _HEAD + _NET + text + "\n"
+    assert not conversion.notes
+
+
+def test_what_leaves_a_temporary_folder_is_rank_0_s() -> None:
+    new = _converted(_NET + "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')\nshutil.copy(d + '/x', 'best.pt')")
+    assert "torch.save(net, d + '/x')\nddp.main_only(shutil.copy)(d + '/x', 'best.pt')" in new
+
+
 @pytest.mark.parametrize(
     ("line", "todo"),
     [
         (
-            "with tempfile.TemporaryDirectory() as d:\n    torch.save(net, d + '/x.pt')",
+            "def store(d):\n    torch.save(net, d + '/x')\nstore('runs')\n"
+            "with tempfile.TemporaryDirectory() as d:\n    store(d)",
             "ddp.broadcast(tempfile.mkdtemp())",
         ),
         ("random.seed()", "give it a number"),

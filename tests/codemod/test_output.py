@@ -7,7 +7,19 @@ import pytest
 from dp2ddp.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_HEAD = "import zipfile\nfrom pathlib import Path\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+_HEAD = """\
+import bz2, codecs, gzip, json, os, pickle, shutil, sqlite3, tarfile, zipfile
+from pathlib import Path
+import comet_ml, cv2, h5py, imageio, mlflow, neptune, scipy.io, skimage.io, torchvision, visdom, wandb, yaml
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch, torch.nn as nn
+from PIL import Image
+from tensorboardX import SummaryWriter
+from torchvision.transforms import ToPILImage
+net = nn.DataParallel(nn.Linear(4, 2))
+"""
 
 OPENED = {
     "with Path('log.csv').open('w') as f:\n    pass\n": "with ddp.open(Path('log.csv'), 'w') as f:",
@@ -16,7 +28,72 @@ OPENED = {
     "p.open('w').write('x')\ntext = p.open().read()\n": "text = ddp.open(p).read()",
     "open('x.txt', 'w')\nprint(open('x.txt').read())\n": "print(ddp.open('x.txt').read())",
 }
+#: By where the object comes from, not by how its method is spelled. Each with what of it becomes rank 0's.
+WRITTEN = {
+    "img = Image.open(p)\nimg.save(q)\n": "img.save",
+    "Image.fromarray(a).save(q)\n": "Image.fromarray(a).save",
+    "ToPILImage()(x).save(q)\n": "ToPILImage()(x).save",
+    "img = Image.open(p).convert('RGB').resize((2, 2))\nimg.save(q)\n": "img.save",
+    "def store(im):\n    im.save(q)\nstore(Image.open(p))\n": "im.save",
+    "images = [Image.open(p) for p in ps]\nfor one in images:\n    one.save(q)\n": "one.save",
+    "class A:\n    def __init__(self):\n        self.im = Image.new('L', (1, 1))\n"
+    "    def put(self):\n        self.im.save(q)\nA().put()\n": "self.im.save",
+    "unknown(x).save(f'{i}.png')\n": "unknown(x).save",
+    "fig, ax = plt.subplots()\nfig.savefig(p)\n": "fig.savefig",
+    "plt.gcf().savefig(p)\n": "plt.gcf().savefig",
+    "plt.savefig(p)\n": "plt.savefig",
+    "df = pd.DataFrame()\ndf.groupby(1).mean().to_json(p)\n": "df.groupby(1).mean().to_json",
+    "frame.to_csv(p)\n": "frame.to_csv",
+    "np.zeros(3).tofile(p)\n": "np.zeros(3).tofile",
+    "np.savez(p, a=1)\n": "np.savez",
+    "cv2.imwrite(p, x)\n": "cv2.imwrite",
+    "if not cv2.imwrite(p, x):\n    raise OSError(p)\n": "cv2.imwrite",
+    "video = cv2.VideoWriter(p, 1, 2, (3, 4))\nvideo.write(x)\n": "cv2.VideoWriter",
+    "torchvision.utils.save_image(x, p)\n": "torchvision.utils.save_image",
+    "imageio.imwrite(p, x)\n": "imageio.imwrite",
+    "imageio.mimsave(p, x)\n": "imageio.mimsave",
+    "skimage.io.imsave(p, x)\n": "skimage.io.imsave",
+    "scipy.io.savemat(p, {})\n": "scipy.io.savemat",
+    "torch.jit.save(m, p)\n": "torch.jit.save",
+    "f = h5py.File(p, 'w')\nf['x'] = 1\n": "h5py.File",
+    "with zipfile.ZipFile(p, mode='w') as z:\n    z.write(q)\n": "zipfile.ZipFile",
+    "with tarfile.open(p, 'w:gz') as t:\n    t.add(q)\n": "tarfile.open",
+    "with gzip.open(p, 'wb') as f:\n    pickle.dump(x, f)\n": "gzip.open",
+    "codecs.open(p, 'w', 'utf-8').write('x')\n": "codecs.open",
+    "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
+    "writer = SummaryWriter(p)\nwriter.add_scalar('x', 1)\n": "SummaryWriter",
+    "wandb.init()\n": "wandb.init",
+    "mlflow.log_metric('x', 1)\n": "mlflow.log_metric",
+    "e = comet_ml.Experiment()\ne.log_metric('x', 1)\n": "comet_ml.Experiment",
+    "v = visdom.Visdom()\nv.line([1])\n": "visdom.Visdom",
+    "run = neptune.init_run()\nrun['x'].append(1)\n": "neptune.init_run",
+    "model.save_pretrained(p)\n": "model.save_pretrained",
+}
+#: Each reads what may have been written here, in a file that both name.
+READ_BACK = [
+    "open(os.path.join(d, 'log.txt'), 'w')\nopen(os.path.join(e, 'log.txt'))\n",
+    "class Log:\n    def __init__(self, path):\n        self.path = path\n    def add(self):\n"
+    "        open(self.path, 'a')\n    def last(self):\n        return open(self.path)\n",
+    "for i in range(3):\n    open(f'{d}/{i}.txt', 'w')\nopen(d + '/2.txt')\n",
+    "np.savetxt('a.txt', x)\nopen('a.txt')\n",
+    "def read(name):\n    return open(name)\nopen('a.txt', 'w')\nread('a.txt')\n",
+]
+ONLY_READ = [
+    "def read(filename):\n    return open(filename)\ndef write(filename):\n    open(filename, 'w')\n"
+    "read('config.txt')\nwrite('log.txt')\n",
+    "def read(filename):\n    return open(filename)\ndef write(filename):\n    open(filename, 'w')\n",
+    "open(os.path.join(args.out, 'log.txt'), 'w')\nopen(os.path.join(args.out, 'config.txt'))\n",
+    "open(args.log, 'w')\nopen(args.config)\n",
+    "open(args.out + '/1.txt', 'w')\nopen(os.path.join(args.data, split + '.txt'))\n",
+    "os.system('cat log.txt')\nopen('log.txt')\n",
+]
 LEFT = [
+    "json.dump(x, f)\nyaml.dump(x, f)\npickle.dump(x, f)\n",
+    "f = h5py.File(p)\ng = h5py.File(p, 'r')\nz = zipfile.ZipFile(p)\nt = tarfile.open(p, 'r:gz')\n",
+    "model.save(p)\nnet.module.save('x.png')\n",
+    "class A:\n    def savefig(self):\n        pass\nA().savefig()\n",
+    "out = subprocess.run(['ls'])\n",
+    "pil = Image.open(p)\npil.load()\n",
     "text = Path('notes.txt').open().read()\n",
     "text = Path('notes.txt').open('rt').read()\n",
     "member = zipfile.ZipFile('a.zip').open('b.txt', 'r')\n",
@@ -36,6 +113,39 @@ def _converted(text: str) -> str:
 @pytest.mark.parametrize("text", OPENED)
 def test_opened_by_the_runtime(text: str) -> None:
     assert OPENED[text] in _converted(text)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_written_by_rank_0(text: str) -> None:
+    written = WRITTEN[text]
+    assert _converted(text).endswith(text.replace(written + "(", f"ddp.main_only({written})(", 1))
+
+
+@pytest.mark.parametrize("text", READ_BACK)
+def test_what_the_program_may_have_written_is_waited_for(text: str) -> None:
+    new = _converted(text)
+    assert new.count("open(") == new.count("ddp.open(") == text.count("open(")
+
+
+@pytest.mark.parametrize("text", ONLY_READ)
+def test_what_only_has_a_name_like_it_is_read_as_ever(text: str) -> None:
+    new = _converted(text)
+    assert new.count("ddp.open(") == text.count("'w'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "db = sqlite3.connect(p)\nrows = db.execute('select').fetchall()\n",
+        "db = sqlite3.connect(p)\nfor row in db.cursor().execute('select'):\n    pass\n",
+        "f = h5py.File(p, 'r+')\n",
+        "f = h5py.File(p, 'a')\n",
+    ],
+)
+def test_what_is_read_and_changed_is_noted(text: str) -> None:
+    conversion = convert_source(_HEAD + text, "train.py", Options(select=frozenset({"DDP011"})))
+    assert ["main_only" in note.todo for note in conversion.notes] == [True]
+    assert conversion.new_text == _HEAD + text
 
 
 @pytest.mark.parametrize("text", LEFT)

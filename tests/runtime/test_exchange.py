@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
@@ -55,6 +56,24 @@ def test_one_collective_where_the_size_can_be_foreseen(ranks: RankPool, n: int) 
     for *taken, last in ranks(n, exchanged):
         assert taken == [1, 1, 2, 1, 1, 2, *[1] * 9]
         assert last < 4096, "large messages are forgotten after a while"
+
+
+def after_a_large_one() -> list[int]:
+    """How much each exchange after a list of many files sends at once."""
+    sent: list[int] = []
+    ddp.broadcast(["a name of a file"] * 1_000_000)
+    real = exchange.swap_rows
+    exchange.swap_rows = lambda row: sent.append(len(row)) or real(row)  # type: ignore[func-returns-value]
+    try:
+        ddp.broadcast(1)
+    finally:
+        exchange.swap_rows = real
+    return sent
+
+
+def test_a_large_exchange_makes_no_others_as_large(ranks: RankPool) -> None:
+    for sent in ranks(2, after_a_large_one):
+        assert max(sent) <= 1 << 22
 
 
 def broadcasts() -> bool:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Callable, ClassVar
 
 import pytest
+import torch
 import torch.distributed as dist
 from dp2ddp_runtime import file_sync, rank_zero, world
+from dp2ddp_runtime.checkpoint import save
 from dp2ddp_runtime.file_sync import PeerError
 from dp2ddp_runtime.rank_zero import Absent, main_first, main_only
 
@@ -256,6 +258,34 @@ def test_objects_live_on_rank_0(ranks: Any, tmp_path: Path) -> None:
     assert second == ([], "<Writer(...).add(...): on rank 0 alone>", True, False)
 
 
+class Table:
+    """Like an `h5py.File`."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Any] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items[key] = value
+
+
+def _set_items() -> list[Any]:
+    """What is looked at, on this rank, when an item is set."""
+    looked: list[Any] = []
+    plain = rank_zero.settle
+    rank_zero.settle = lambda value: looked.append(value) or plain(value)  # type: ignore[func-returns-value]
+    try:
+        table = main_only(Table)()
+        looked.clear()
+        table["x"] = 3
+    finally:
+        rank_zero.settle = plain
+    return [each[0][2] if isinstance(each, tuple) else each for each in looked]
+
+
+def test_setting_an_item_is_a_look_of_all_ranks(ranks: Any) -> None:
+    assert ranks(2, _set_items) == [[3], [3]]
+
+
 def _make_log_handler(path: str) -> tuple[str, bool]:
     handler = main_only(logging.FileHandler)(path)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -308,6 +338,59 @@ def test_main_first(ranks: Any, tmp_path: Path) -> None:
     first, *others = ranks(3, _download, tmp_path / "data")
     assert first == (False, "by 0")
     assert others == [(True, "by 0")] * 2
+
+
+def _fetch_on_machines_of_two(folder: Path) -> list[Any]:
+    """Four ranks as two machines; what each finds, and which of them wrote."""
+    os.chdir(folder)
+    place = world.current()
+    place.local_rank, before = place.rank % 2, place.local_rank
+    machine = place.rank // 2
+    try:
+        with main_first():
+            # Only the first of each machine writes, by whatever way; nothing in here waits for another rank.
+            with rank_zero.open(f"opened{machine}", "w") as f:
+                f.write(f"{place.rank}")
+            with rank_zero.open(f"opened{machine}", "r+") as f:
+                f.seek(1)
+                f.write("+")
+                f.seek(0)
+                opened = f.read()
+            save(place.rank, f"saved{machine}")
+            main_only(write_slowly)(Path(f"called{machine}"), f"{place.rank}")
+            with main_first():
+                found = [opened, torch.load(f"saved{machine}"), Path(f"called{machine}").read_text()]
+        main_only(Path("after").write_text)(f"{place.rank}")
+        return [*found, rank_zero.open("after").read()]
+    finally:
+        place.local_rank = before
+
+
+def test_in_main_first_the_first_of_each_machine_writes(ranks: Any, tmp_path: Path) -> None:
+    first, second = ["0+", 0, "0", "0"], ["2+", 2, "2", "0"]
+    assert ranks(4, _fetch_on_machines_of_two, tmp_path) == [first, first, second, second]
+
+
+def _skip_one(path: Path) -> bool:
+    if world.is_main():
+        with main_first():
+            write_slowly(path, "x")
+    with main_first():
+        return path.exists()
+
+
+def test_ranks_may_differ_in_what_they_pass(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _skip_one, tmp_path / "x") == [True, True]
+
+
+def _look_after_a_write(path: Path) -> bool:
+    main_only(write_slowly)(path, "x")
+    with main_first():
+        return path.exists()
+
+
+def test_main_first_waits_for_what_rank_0_writes(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _look_after_a_write, tmp_path / "x") == [True, True]
 
 
 class MirrorError(Exception):

@@ -8,6 +8,7 @@ analysis is flow-insensitive: a name's roles are all that it ever holds.
 from dp2ddp.analysis.roles.classes import is_property
 from dp2ddp.analysis.roles.kinds import (
     Class,
+    Criterion,
     Function,
     Group,
     Instance,
@@ -29,6 +30,7 @@ __all__ = [
     "PROGRESS_BARS",
     "SAME_OBJECT",
     "Class",
+    "Criterion",
     "Function",
     "Group",
     "Instance",

@@ -59,6 +59,11 @@ class LoaderIterator:
 
 
 @dataclass(frozen=True)
+class Criterion:
+    """A loss of `torch.nn`."""
+
+
+@dataclass(frozen=True)
 class Function:
     """A function or method of this script; `owner` is the class of a bound method."""
 
@@ -102,6 +107,7 @@ Role = Union[
     WrappedOptimizer,
     Loader,
     LoaderIterator,
+    Criterion,
     Function,
     Class,
     Instance,

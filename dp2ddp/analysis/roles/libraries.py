@@ -7,6 +7,7 @@ from typing import Callable
 
 from dp2ddp.analysis.roles.kinds import (
     NONE,
+    Criterion,
     Loader,
     LoaderIterator,
     Module,
@@ -65,7 +66,9 @@ def _made(path: str, node: ast.Call) -> Role | None:
     builds = path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith(
         "torch.nn.functional."
     )
-    return Module() if builds and not path.endswith("Loss") else None
+    if builds:
+        return Criterion() if path.endswith("Loss") else Module()
+    return None
 
 
 def _drawn(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset[Role]]) -> frozenset[Role]:

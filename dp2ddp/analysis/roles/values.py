@@ -10,6 +10,7 @@ from dp2ddp.analysis.roles.classes import Classes, is_property, is_static
 from dp2ddp.analysis.roles.kinds import (
     NONE,
     Class,
+    Criterion,
     Function,
     Group,
     Instance,
@@ -235,7 +236,7 @@ class Values:
         if path is not None:
             return library_call(path, node, self.roles)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SAME_OBJECT:
-            same = frozenset(r for r in self.roles(node.func.value) if isinstance(r, (Wrapped, Module)))
+            same = frozenset(r for r in self.roles(node.func.value) if isinstance(r, (Wrapped, Module, Criterion)))
             if same:
                 return same
         return self._own_call(node)

@@ -1,0 +1,193 @@
+"""What conversions do to files, run on real ranks: nobody hangs, nobody reads half a file, nobody deletes another's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import textwrap
+import time
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dp2ddp_runtime import world
+
+from dp2ddp.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import errno, glob, os, shutil, sys, tempfile, threading, time, urllib.request, zipfile
+import torch, torch.nn as nn
+net = nn.DataParallel(nn.Linear(4, 2))
+"""
+_RULES = frozenset({"DDP008", "DDP009", "DDP011", "DDP012", "DDP018", "DDP019"})
+
+
+def _converted(body: str) -> str:
+    return convert_source(_HEAD + textwrap.dedent(body), "script.py", Options(select=_RULES)).new_text
+
+
+def _fetch_slowly(url: str, path: str) -> None:
+    """`urlretrieve` that takes its time, and says that it was called."""
+    with open("fetched", "a") as log:
+        log.write(f"{world.rank()}\n")
+    content = Path(url).read_bytes()
+    with open(path, "wb") as file:
+        file.write(content[: len(content) // 2])
+        file.flush()
+        time.sleep(0.3)
+        file.write(content[len(content) // 2 :])
+
+
+def _run(text: str, folder: str, per_machine: int = 0) -> dict[str, Any]:
+    """Run a converted script, as one of `per_machine` ranks of each machine; the value of `result`, and who fetched."""
+    os.chdir(folder)
+    place = world.current()
+    local, original = place.local_rank, urllib.request.urlretrieve
+    place.local_rank = place.rank % per_machine if per_machine else local
+    urllib.request.urlretrieve = _fetch_slowly  # type: ignore[assignment]
+    try:
+        names: dict[str, Any] = {"RANK": place.rank, "MACHINE": place.rank - place.local_rank}
+        exec(compile(text, "script.py", "exec"), names)
+    finally:
+        place.local_rank, urllib.request.urlretrieve = local, original
+    return {"result": names["result"]}
+
+
+def _results(ranks: Any, body: str, folder: Path, n: int = 2, **kwargs: int) -> list[Any]:
+    answers = ranks(n, _run, _converted(body), str(folder), timeout=60, **kwargs)
+    return [answer["result"] for answer in answers]
+
+
+def _fetched(folder: Path) -> list[str]:
+    return (folder / "fetched").read_text().split()
+
+
+def test_a_folder_that_is_there_is_no_matter_for_a_handler(ranks: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    body = """
+        try:
+            os.makedirs("out")
+        except OSError as e:
+            if e.errno == errno.EEXIST and os.path.isdir("out"):
+                pass
+            else:
+                raise
+        torch.save(1, "out/x.pt")
+        result = torch.load("out/x.pt")
+    """
+    assert _results(ranks, body, tmp_path) == [1, 1]
+
+
+@pytest.mark.parametrize("listing", ["sorted(os.listdir(root))", "[f for f in os.listdir(root) if f != 'x']"])
+def test_all_ranks_go_over_rank_0_s_list(ranks: Any, tmp_path: Path, listing: str) -> None:
+    for rank, files in enumerate(["abc", "bd"]):
+        (tmp_path / str(rank)).mkdir()
+        for name in files:
+            (tmp_path / str(rank) / name).touch()
+    body = f"""
+        root = str(RANK)
+        result = []
+        for name in {listing}:
+            if os.path.exists(os.path.join(root, name)):
+                result.append(name)
+            result.append(net(torch.ones(1, 4)).shape[0])
+    """
+    first, second = _results(ranks, body, tmp_path)
+    assert first == second
+    assert sorted(map(str, first)) == ["1", "1", "1", "a", "b", "c"]
+
+
+GUARDED = {
+    "a question": """
+        if not os.path.exists("data.bin"):
+            urllib.request.urlretrieve("source", "data.bin")
+    """,
+    "a function that looks": """
+        def get(path):
+            if os.path.exists(path):
+                return
+            os.makedirs("made")
+            urllib.request.urlretrieve("source", path)
+        get("data.bin")
+    """,
+    "no question": """
+        urllib.request.urlretrieve("source", "data.bin")
+    """,
+    "a loop without a question": """
+        for name in ["data.bin"]:
+            urllib.request.urlretrieve("source", name)
+    """,
+}
+
+
+@pytest.mark.parametrize("shape", GUARDED)
+def test_a_file_is_fetched_once_and_whole(ranks: Any, tmp_path: Path, shape: str) -> None:
+    (tmp_path / "source").write_bytes(bytes(range(200)))
+    reading = '    result = len(open("data.bin", "rb").read())\n'
+    body = textwrap.dedent(GUARDED[shape]) + textwrap.dedent(reading)
+    assert _results(ranks, body, tmp_path, n=3) == [200] * 3
+    assert _fetched(tmp_path) == ["0"]
+
+
+@pytest.mark.parametrize("guard", ["if True:", 'if not os.path.isdir(f"unpacked{MACHINE}"):'])
+def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path, guard: str) -> None:
+    with zipfile.ZipFile(tmp_path / "source", "w") as archive:
+        archive.writestr("a.txt", "inside" * 1000)
+    body = f"""
+        {guard}
+            urllib.request.urlretrieve("source", f"{{MACHINE}}.zip")
+            with zipfile.ZipFile(f"{{MACHINE}}.zip") as archive:
+                archive.extractall(f"unpacked{{MACHINE}}")
+        result = open(f"unpacked{{MACHINE}}/a.txt").read()
+    """
+    assert _results(ranks, body, tmp_path, n=3, per_machine=2) == ["inside" * 1000] * 3
+    assert sorted(_fetched(tmp_path)) == ["0", "2"]
+
+
+def test_a_temporary_folder_is_a_rank_s_own(ranks: Any, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "inside")
+    body = """
+        folder = tempfile.mkdtemp(dir=".")
+        with zipfile.ZipFile("a.zip") as archive:
+            archive.extractall(folder)
+        torch.save(RANK, os.path.join(folder, "rank.pt"))
+        time.sleep(0.4 * RANK)
+        result = open(os.path.join(folder, "a.txt")).read(), torch.load(os.path.join(folder, "rank.pt"))
+        shutil.rmtree(folder)
+    """
+    assert _results(ranks, body, tmp_path) == [("inside", 0), ("inside", 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
+    body = """
+        last, steps, result = time.time(), 0, []
+        for i in range(6):
+            if RANK:
+                time.sleep(0.05)
+            if time.time() - last > 0.1:
+                print("step", i)
+                last = time.time()
+            result.append(i)
+    """
+    assert "broadcast" not in _converted(body)
+    assert _results(ranks, body, tmp_path) == [[*range(6)]] * 2
+
+
+def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
+    body = """
+        if not os.path.exists("data.bin"):
+            urllib.request.urlretrieve("nowhere", "data.bin")
+        result = 1
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(tmp_path / "fetched")
+    with pytest.raises(AssertionError) as raised:
+        _results(ranks, body, tmp_path)
+    failures: dict[int, str] = raised.value.failures  # type: ignore[attr-defined]
+    assert sorted(failures) == [0, 1]
+    assert all("FileNotFoundError" in text for text in failures.values())
