@@ -24,12 +24,14 @@ class Launch:
         visible: the names that are bound there.
         late: what should have come before it and doesn't, the first statement for each of `settings.ARGUMENTS` (parsed)
             and `settings.DEVICES` (chosen).
+        folders: calls that make folders, before it, and that must not mind another process being faster.
     """
 
     entry: ast.Module
     statement: ast.stmt | None
     visible: frozenset[str]
     late: Sequence[tuple[str, ast.stmt]] = ()
+    folders: Sequence[ast.Call] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, frozenset().union(*(bound_names(statement) for statement in entry.body)))
         chosen, late = self._behind_settings(steps, first)
-        return Launch(entry, steps[chosen].statement, steps[chosen].bound, late)
+        folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
+        return Launch(entry, steps[chosen].statement, steps[chosen].bound, late, folders)
 
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""

@@ -21,7 +21,7 @@ _COMMAND_LINES = frozenset(
     "jsonargparse.auto_cli clize.run".split()
 )
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_FOLDERS = frozenset({"os.mkdir", "os.makedirs"})
+_QUESTIONS = frozenset({"exists", "isdir", "is_dir"})
 # What the processes must not do each by itself: build models and data, take a GPU, draw, write, ask, start others...
 _TOGETHER = tuple(
     "torch. torchvision. torchaudio. timm. transformers. random. numpy.random. numpy.save wandb. mlflow. neptune. "
@@ -129,8 +129,9 @@ class Settings:
             return True
         if path in _COMMAND_LINES:
             return isinstance(self.source.parent(node), ast.Expr) and self.handed(node) is None  # the program itself
-        if path in _FOLDERS or method == "mkdir":
-            return keyword(node, "exist_ok") is None and not self._may_fail(node)
+        if path == "os.mkdir" or self._makes_folder(node):
+            may_fail = any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
+            return not may_fail and (path == "os.mkdir" or not self._asks_first(node))
         if path in ("builtins.open", "io.open"):
             mode = argument(node, 1, "mode")
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
@@ -144,8 +145,21 @@ class Settings:
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
         return any(map(self.resolver.classes.is_module, classes))
 
-    def _may_fail(self, node: ast.AST) -> bool:
-        return any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
+    def folders(self, *nodes: ast.AST) -> list[ast.Call]:
+        """The calls with which statements make folders that several processes may miss at the same time."""
+        runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
+        return [call for call in runs if self._makes_folder(call) and self._asks_first(call)]
+
+    def _makes_folder(self, call: ast.Call) -> bool:
+        """Whether a call makes a folder that must not be there, which it need not be told so."""
+        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+        path = self.names.qualified(call.func)
+        return (path == "os.makedirs" or (method and path is None)) and argument(call, 2, "exist_ok") is None
+
+    def _asks_first(self, node: ast.AST) -> bool:
+        """Whether a line runs only where a file or folder is missing."""
+        tests = (above.test for above in self.source.ancestors(node) if isinstance(above, ast.If))
+        return any(isinstance(n, ast.Attribute) and n.attr in _QUESTIONS for test in tests for n in ast.walk(test))
 
 
 def _names_devices(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.beside_ddp import place_beside_ddp
@@ -9,7 +10,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch import Launch
 from dp2ddp.analysis.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.visible import written
-from dp2ddp.edits import Finding, InsertBefore, Note
+from dp2ddp.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 # What should come before the processes start, and doesn't: what follows from it, and what to do.
@@ -246,3 +247,17 @@ else:
             )
         for kind, statement in launch.late:
             yield Note(self.id, facts.source.span(statement), *_LATE[kind])
+        for call in launch.folders:
+            yield self._may_exist(facts, call)
+
+    def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
+        """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""
+        holes = {"f": facts.source.span(call.func)}
+        given = []
+        for number, each in enumerate([*call.args, *call.keywords]):
+            holes[f"a{number}"] = facts.source.span(each.value if isinstance(each, ast.keyword) else each)
+            name = f"{each.arg}=" if isinstance(each, ast.keyword) else ""
+            given.append(f"{name}__h_a{number}__")
+        text = f"__h_f__({', '.join([*given, 'exist_ok=True'])})"
+        reason = "all processes come here, before they know each other"
+        return ReplaceExpr(self.id, facts.source.span(call), reason, text, holes)

@@ -272,7 +272,8 @@ def test_a_parameter_is_not_the_global_of_its_name() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        "os.mkdir('runs/1')",
+        "os.makedirs('runs/1')",
+        "os.path.exists('runs') or os.mkdir('runs')",
         "log = open('log.txt', 'w')",
         "net = nn.Linear(4, 2)",
         "seed = random.randint(0, 9)",
@@ -321,3 +322,24 @@ def test_a_choice_of_devices_deep_inside_gets_a_note() -> None:
     result = launched(script)
     assert "ddp.setup()\nprint('start')" in result.new_text
     assert [note.span.start.line for note in result.notes] == [9]
+
+
+def test_folders_that_are_made_before_may_exist() -> None:
+    script = _IMPORTS + (
+        "from pathlib import Path\n"
+        "def options():\n"
+        "    args = argparse.ArgumentParser().parse_args()\n"
+        "    if not os.path.isdir(args.out):\n"
+        "        os.makedirs(args.out, 0o755)\n"
+        "    log = Path(args.log)\n"
+        "    if not log.exists():\n"
+        "        log.mkdir(parents=True)\n"
+        "    return args\n"
+        "args = options()\n"
+        "net = nn.DataParallel(Net())\n"
+    )
+    result = launched(script)
+    assert "os.makedirs(args.out, 0o755, exist_ok=True)" in result.new_text
+    assert "log.mkdir(parents=True, exist_ok=True)" in result.new_text
+    assert "args = options()\nddp.setup()\n" in result.new_text
+    assert not result.notes
