@@ -109,7 +109,7 @@ def main() -> None:
     "entries",
     metavar="FILE",
     multiple=True,
-    help="A script of the directory that is started; may be repeated. Found by themselves otherwise.",
+    help="A script of the directory that is started, or module:function; may be repeated. Found by itself otherwise.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
 @click.option("--in-place", is_flag=True, help="Write over INPUT.")

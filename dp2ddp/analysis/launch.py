@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.effects import Effects, given_to
 from dp2ddp.analysis.loops import Loops
-from dp2ddp.analysis.names import Names
+from dp2ddp.analysis.names import Names, Own
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.analysis.settings import Settings
 from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, is_main_guard
@@ -71,16 +71,41 @@ class LaunchFinder:
         self.effects = Effects(source, names, resolver, loops)
         self.settings = Settings(source, names, resolver, self.effects)
 
-    def find(self, entry: ast.Module) -> Launch:
-        """The place where `entry` is started.
+    def find(self, entry: ast.Module) -> list[Launch]:
+        """The places where `entry` is started: as a script, and by each of its functions that commands call."""
+        names = self.source.commands.get(self.source.file(entry).name, ())
+        if not names:
+            return [self._find(entry, self._steps(entry.body, set(), ()))]
+        found = [self._find(entry, self._steps_of(entry, name)) for name in names]
+        # What the module does while it is imported comes before its commands.
+        guarded = [statement for statement in entry.body if is_main_guard(statement)]
+        if self.effects.comes_to_a_wrap(*guarded):
+            found.append(self._find(entry, self._steps(guarded, self._bound_at_end(entry), ())))
+        return list({launch.statement: launch for launch in found}.values())
+
+    def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
+        """The way through the function of that name, be it imported, or a method."""
+        first, _, method = name.partition(".")
+        own = self.names.follow(entry, first)
+        body = own.module.body if isinstance(own, Own) else []
+        for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
+            found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
+            body = [] if found is None else found.body
+        return self._steps(body, self._bound_at_end(entry), ())
+
+    def _bound_at_end(self, module: ast.Module) -> set[str]:
+        return set().union(*map(bound_names, module.body))
+
+    def _find(self, entry: ast.Module, way: Iterator[_Step]) -> Launch:
+        """The place on the way through what is started.
 
         That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
         behind it, and all that comes before that is such that every process may do it by itself.
         """
-        steps = list(self._steps(entry.body, set(), ()))
+        steps = list(way)
         first = next((i for i, step in enumerate(steps) if not self.effects.inert(*step.parts)), None)
         if first is None:
-            return Launch(entry, None, frozenset().union(*(bound_names(statement) for statement in entry.body)))
+            return Launch(entry, None, frozenset(self._bound_at_end(entry)))
         chosen, late = self._behind_settings(steps, first)
         folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
         return Launch(entry, steps[chosen].statement, steps[chosen].bound, late, folders)
@@ -125,7 +150,9 @@ class LaunchFinder:
             assert isinstance(statement, ast.If)
             return _Inside(statement.body)
         entered = self._entered(statement)
-        if entered is not None and entered not in calls and self._is_main(entered):
+        # (A function of another file may have other callers, in scripts that aren't seen here.)
+        here = entered is not None and self.source.module(entered) is self.source.module(statement)
+        if entered is not None and here and entered not in calls and self._is_main(entered):
             return _Inside(entered.body, self._given(statement, entered), entered)
         for call in _calls_in(statement):
             function = self.settings.handed(call)
