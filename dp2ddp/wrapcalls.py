@@ -68,12 +68,14 @@ def _type_questions(node: ast.AST) -> list[ast.AST]:
 
 
 def unfollowed(tree: ast.Module) -> list[ast.expr]:
-    """Where a file names `DataParallel` in a way that can't be followed: on an object that nobody knows, or in text."""
+    """Where a file names `DataParallel` in a way that can't be followed: on an object that nobody knows, or by a computed name."""
     nodes = list(ast.walk(tree))
     imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
     known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
     is_said = any(isinstance(n, ast.Constant) and isinstance(n.value, str) and _SAID.search(n.value) for n in nodes)
-    found = (n for n in nodes if isinstance(n, ast.expr) and (_is_of_unknown(n, known) or (is_said and _is_text(n))))
+    found = (
+        n for n in nodes if isinstance(n, ast.expr) and (_is_of_unknown(n, known) or (is_said and _is_computed(n)))
+    )
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
@@ -90,12 +92,8 @@ def _is_of_unknown(node: ast.expr, known: Collection[str]) -> bool:
     return not (isinstance(value, ast.Name) and value.id in known)
 
 
-def _is_text(node: ast.expr) -> bool:
-    """Whether a class of torch's is picked by a computed name, or an object's class is compared by its name."""
-    if isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-        texts = any(isinstance(side, ast.Constant) and side.value == CLASS for side in sides)
-        return texts and any(isinstance(n, ast.Attribute) and n.attr in _CLASS_NAMES for n in ast.walk(node))
+def _is_computed(node: ast.expr) -> bool:
+    """Whether a class of torch's is picked by a computed name."""
     if not (isinstance(node, ast.Call) and _last(node.func) == "getattr" and len(node.args) > 1):
         return False
     return _last(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
@@ -127,4 +125,3 @@ def _last(node: ast.expr) -> str:
 
 _MODULES = frozenset({"nn", "parallel", FUNCTION})
 _SAID = re.compile(rf"(?:^|\.){CLASS}$")
-_CLASS_NAMES = frozenset({"__name__", "__qualname__", "__class__"})
