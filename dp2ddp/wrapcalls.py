@@ -68,7 +68,7 @@ def _type_questions(node: ast.AST) -> list[ast.AST]:
 
 
 def unfollowed(tree: ast.Module) -> list[ast.expr]:
-    """Where a file names `DataParallel` in a way that can't be followed: on an object that nobody knows, or by a computed name."""
+    """Where a file names `DataParallel` in a way that can't be followed: of what nobody knows, or by computed names."""
     nodes = list(ast.walk(tree))
     imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
     known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
