@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
-from dp2ddp.project import STANDARD
-from dp2ddp.rules import Options, all_rules, rule
-from dp2ddp.verify.samples import COUNT
+from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
     from dp2ddp.verify.command import Verdict
@@ -23,6 +18,7 @@ if TYPE_CHECKING:
 NOTES_OPEN = 1
 BAD_INPUT = 2
 INTERNAL = 3
+STRATEGIES = ("auto", "sharded", "gathered")
 
 _MAIN_HELP = """Turn an nn.DataParallel training script into a DistributedDataParallel one that trains the same model:
 same batches, same updates, same reported numbers, same checkpoint files.
@@ -109,7 +105,7 @@ def main() -> None:
     "entries",
     metavar="FILE",
     multiple=True,
-    help="A script of the directory that is started; may be repeated. Found by themselves otherwise.",
+    help="A script of the directory that is started, or module:function; may be repeated. Found by itself otherwise.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
 @click.option("--in-place", is_flag=True, help="Write over INPUT.")
@@ -153,9 +149,10 @@ def convert(
     report: str,
 ) -> None:
     """Converts scripts or a project."""
-    # Not needed for --help and --version, and slow to import (libcst).
+    # Each command imports what it needs itself: --help and --version need nothing, and libcst takes long.
     from dp2ddp import convert as conversion
     from dp2ddp import pipeline
+    from dp2ddp.rules import Options
 
     _check_usage(inputs, output, in_place, vendored)
     options = pipeline.with_rules(
@@ -217,6 +214,8 @@ def verify(
     plot: Path | None,
 ) -> None:
     """Verifies one conversion."""
+    from importlib.util import find_spec
+
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
     from dp2ddp.verify import command, runs
@@ -237,7 +236,10 @@ def verify(
 @click.argument("rule_id", metavar="[RULE]", required=False)
 def rules(rule_id: str | None) -> None:
     """List the rules; with RULE, show that one with its code before and after."""
+    from rich.console import Console
+
     from dp2ddp import report
+    from dp2ddp.rules import all_rules, rule
 
     console = Console(highlight=False)
     if rule_id is None:
@@ -250,6 +252,8 @@ def rules(rule_id: str | None) -> None:
 
 
 def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool) -> None:
+    from dp2ddp.project import STANDARD
+
     if in_place and output is not None:
         raise click.UsageError("--in-place and --output exclude each other")
     if in_place and STANDARD in inputs:
@@ -261,6 +265,10 @@ def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vend
 
 
 def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
+    import json
+
+    from rich.console import Console
+
     from dp2ddp.verify import report
 
     if as_json:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from dp2ddp import syntax, wrapcalls
+from dp2ddp import commands, syntax, wrapcalls
 from dp2ddp.analysis.source import is_main_guard
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
@@ -22,6 +22,9 @@ _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+_TEST_TOOLS = frozenset({"unittest", "pytest", "nose", "absl.testing", "torch.testing"})
+
+
 @dataclass(frozen=True)
 class Guess:
     """What was found out about a project's scripts.
@@ -30,20 +33,44 @@ class Guess:
         entries: the scripts, sorted.
         wraps: the lines of the wraps, for each file that has some.
         unread: the files that name `DataParallel` but can't be read as Python, and why.
+        commands: of the entries that a command of the project starts: its function, and the command's name.
+        tests: the unit tests that come to a wrap, which are no entries.
+        unfollowed: lines of files that name `DataParallel` in a way that can't be followed.
     """
 
     entries: Sequence[str]
     wraps: Mapping[str, Sequence[int]]
     unread: Sequence[BadInput]
+    commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tests: Sequence[str] = ()
+    unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def guess(sources: Sources, layout: Layout) -> Guess:
+def guess(sources: Sources, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
-    A script has a main guard, or does its work at module level and isn't imported by another script. Files that can't
-    lead to `DataParallel` are not parsed.
+    A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
+    that is one of the commands `installed` with the project. A unit test is none. Files that can't lead to
+    `DataParallel` are not parsed.
     """
-    return _Guesser(sources, layout).guess()
+    return _Guesser(sources, layout).guess(installed)
+
+
+def started(sources: Sources, installed: Iterable[commands.Command]) -> dict[str, dict[str, str]]:
+    """The functions that commands start, and the commands' names, by file."""
+    found: dict[str, dict[str, str]] = {}
+    for command in installed:
+        path = commands.module_file(command.module, command.folder, sources)
+        if path is not None:
+            found.setdefault(path, {})[command.function] = command.name
+    return found
+
+
+def importing(
+    sources: Sources, layout: Layout, changed: Collection[str], known: Collection[str]
+) -> dict[str, list[str]]:
+    """The other scripts, not among those `known`, that import one of the `changed` files, and which."""
+    return _Guesser(sources, layout).importing(changed, known)
 
 
 class _Guesser:
@@ -53,19 +80,55 @@ class _Guesser:
         self._trees: dict[str, ast.Module | None] = {}
         self._unread: dict[str, BadInput] = {}
 
-    def guess(self) -> Guess:
+    def guess(self, installed: Iterable[commands.Command]) -> Guess:
         named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
         wraps = self._wraps(named)
-        scripts = [path for path in self._importers(wraps) if self._is_script(path)]
-        programs = {path: self._layout.reachable(path) for path in scripts}
+        near = set(self._importers(wraps))
+        by_command = {path: of for path, of in started(self._sources, installed).items() if path in near}
+        using, by_command = self._using(wraps, near, by_command)
+        tests = [path for path in using if path not in by_command and self._is_test(path)]
+        imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
+        kept = (path for path in using if path not in imported or path in by_command or self._has_guard(path))
+        return Guess(
+            sorted(path for path in kept if path not in tests),
+            wraps,
+            [self._unread[path] for path in named if path in self._unread],
+            by_command,
+            sorted(tests),
+            self._unfollowed(named),
+        )
+
+    def _using(
+        self, wraps: Mapping[str, Sequence[int]], near: Collection[str], by_command: Mapping[str, Mapping[str, str]]
+    ) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+        """The scripts that come to a wrap, with their files, and of their functions those that do by a command."""
+        scripts = [path for path in near if path in by_command or self._is_script(path)]
+        programs = {path: self._layout.reachable(path) for path in sorted(scripts)}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
-        # A script's own wraps are its own business.
-        paths = {path for script, files in reaching.items() for path in files if script not in wraps}
+        paths = {path for files in reaching.values() for path in files}
         uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, wraps)
-        using = {path: files for path, files in reaching.items() if path in wraps or uses.wraps(path, files)}
-        imported = {target for files in using.values() for target in files[1:]}
-        entries = [path for path in using if path not in imported or self._has_guard(path)]
-        return Guess(sorted(entries), wraps, [self._unread[path] for path in named if path in self._unread])
+        leading = {
+            path: {name: command for name, command in of.items() if uses.wraps(path, reaching.get(path, ()), name)}
+            for path, of in by_command.items()
+        }
+        leading = {path: of for path, of in leading.items() if of}
+        using = {path: files for path, files in reaching.items() if path in leading or self._runs(path, files, uses)}
+        return using, leading
+
+    def _runs(self, path: str, files: Sequence[str], uses: Uses) -> bool:
+        """Whether the file is a script that comes to a wrap."""
+        return self._is_script(path) and bool(uses.wraps(path, files, whole=self._is_test(path)))
+
+    def importing(self, changed: Collection[str], known: Collection[str]) -> dict[str, list[str]]:
+        others = (path for path in self._importers(changed) if path not in known and path not in changed)
+        found = {path: [each for each in self._layout.reachable(path) if each in changed] for path in sorted(others)}
+        return {path: files for path, files in found.items() if files and self._is_script(path)}
+
+    def _unfollowed(self, named: Sequence[str]) -> dict[str, list[int]]:
+        lines = {
+            path: [node.lineno for node in wrapcalls.unfollowed(tree)] for path, tree in self._readable(named).items()
+        }
+        return {path: found for path, found in lines.items() if found}
 
     def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:
         """The lines of the wraps; those of the project's own subclasses may be in files that name them only."""
@@ -75,7 +138,7 @@ class _Guesser:
             classes, marks = found, [name.encode() for name in found]
             naming = (p for p in self._sources if p in trees or any(mark in self._sources.data(p) for mark in marks))
             trees = self._readable(naming)
-        lines = {path: [call.lineno for call in wrapcalls.find(tree, classes)] for path, tree in trees.items()}
+        lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
         return {path: numbers for path, numbers in lines.items() if numbers}
 
     def _readable(self, paths: Iterable[str]) -> dict[str, ast.Module]:
@@ -99,6 +162,15 @@ class _Guesser:
             return False
         own = {node.name for node in tree.body if isinstance(node, _SCOPES)}
         return self._has_guard(path) or any(_works(node, own) for node in tree.body)
+
+    def _is_test(self, path: str) -> bool:
+        """Whether the file is a unit test: it has tests, and imports a tool for them."""
+        tree = self._tree(path)
+        nodes = [] if tree is None else list(ast.walk(tree))
+        tools = any(name in _TEST_TOOLS for node in nodes for name in _modules_named(node))
+        return tools and any(
+            isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.lower().startswith("test") for node in nodes
+        )
 
     def _has_guard(self, path: str) -> bool:
         tree = self._tree(path)
@@ -124,6 +196,15 @@ def _works(node: ast.stmt, own: Collection[str]) -> bool:
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in own:
             return True
     return bool(wrapcalls.find(ast.Module([node], [])))
+
+
+def _modules_named(node: ast.AST) -> Iterator[str]:
+    """The modules that an import names, and the packages around them."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _imported_words(data: bytes) -> frozenset[bytes] | None:

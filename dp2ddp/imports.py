@@ -9,8 +9,9 @@ import libcst as cst
 
 from dp2ddp.edits import RUNTIME, RUNTIME_PACKAGE, AddImport, Edit, InsertAfter, InsertBefore, Position, Span
 from dp2ddp.errors import EditError
-from dp2ddp.locate import Located, Positions, template_of
+from dp2ddp.locate import Located, template_of
 from dp2ddp.templates import uses_runtime
+from dp2ddp.written import Positions
 
 #: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
 _GAP = 4

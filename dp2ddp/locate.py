@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
 import libcst as cst
-from libcst.metadata import CodeRange, PositionProvider
 
 from dp2ddp.edits import (
     AddImport,
@@ -24,10 +23,10 @@ from dp2ddp.edits import (
 )
 from dp2ddp.errors import EditError
 from dp2ddp.templates import hole_names, is_hole_line
+from dp2ddp.written import Positions
 
 StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
 EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
-Positions = Mapping[cst.CSTNode, CodeRange]
 _STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
 _STATEMENTS = (cst.BaseCompoundStatement, cst.BaseSmallStatement)
 
@@ -88,19 +87,6 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
         if not isinstance(edit, (AddImport, RemoveStatement)):
             finder.holes(edit)
     return located
-
-
-class _Positions(PositionProvider):
-    """The position of every node, in one walk; `MetadataWrapper.resolve` would walk the whole tree a second time."""
-
-    def of(self, module: cst.Module) -> Positions:
-        self._gen_impl(module)
-        return self._computed  # type: ignore[return-value]
-
-
-def positions_of(module: cst.Module) -> Positions:
-    """Where each node of `module` lies, white space around it left out."""
-    return _Positions().of(module)
 
 
 class _Finder:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Union
 
 from dp2ddp import refusals
 from dp2ddp.analysis.source import File, Source, link, parse
@@ -28,6 +29,10 @@ _RELEVANT = re.compile(
     "|path|file|dir|glob|shutil|copy|remove|rename|exist|log|print|exit|environ|arg|config|cfg|process|thread|class ",
     re.IGNORECASE,
 )
+
+
+#: Scripts by path; with the functions by which commands start them, where there are such.
+Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,12 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     return _convert(source, {filename: text}, options)[filename]
 
 
-def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
     """Converts scripts of one project together with what they import from it.
 
     Args:
         files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
-        entries: those that are started.
+        entries: those that are started, if need be each with the functions by which commands start it.
 
     Returns:
         What became of each entry and each file that it imports, directly or not; by path.
@@ -78,6 +83,8 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
         BadInput, EditError: as for `convert_source`; names the file.
     """
     check_rules(options)
+    commands = entries if isinstance(entries, Mapping) else {}
+    entries = list(entries)
     layout = Layout(files)
     programs = {entry: layout.reachable(entry) for entry in entries}
     reached = dict.fromkeys(name for program in programs.values() for name in program)
@@ -90,7 +97,8 @@ def convert_files(files: Mapping[str, str], entries: Sequence[str], options: Opt
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    done = _convert(link(read, entries, resolve, modernize=options.runs(OldNamesRule.id)), read, options)
+    source = link(read, entries, resolve, modernize=options.runs(OldNamesRule.id), commands=commands)
+    done = _convert(source, read, options)
     return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
 
 

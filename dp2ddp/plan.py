@@ -34,7 +34,8 @@ def plan(source: Source, options: Options) -> Plan:
     facts = Facts.of(source)
     wraps = facts.wraps
     if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, wraps.refused)):
-        return Plan(nothing_to_do=True)
+        found = UnsupportedRule().edits(facts, options) if options.runs(UnsupportedRule.id) else ()
+        return Plan(notes=[each for each in found if isinstance(each, Note)], nothing_to_do=True)
     facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
     rules = [rule for rule in all_rules() if options.runs(rule.id)]
     if facts.blockers:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from dp2ddp import pipeline, syntax, wrapcalls
@@ -20,6 +20,7 @@ from dp2ddp.pipeline import Conversion
 from dp2ddp.rules import Options
 from dp2ddp.rules.unsupported import UnsupportedRule
 from dp2ddp.sources import Sources
+from dp2ddp.uses import Uses
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -35,11 +36,24 @@ class Program:
         entry: the script.
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
+        functions: those of the script's functions that a command starts.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
+    functions: Sequence[str] = ()
+
+    @cached_property
+    def wraps(self) -> bool:
+        """Whether the script may come to a wrap; true as well where it names `DataParallel`, or no file does."""
+        naming = [path for path, text in self.files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
+        if self.entry in naming or not naming:
+            return True
+        trees = {path: syntax.parse_old(text, path) for path, text in self.files.items()}
+        classes = wrapcalls.subclasses(trees.values())
+        lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+        return bool(Uses(trees, lines).wraps(self.entry, self.files, whole=True))
 
 
 @dataclass
@@ -51,12 +65,19 @@ class Outcome:
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
         blocked: the scripts with a use of `DataParallel` that can't be converted, where others could do without them.
+        idle: the scripts that never come to a wrap, and need no conversion.
     """
 
     programs: list[Program] = field(default_factory=list)
     conversions: dict[str, Conversion] = field(default_factory=dict)
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
     blocked: list[tuple[Program, BadInput]] = field(default_factory=list)
+    idle: list[Program] = field(default_factory=list)
+
+    def entries(self) -> set[str]:
+        """All scripts that were asked for."""
+        left = [program for program, _ in (*self.refused, *self.blocked)]
+        return {program.entry for program in (*self.programs, *self.idle, *left)}
 
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
@@ -77,8 +98,8 @@ def root_of(scripts: Sequence[Path]) -> Path:
     return here if here == shared or here in shared.parents else shared
 
 
-def follow(sources: Sources, layout: Layout, entry: str) -> Program:
-    """The program that the script `entry` starts.
+def follow(sources: Sources, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
+    """The program that the script `entry` starts, or that commands start by its `functions`.
 
     Raises:
         BadInput: the script, or a file that it imports and that names `DataParallel`, can't be read as Python.
@@ -94,7 +115,7 @@ def follow(sources: Sources, layout: Layout, entry: str) -> Program:
             if wrapcalls.mentions(sources.data(path)):
                 raise
             unread.append(error)
-    return Program(entry, files, unread)
+    return Program(entry, files, unread, functions)
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:
@@ -119,7 +140,8 @@ def convert(
     """Converts programs.
 
     Args:
-        lenient: leave a script that can't be converted as it is, and go on with the others.
+        lenient: the scripts were guessed, so all of them come to a wrap; leave one that can't be converted as it is,
+            and go on with the others.
         processes: how many to use at most; as many as there are processors by default.
         advance: told the number of programs that were finished since it was called last.
 
@@ -127,13 +149,18 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    outcome = Outcome()
+    outcome = Outcome(idle=[] if lenient else [program for program in programs if not program.wraps])
+    programs = [program for program in programs if program not in outcome.idle]
     for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
         outcome.blocked += part.blocked
         advance(len(part.programs) + len(part.refused) + len(part.blocked))
+    for program in outcome.idle:
+        untouched = {path: Conversion(text) for path, text in program.files.items()}
+        outcome.conversions = {**untouched, **outcome.conversions}
+    advance(len(outcome.idle))
     return outcome
 
 
@@ -143,7 +170,7 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
     while outcome.programs:
         files = {path: text for program in outcome.programs for path, text in program.files.items()}
         try:
-            entries = [program.entry for program in outcome.programs]
+            entries = {program.entry: program.functions for program in outcome.programs}
             outcome.conversions = pipeline.convert_files(files, entries, options)
             if not (lenient and _set_aside(outcome)):
                 break

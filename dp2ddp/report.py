@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -149,6 +149,14 @@ def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[Text]
         yield Text("  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor.")
 
 
+def how_to_run_commands(commands: Sequence[str]) -> Iterator[Text]:
+    """How to run functions that are started by commands, and that were converted."""
+    yield Text("How to run what isn't a script:", "bold")
+    for command in commands:
+        yield Text(f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ...")
+    yield Text("  once the converted project is installed where dp2ddp_runtime can be imported.")
+
+
 def _place(finding: Edit | Note) -> dict[str, int]:
     return {"line": finding.span.start[0], "column": finding.span.start[1]}
 
@@ -157,6 +165,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def count(things: Sequence[object] | set[str], name: str) -> str:
+def count(things: Collection[object], name: str) -> str:
     """`3 changes`, `1 note`."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

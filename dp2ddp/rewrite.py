@@ -18,9 +18,10 @@ from dp2ddp import fstrings, templates
 from dp2ddp.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.imports import place_imports, runtime_name
-from dp2ddp.locate import EditWithHoles, Located, locate, positions_of, show
+from dp2ddp.locate import EditWithHoles, Located, locate, show
 from dp2ddp.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.templates import Holes, leading, marker, with_leading
+from dp2ddp.written import Positions, written
 
 _Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
@@ -44,8 +45,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     if not edits:
         return text
     head, body, tail = _split(text)
-    module = _parse(body)
-    positions = positions_of(module)
+    module, positions = _parse(body)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
@@ -57,18 +57,18 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     return head + changed.code + tail
 
 
-def _parse(body: str) -> cst.Module:
+def _parse(body: str) -> tuple[cst.Module, Positions]:
     try:
         module = cst.parse_module(body)
     except cst.ParserSyntaxError as error:
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    code = module.code
+    code, positions = written(module)
     if code != body:
         pairs = enumerate(zip(body, code))
         same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
         line = len(_NEWLINE.findall(body[:same])) + 1
         raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
-    return module
+    return module, positions
 
 
 def _split(text: str) -> tuple[str, str, str]:

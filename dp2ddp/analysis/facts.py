@@ -22,6 +22,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.source import Source, in_order
 from dp2ddp.analysis.wraps import Wraps
 from dp2ddp.analysis.writers import Writers
+from dp2ddp.uses import Uses
 
 
 @dataclass
@@ -79,7 +80,19 @@ class Facts:
     @cached_property
     def launches(self) -> list[Launch]:
         """Where the processes start, in each file that is started."""
-        return [self.launch_finder.find(entry) for entry in self.source.entry_trees]
+        entries = (entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry))
+        return [launch for entry in entries for launch in self.launch_finder.find(entry)]
+
+    def comes_to_a_wrap(self, entry: ast.Module) -> bool:
+        """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
+        lines: dict[str, list[int]] = {}
+        for node in (*(wrap.call for wrap in self.wraps.models), *self.wraps.functional, *self.wraps.values):
+            lines.setdefault(self.source.file(node).name, []).append(node.lineno)
+        name = self.source.file(entry).name
+        if name in lines:
+            return True
+        files = {self.source.file(module).name: module for module in self.names.reachable(entry)}
+        return bool(Uses(files, lines).wraps(name, files, whole=True))
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

@@ -1,14 +1,16 @@
-"""Where the processes may start: after the arguments are parsed, before anything is printed, seeded, built or read."""
+"""Where the processes may start: after the arguments are parsed and the devices chosen, before anything is built."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dp2ddp.analysis.effects import Effects, given_to
 from dp2ddp.analysis.loops import Loops
-from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.roles import Class, Resolver, Wrapper
+from dp2ddp.analysis.names import Names, Own
+from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.settings import Settings
 from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, is_main_guard
 
 
@@ -20,48 +22,163 @@ class Launch:
         entry: the module that is started.
         statement: setup goes right before it; None where nothing in the module has an effect.
         visible: the names that are bound there.
+        late: what should have come before it and doesn't, the first statement for each of `settings.ARGUMENTS` (parsed)
+            and `settings.DEVICES` (chosen).
+        folders: calls that make folders, before it, and that must not mind another process being faster.
     """
 
     entry: ast.Module
     statement: ast.stmt | None
     visible: frozenset[str]
+    late: Sequence[tuple[str, ast.stmt]] = ()
+    folders: Sequence[ast.Call] = ()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A statement that the script comes to.
+
+    Attributes:
+        bound: the names that are bound there.
+        parts: what of it runs: all of it, or what stands before the function that it calls, where the way goes on.
+    """
+
+    statement: ast.stmt
+    bound: frozenset[str]
+    parts: Sequence[ast.AST]
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """The statements that a statement runs: those of a block in it, or of the function that it calls.
+
+    Attributes:
+        before: what of the statement itself runs before them.
+    """
+
+    block: list[ast.stmt]
+    before: Sequence[ast.AST] = ()
+    function: FunctionNode | None = None
 
 
 class LaunchFinder:
-    """Walks the script in the order in which it runs, up to the first statement with an effect."""
+    """Walks the script in the order in which it runs, up to the place."""
 
     def __init__(self, source: Source, names: Names, resolver: Resolver, loops: Loops) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
-        self.loops = loops
-        self._parsers: set[str] = self._parser_names()
-        self._building: dict[ast.Module, bool] = {}
+        self.effects = Effects(source, names, resolver, loops)
+        self.settings = Settings(source, names, resolver, self.effects)
 
-    def find(self, entry: ast.Module) -> Launch:
-        """The place before the first statement that has an effect, where `entry` is started."""
-        bound: set[str] = set()
-        found = self._first_effect(entry.body, bound, ())
-        return Launch(entry, found, frozenset(bound))
+    def find(self, entry: ast.Module) -> list[Launch]:
+        """The places where `entry` is started: as a script, and by each of its functions that commands call."""
+        names = self.source.commands.get(self.source.file(entry).name, ())
+        if not names:
+            return [self._find(entry, self._steps(entry.body, set(), ()))]
+        found = [self._find(entry, self._steps_of(entry, name)) for name in names]
+        # What the module does while it is imported comes before its commands.
+        guarded = [statement for statement in entry.body if is_main_guard(statement)]
+        if self.effects.comes_to_a_wrap(*guarded):
+            found.append(self._find(entry, self._steps(guarded, self._bound_at_end(entry), ())))
+        return list({launch.statement: launch for launch in found}.values())
 
-    def _first_effect(self, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]) -> ast.stmt | None:
+    def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
+        """The way through the function of that name, be it imported, or a method."""
+        first, _, method = name.partition(".")
+        own = self.names.follow(entry, first)
+        body = own.module.body if isinstance(own, Own) else []
+        for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
+            found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
+            body = [] if found is None else found.body
+        return self._steps(body, self._bound_at_end(entry), ())
+
+    def _bound_at_end(self, module: ast.Module) -> set[str]:
+        return set().union(*map(bound_names, module.body))
+
+    def _find(self, entry: ast.Module, way: Iterator[_Step]) -> Launch:
+        """The place on the way through what is started.
+
+        That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
+        behind it, and all that comes before that is such that every process may do it by itself.
+        """
+        steps = list(way)
+        first = next((i for i, step in enumerate(steps) if not self.effects.inert(*step.parts)), None)
+        if first is None:
+            return Launch(entry, None, frozenset(self._bound_at_end(entry)))
+        chosen, late = self._behind_settings(steps, first)
+        folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
+        return Launch(entry, steps[chosen].statement, steps[chosen].bound, late, folders)
+
+    def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
+        """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
+        effects, settings = self.effects, self.settings
+        settling = [number for number in range(first, len(steps)) if settings.settles(*steps[number].parts)]
+        chosen, together = first, False
+        late: dict[str, ast.stmt] = {}
+        for number in range(first, settling[-1] + 1) if settling else ():
+            parts = steps[number].parts
+            together = together or not settings.repeatable(*parts)
+            if number in settling and not together:
+                chosen = number + 1
+            elif number in settling:
+                late.update((kind, steps[number].statement) for kind in settings.settles(*parts) if kind not in late)
+            if together and effects.comes_to_a_wrap(*parts):
+                break  # what comes behind a wrap settles nothing for it
+        while chosen < len(steps) and effects.inert(*steps[chosen].parts):
+            chosen += 1
+        return (chosen if chosen < len(steps) else first), list(late.items())
+
+    # -- the way through the script --------------------------------------------------------------------------------
+
+    def _steps(self, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
+        bound = set(bound)
         for statement in block:
-            if is_main_guard(statement):
-                assert isinstance(statement, ast.If)
-                found = self._first_effect(statement.body, bound, calls)
-                if found is not None:
-                    return found
-                continue
-            entered = self._entered(statement)
-            if entered is not None and entered not in calls and self._is_main(entered):
-                inner = self._first_effect(entered.body, bound | _parameters(entered), (*calls, entered))
-                if inner is not None:
-                    bound |= _parameters(entered) | self._bound_before(entered.body, inner)
-                    return inner
-            elif not self._inert(statement):
-                return statement
+            inside = self._inside(statement, calls)
+            if inside is None:
+                yield _Step(statement, frozenset(bound), [statement])
+            else:
+                yield _Step(statement, frozenset(bound), inside.before)
+                function = inside.function
+                more = set() if function is None else _parameters(function)
+                yield from self._steps(inside.block, bound | more, calls if function is None else (*calls, function))
             bound |= bound_names(statement)
+
+    def _inside(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+        """Where the way goes on inside a statement, None where it stays outside."""
+        if is_main_guard(statement):
+            assert isinstance(statement, ast.If)
+            return _Inside(statement.body)
+        entered = self._entered(statement)
+        # (A function of another file may have other callers, in scripts that aren't seen here.)
+        here = entered is not None and self.source.module(entered) is self.source.module(statement)
+        if entered is not None and here and entered not in calls and self._is_main(entered):
+            return _Inside(entered.body, self._given(statement, entered), entered)
+        for call in _calls_in(statement):
+            function = self.settings.handed(call)
+            if function is not None and function not in calls:
+                return _Inside(function.body, [call], function)
+        if self.settings.settles(statement) and not self.settings.repeatable(statement):
+            return self._deeper(statement, calls)
         return None
+
+    def _deeper(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+        """Inside a statement that settles something, and does what the processes must do together, too."""
+        settings = self.settings
+        if isinstance(statement, (ast.Try, ast.With)):
+            before = [item.context_expr for item in statement.items] if isinstance(statement, ast.With) else []
+            return _Inside(statement.body, before) if any(map(settings.settles, statement.body)) else None
+        for call in _calls_in(statement):
+            for function in (called.definition for called in self.resolver.functions_called(call)):
+                before = given_to(call) + ([call.func.value] if isinstance(call.func, ast.Attribute) else [])
+                if function not in calls and self._is_main(function) and settings.repeatable(*before):
+                    return _Inside(function.body, before, function)
+        return None
+
+    def _given(self, statement: ast.stmt, function: FunctionNode) -> list[ast.expr]:
+        """The arguments with which a statement calls a function."""
+        calls = [c for c in _calls_in(statement) for f in self.resolver.functions_called(c) if f.definition is function]
+        return given_to(calls[0])
 
     def later(self, launch: Launch) -> Iterator[Launch]:
         """The places from `launch` on, in the order in which they run: before each statement, also of `main()`."""
@@ -84,20 +201,12 @@ class LaunchFinder:
                 yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
             bound |= bound_names(statement)
 
-    def _bound_before(self, block: list[ast.stmt], stop: ast.stmt) -> set[str]:
-        bound: set[str] = set()
-        for statement in block:
-            if statement is stop or any(n is stop for n in ast.walk(statement)):
-                break
-            bound |= bound_names(statement)
-        return bound
-
     def _entered(self, statement: ast.stmt) -> FunctionNode | None:
         """The function of this script that a bare call statement, such as `main()`, runs."""
         call = statement.value if isinstance(statement, (ast.Expr, ast.Return)) else None
         if not isinstance(call, ast.Call):
             return None
-        if isinstance(call.func, ast.Name) and all(map(self._inert_expression, _arguments(call))):
+        if isinstance(call.func, ast.Name) and all(map(self.effects.inert_expression, given_to(call))):
             found = self.resolver.functions_called(call)
             if len(found) == 1 and found[0].owner is None:
                 return found[0].definition
@@ -109,122 +218,7 @@ class LaunchFinder:
     def _is_main(self, function: FunctionNode) -> bool:
         """Whether a function, called once, is where the script goes on to wrap its model."""
         calls = [c for c in self.source.calls for f in self.resolver.functions_called(c) if f.definition is function]
-        reached = (n for n in self.loops.reached(function) if isinstance(n, ast.Call))
-        return len(calls) == 1 and any(map(self._wraps, reached))
-
-    def _wraps(self, call: ast.Call) -> bool:
-        if self.names.qualified(call.func) == "torch.nn.DataParallel" or self.resolver.holds(call.func, Wrapper):
-            return True
-        classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        return any(map(self.resolver.classes.is_wrapper, classes))
-
-    # -- what has no effect ----------------------------------------------------------------------------------------
-
-    def _inert(self, statement: ast.stmt) -> bool:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            return not any(map(self._builds, self.names.modules_behind(statement)))
-        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-            return not any(self.names.qualified(call.func) in _BUILDING for call in _run_at_import(statement))
-        if isinstance(statement, (ast.Global, ast.Pass)):
-            return True
-        if isinstance(statement, ast.Assign):
-            targets_fine = all(self._inert_target(t) for t in statement.targets)
-            return targets_fine and self._inert_expression(statement.value)
-        if isinstance(statement, ast.AnnAssign):
-            return statement.value is None or self._inert_expression(statement.value)
-        if isinstance(statement, ast.Expr):
-            return self._inert_expression(statement.value)
-        if isinstance(statement, ast.If):
-            return self._inert_expression(statement.test) and all(
-                map(self._inert, [*statement.body, *statement.orelse])
-            )
-        if isinstance(statement, ast.Try):
-            blocks = [*statement.body, *statement.orelse, *statement.finalbody]
-            blocks += [s for h in statement.handlers for s in h.body]
-            return all(map(self._inert, blocks))
-        if isinstance(statement, ast.For):
-            return self._inert_expression(statement.iter) and all(map(self._inert, statement.body))
-        return isinstance(statement, ast.Raise) and statement.exc is not None
-
-    def _builds(self, module: ast.Module) -> bool:
-        """Whether importing a module builds loaders or wraps models."""
-        if module not in self._building:
-            calls = (n for statement in module.body if not is_main_guard(statement) for n in _run_at_import(statement))
-            self._building[module] = any(self.names.qualified(call.func) in _BUILDING for call in calls)
-        return self._building[module]
-
-    def _inert_target(self, target: ast.expr) -> bool:
-        """Names, attributes of the parsed arguments, and `os.environ[...]`."""
-        if isinstance(target, (ast.Tuple, ast.List)):
-            return all(self._inert_target(t) for t in target.elts)
-        if isinstance(target, ast.Subscript):
-            return self.names.qualified(target.value) == "os.environ"
-        if isinstance(target, ast.Attribute):
-            path = self.names.qualified(target) or ""
-            return not path.startswith("torch.")
-        return isinstance(target, ast.Name)
-
-    def _inert_expression(self, node: ast.expr) -> bool:
-        return all(self._inert_call(n) for n in ast.walk(node) if isinstance(n, ast.Call))
-
-    def _inert_call(self, call: ast.Call) -> bool:
-        path = self.names.qualified(call.func) or ""
-        if any(self.resolver.holds(argument, Wrapper) for argument in _arguments(call)):
-            return False  # `list(map(nn.DataParallel, nets))`
-        root = call.func
-        while isinstance(root, (ast.Attribute, ast.Call)):
-            root = root.value if isinstance(root, ast.Attribute) else root.func
-        if isinstance(root, ast.Name) and root.id in self._parsers:
-            return True
-        if path.startswith(_INERT_MODULES):
-            return path not in _EFFECTS
-        if path in _QUERIES:
-            return True
-        if not path and isinstance(call.func, ast.Attribute) and call.func.attr in _PLAIN_METHODS:
-            return True
-        return self._parses(call)
-
-    def _parses(self, call: ast.Call) -> bool:
-        """Whether a function of this script only parses arguments."""
-        found = self.resolver.functions_called(call)
-        return bool(found) and all(self._is_parsing(f.definition) for f in found)
-
-    def _is_parsing(self, function: FunctionNode) -> bool:
-        parses = any(
-            isinstance(n, ast.Attribute) and n.attr in ("parse_args", "parse_known_args") for n in ast.walk(function)
-        )
-        return parses and all(isinstance(s, ast.Return) or self._inert(s) for s in function.body)
-
-    def _parser_names(self) -> set[str]:
-        """The names that hold argument parsers and their groups."""
-        names: set[str] = set()
-        for _ in range(2):
-            for node in self.source.nodes:
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                    func = node.value.func
-                    path = self.names.qualified(func) or ""
-                    group = (
-                        isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in names
-                    )
-                    if path.endswith("ArgumentParser") or (group and not func.attr.startswith("parse")):  # type: ignore[attr-defined]
-                        names.update(t.id for t in node.targets if isinstance(t, ast.Name))
-        return names
-
-
-_BUILDING = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel", "torch.utils.data.DataLoader"})
-_PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
-_INERT_MODULES = tuple(
-    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. re. string. time. "
-    "torch.multiprocessing.".split()
-)
-_EFFECTS = frozenset(
-    "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
-    "os.path.exists os.path.isfile os.path.isdir".split()
-)
-_QUERIES = frozenset(
-    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
-    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
-)
+        return len(calls) == 1 and self.effects.leads_to_a_wrap(function)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -232,20 +226,13 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
-    """The calls in a statement, but for those in the bodies of functions."""
-    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
-        for default in (*node.args.defaults, *(value for value in node.args.kw_defaults if value is not None)):
-            yield from _run_at_import(default)
-        return
-    if isinstance(node, ast.Call):
-        yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _run_at_import(child)
-
-
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(k.value for k in call.keywords)]
+def _calls_in(statement: ast.stmt) -> list[ast.Call]:
+    """The calls in a simple statement, in the order in which they are made."""
+    if not isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return)):
+        return []
+    return sorted(
+        (n for n in ast.walk(statement) if isinstance(n, ast.Call)), key=lambda n: (n.end_lineno, n.end_col_offset)
+    )
 
 
 def _parameters(function: FunctionNode) -> set[str]:

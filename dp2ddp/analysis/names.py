@@ -6,6 +6,7 @@ import ast
 from typing import NamedTuple, Union
 
 from dp2ddp.analysis.source import SCOPES, ScopeNode, Source
+from dp2ddp.analysis.starred import starred
 
 # Other paths under which the same object can be imported.
 _ALIASES = {
@@ -122,19 +123,27 @@ class Names:
 
     def target(self, node: ast.AST) -> Target | None:
         """What an expression names: a dotted path elsewhere, or something of the program's own modules."""
-        if not isinstance(node, (ast.Name, ast.Attribute)):
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
             return None
         if node not in self._targets:
-            self._targets[node] = self._of_attribute(node) if isinstance(node, ast.Attribute) else self._of_name(node)
+            self._targets[node] = self._find_target(node)
         return self._targets[node]
 
-    def _of_attribute(self, node: ast.Attribute) -> Target | None:
-        base = self.target(node.value)
+    def _find_target(self, node: ast.Name | ast.Attribute | ast.Call) -> Target | None:
+        if isinstance(node, ast.Name):
+            return self._of_name(node)
+        if isinstance(node, ast.Attribute):
+            return self._of_attribute(node.value, node.attr)
+        given = attribute_got(node)
+        return None if given is None else self._of_attribute(*given)
+
+    def _of_attribute(self, value: ast.expr, name: str) -> Target | None:
+        base = self.target(value)
         if isinstance(base, str):
-            return _canonical(f"{base}.{node.attr}")
+            return _canonical(f"{base}.{name}")
         if isinstance(base, OwnModule):
-            own = None if base.tree is None else self._own(base.tree, node.attr, frozenset())
-            return own or self._within(base, node.attr)
+            own = None if base.tree is None else self._own(base.tree, name, frozenset())
+            return own or self._within(base, name)
         return None
 
     def _of_name(self, node: ast.Name) -> Target | None:
@@ -178,7 +187,10 @@ class Names:
             found = None if tree is None else self._own(tree, name, seen | {here})
             if found is not None:
                 return found
-        return None
+        others = (starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
+        # What two of them bring is the last one's.
+        found = next(filter(None, reversed(list(others))), None)
+        return None if found is None else _canonical(found)
 
     def _submodule(self, module: ast.Module, name: str) -> OwnModule | None:
         """`from package import module`, where the package's `__init__.py` doesn't bind it."""
@@ -213,6 +225,16 @@ class Names:
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""
         return self._own(module, name, frozenset())
+
+
+def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:
+    """The object and the attribute of `getattr(object, "attribute")`; None for anything else."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"):
+        return None
+    name = node.args[1] if len(node.args) == 2 else None
+    if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+        return None
+    return node.args[0], name.value
 
 
 def _canonical(path: str) -> str:

@@ -94,30 +94,33 @@ class OwnValues:
         """What runs before the processes start: in the scripts, and while modules are imported."""
         found: set[ast.AST] = set()
         for launch in self.launches:
-            if launch.statement is not None:
-                self._run(launch.entry.body, launch.statement, found)
+            if launch.statement is None or self._run(launch.entry.body, launch.statement, found):
+                continue
+            function = self.source.function(launch.statement)  # which a library calls
+            if function is not None:
+                self._run(function.body, launch.statement, found)
         started = self.source.entry_trees
         for file in self.source.files:
             if file.tree not in started:
                 found.update(n for n in ast.walk(file.tree) if not _is_inside(self.source, n))
         return found
 
-    def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> None:
-        """Add what runs of `block`, in order, up to the launch at `start`."""
+    def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> bool:
+        """Add what runs of `block`, in order, up to the launch at `start`; whether that was met."""
         for statement in block:
             if statement is start:
-                return
+                return True
             ran = set(self.loops.reached(*_run_at_once(statement)))
             if start in ran:
                 self._enter(statement, start, found)
-                return
+                return True
             found |= ran
+        return False
 
     def _enter(self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST]) -> None:
         """Add what runs of the statement in which the launch is, or that calls the function in which it is."""
-        if is_main_guard(statement):
-            assert isinstance(statement, ast.If)
-            self._run(statement.body, start, found)
+        if is_main_guard(statement) or isinstance(statement, (ast.Try, ast.With)):
+            self._run(statement.body, start, found)  # type: ignore[attr-defined]
             return
         found.update(ast.walk(statement))
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]

@@ -59,11 +59,13 @@ class Source:
         files: the files, each behind those before it.
         entries: the files that are started, by name.
         resolve: finds the file that an import means.
+        commands: of these, the functions by which commands start them, by the file's name.
     """
 
     files: Sequence[File]
     entries: Sequence[str]
     resolve: Resolve
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
 
@@ -224,10 +226,18 @@ def parse(text: str, filename: str, *, modernize: bool = True) -> Source:
     return link({filename: text}, [filename], lambda importer, module, level, name: None, modernize=modernize)
 
 
-def link(texts: Mapping[str, str], entries: Sequence[str], resolve: Resolve, *, modernize: bool = True) -> Source:
+def link(
+    texts: Mapping[str, str],
+    entries: Sequence[str],
+    resolve: Resolve,
+    *,
+    modernize: bool = True,
+    commands: Mapping[str, Sequence[str]] | None = None,
+) -> Source:
     """The files of one program, `texts` by name.
 
     Args:
+        commands: of the entries, the functions by which commands start them.
         modernize: read `async=` in calls as `non_blocking=`.
 
     Raises:
@@ -242,7 +252,7 @@ def link(texts: Mapping[str, str], entries: Sequence[str], resolve: Resolve, *, 
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return Source(files, entries, resolve)
+    return Source(files, entries, resolve, commands or {})
 
 
 _Node = TypeVar("_Node", bound=ast.AST)

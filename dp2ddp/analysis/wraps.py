@@ -79,7 +79,9 @@ class Wraps:
             elif path is not None and _is_foreign(path):
                 module, _, name = path.rpartition(".")
                 self.refused.append((call.func, f"`{name}` comes from `{module}`, which is no part of this program"))
-        named = [n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in called]
+        # (`getattr(nn, "DataParallel")` names it, too.)
+        kinds = (ast.Name, ast.Attribute, ast.Call)
+        named = [n for n in self.source.nodes if isinstance(n, kinds) and n not in called]
         for node in named:
             if self.names.qualified(node) == "torch.nn.DataParallel":
                 self._reference(node)
@@ -108,7 +110,7 @@ class Wraps:
             self.type_checks.append(node)
         elif isinstance(above, ast.Attribute):
             self.refused.append((node, f"`{self.source.brief(above)}` reaches into `DataParallel`"))
-        elif not isinstance(getattr(node, "ctx", None), ast.Load):
+        elif isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             self.refused.append((node, "`DataParallel` itself is exchanged"))
         elif isinstance(above, ast.ClassDef):
             why = self._why_not_derived(above)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from dp2ddp import entries, placing, programs, vendor, wrapcalls
 from dp2ddp import tree as trees
-from dp2ddp.convert import overview
+from dp2ddp.convert import choice, overview
 from dp2ddp.convert.naming import Names
 from dp2ddp.convert.request import NOTES_OPEN, Request
 from dp2ddp.errors import BadInput
@@ -38,6 +38,8 @@ class _Job:
     names: Names
     outcome: Outcome
     warnings: Sequence[BadInput]
+    commands: Mapping[str, Sequence[str]]
+    touched: Mapping[str, Sequence[str]]
 
     def contents(self) -> dict[str, bytes]:
         """The new bytes of the files that change."""
@@ -51,14 +53,24 @@ class _Job:
         return sorted(path for path in self.outcome.conversions if not self.sources.is_known(path))
 
     def runtime_folders(self) -> list[str]:
-        """The folders of scripts that need the runtime, if it is to be copied."""
+        """The folders of scripts that need the runtime, if it is to be copied; those that import what changed, too."""
         done = self.outcome.conversions
         needing = [
-            posixpath.dirname(program.entry)
+            self._import_folder(program)
             for program in self.outcome.programs
             if any(done[path].changed or done[path].converted_before for path in program.files)
         ]
+        for script, files in self.touched.items():
+            folder = posixpath.dirname(script)
+            needing += [folder for path in files if not folder or path.startswith(f"{folder}/")][:1]
         return list(dict.fromkeys(needing)) if self.request.vendored else []
+
+    def _import_folder(self, program: Program) -> str:
+        """Where Python looks for modules: beside the script, or beside the package of what a command starts."""
+        folder = posixpath.dirname(program.entry)
+        while program.functions and posixpath.join(folder, "__init__.py") in self.sources:
+            folder = posixpath.dirname(folder)
+        return folder
 
 
 def convert(request: Request) -> int:
@@ -99,26 +111,24 @@ def _convert(request: Request, tree: Tree, names: Names) -> _Job:
     sources = tree.sources()
     layout = Layout(sources)
     warnings = list(_linked(tree, sources))
-    if request.entries:
-        chosen = [_entry(name, sources, names.root) for name in request.entries]
-    else:
-        found = entries.guess(sources, layout)
-        _check_guess(found, names)
-        chosen = list(found.entries)
-        warnings += found.unread
-    outcome = _run(request, chosen, sources, layout)
+    given = request.entries
+    chosen = choice.named(given, tree, sources) if given else choice.guessed(tree, sources, layout)
+    warnings += chosen.unread
+    outcome = _run(request, chosen.functions, sources, layout)
     warnings += [*_unread(outcome, warnings), *_ignored(outcome, sources), *_shared(outcome)]
-    return _Job(request, tree, sources, names, outcome, warnings)
+    warnings += choice.unfollowed(chosen, outcome.conversions)
+    touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
+    return _Job(request, tree, sources, names, outcome, warnings, chosen.commands, touched)
 
 
-def _run(request: Request, chosen: Sequence[str], sources: Sources, layout: Layout) -> Outcome:
+def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: Sources, layout: Layout) -> Outcome:
     """Converts the scripts; where they were guessed, those that can't be converted are left as they are."""
     guessed = not request.entries
     followed: list[Program] = []
     refused: list[tuple[Program, BadInput]] = []
     for path in chosen:
         try:
-            followed.append(programs.follow(sources, layout, path))
+            followed.append(programs.follow(sources, layout, path, chosen[path]))
         except BadInput as error:
             if not guessed:
                 raise
@@ -141,31 +151,6 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
         task = bar.add_task("converting scripts", total=total)
         yield lambda count: bar.advance(task, count)
-
-
-def _entry(name: str, sources: Sources, root: Path) -> str:
-    """The script that `--entry` names, relative to the project or to the current folder."""
-    for place in (root / name, Path(name)):
-        if place.is_file():
-            path = os.path.relpath(os.path.abspath(place), os.path.abspath(root)).replace(os.sep, "/")
-            if path in sources:
-                return path
-    raise BadInput("--entry", what=f"no Python file {name!r} in {root}", todo="name it by its path in the project")
-
-
-def _check_guess(found: entries.Guess, names: Names) -> None:
-    """Something to convert, but no script to begin with, is an error."""
-    if found.entries:
-        return
-    if found.wraps:
-        path, lines = next(iter(found.wraps.items()))
-        raise BadInput(
-            str(names.root),
-            what=f"no script found that one starts and that reaches the DataParallel at {path}:{lines[0]}",
-            todo="name it with --entry FILE",
-        )
-    if found.unread:
-        raise found.unread[0]
 
 
 def _linked(tree: Tree, sources: Sources) -> Iterator[BadInput]:
@@ -238,23 +223,27 @@ def _write_folder(job: _Job, contents: dict[str, bytes], target: Path) -> None:
 def _report(job: _Job, written: str | None) -> None:
     conversions = job.outcome.conversions
     programs = {program.entry: program.files for program in job.outcome.programs}
+    idle = [program.entry for program in job.outcome.idle]
 
     def done(path: str) -> overview.File:
         output = None if written is None else str(Path(written, path))
-        state = overview.of_program(programs.get(path, ()), conversions)
+        state = overview.IDLE if path in idle else overview.of_program(programs.get(path, ()), conversions)
         return overview.File(job.names.shown(path), output, conversions[path], state)
 
-    others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in programs)
+    shown = [*programs, *idle]
+    others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in shown)
     renamed = job.names.renamed
     summary = overview.Project(
         job.request.inputs[0],
         written,
         [done(path) for path in programs],
-        [done(path) for path in [*programs, *others]],
+        [done(path) for path in [*shown, *others]],
         len(job.tree.files) + len(job.extra()),
         [(job.names.shown(program.entry), renamed(error)) for program, error in job.outcome.refused],
         [renamed(error) for error in job.warnings],
         job.tree.reasons,
         job.request.vendored,
+        {job.names.shown(path): [job.names.shown(each) for each in files] for path, files in job.touched.items()},
+        {job.names.shown(path): names for path, names in job.commands.items()},
     )
     overview.show_project(summary, as_json=job.request.as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,10 @@ from dp2ddp import report
 from dp2ddp.errors import BadInput
 from dp2ddp.pipeline import Conversion
 from dp2ddp.project import SourceFile
+
+#: What is said of a script that was asked for, and that needs no conversion.
+IDLE = "never comes to a wrap, and stays as it is"
+_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Project:
         warnings: what else the user should know about files.
         left_out: how much was left out, by reason.
         vendored: the runtime lies beside each script.
+        touched: other scripts that import files that changed, and which.
+        commands: the commands that start entries, by the entry's name.
     """
 
     name: str
@@ -91,6 +97,8 @@ class Project:
     warnings: Sequence[BadInput]
     left_out: Mapping[str, int]
     vendored: bool
+    touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
@@ -161,6 +169,7 @@ def _project_data(done: Project) -> dict[str, Any]:
         "refused": [{"input": name, "why": str(why)} for name, why in done.refused],
         "warnings": [str(each) for each in done.warnings],
         "left_out": dict(done.left_out),
+        "touched": {name: list(files) for name, files in done.touched.items()},
     }
 
 
@@ -179,10 +188,22 @@ def _project_lines(done: Project) -> Iterator[Text]:
         yield Text(f"{report.count(done.refused, 'script')} left alone:", "bold yellow")
         for name, why in done.refused:
             yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
+    yield from _touched(done)
     yield from _warnings("to be known", done.warnings)
     if done.left_out:
         yield Text("left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items())))
-    yield from _how_to_run([each for each in done.entries if changed], done.vendored)
+    commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
+    yield from _how_to_run([each for each in done.entries if changed and each.name not in done.commands], done.vendored)
+    if changed and commands:
+        yield from report.how_to_run_commands(commands)
+
+
+def _touched(done: Project) -> Iterator[Text]:
+    if done.touched:
+        yield Text("files that changed are also imported by, and need dp2ddp_runtime there:", "bold")
+    for name, files in done.touched.items():
+        more = f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
+        yield Text(f"  {name}: {', '.join(files[:_FEW])}{more}")
 
 
 def _warnings(title: str, warnings: Sequence[BadInput]) -> Iterator[Text]:

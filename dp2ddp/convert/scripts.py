@@ -174,9 +174,10 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
 def _report(job: _Job, outputs: Mapping[str, str]) -> None:
     conversions = job.outcome.conversions
     programs = {program.entry: program.files for program in job.outcome.programs}
+    idle = [program.entry for program in job.outcome.idle]
 
     def done(path: str) -> overview.File:
-        state = overview.of_program(programs.get(path, ()), conversions)
+        state = overview.IDLE if path in idle else overview.of_program(programs.get(path, ()), conversions)
         return overview.File(job.names.shown(path), outputs.get(path), conversions[path], state)
 
     noted = sorted(path for path, each in conversions.items() if each.notes and path not in job.given)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.beside_ddp import place_beside_ddp
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch import Launch
+from dp2ddp.analysis.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.visible import written
-from dp2ddp.edits import Finding, InsertBefore, Note
+from dp2ddp.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
+# What should come before the processes start, and doesn't: what follows from it, and what to do.
+_LATE = {
+    ARGUMENTS: (
+        "the arguments are parsed after the processes have started, so that `--help` starts all of them, too",
+        "parse them above `ddp.setup()`, or move what has to come first below it",
+    ),
+    DEVICES: (
+        "CUDA_VISIBLE_DEVICES is set after the processes have started on all GPUs that are visible then",
+        "set it above `ddp.setup()`, or in the shell that starts the script",
+    ),
+}
 _ALL_DEVICES = frozenset({"range(torch.cuda.device_count())", "list(range(torch.cuda.device_count()))", "None"})
 
 
@@ -22,9 +35,10 @@ class LaunchRule(Rule):
     why = (
         "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group, or starts the "
         "other processes when the script is run plainly. It stands after `parse_args()`, so that `--help` starts "
-        "nothing, and before anything that prints, seeds, builds or reads, so that every rank does these things "
-        "alike. A script that can also set up DDP itself is refused, or with `--allow-ddp` starts the processes only "
-        "where it doesn't; the lines of its own DDP stay as they are."
+        "nothing, behind any choice of CUDA_VISIBLE_DEVICES, in whichever function that is made, so that only these "
+        "GPUs are taken, and otherwise before anything that prints, seeds, builds or reads, so that every rank does "
+        "these things alike. A script that can also set up DDP itself is refused, or with `--allow-ddp` starts the "
+        "processes only where it doesn't; the lines of its own DDP stay as they are."
     )
     examples = (
         Example(
@@ -83,6 +97,58 @@ def main():
     net = nn.DataParallel(nn.Linear(4, 2))
 
 
+if __name__ == "__main__":
+    main()
+""",
+        ),
+        Example(
+            before="""\
+import argparse
+import os
+import torch
+from torch import nn
+
+
+def main():
+    args = parse()
+    print(args)
+    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu
+    net = nn.DataParallel(nn.Linear(4, 2))
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", default="0,1")
+    return parser.parse_args()
+
+
+torch.manual_seed(0)
+if __name__ == "__main__":
+    main()
+""",
+            after="""\
+import argparse
+import os
+import torch
+from torch import nn
+import dp2ddp_runtime as ddp
+
+
+def main():
+    args = parse()
+    print(args)
+    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu
+    ddp.setup()
+    net = nn.DataParallel(nn.Linear(4, 2))
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", default="0,1")
+    return parser.parse_args()
+
+
+torch.manual_seed(0)
 if __name__ == "__main__":
     main()
 """,
@@ -179,3 +245,19 @@ else:
                 + (f"`{known[0]}` are used" if known else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
+        for kind, statement in launch.late:
+            yield Note(self.id, facts.source.span(statement), *_LATE[kind])
+        for call in launch.folders:
+            yield self._may_exist(facts, call)
+
+    def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
+        """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""
+        holes = {"f": facts.source.span(call.func)}
+        given = []
+        for number, each in enumerate([*call.args, *call.keywords]):
+            holes[f"a{number}"] = facts.source.span(each.value if isinstance(each, ast.keyword) else each)
+            name = f"{each.arg}=" if isinstance(each, ast.keyword) else ""
+            given.append(f"{name}__h_a{number}__")
+        text = f"__h_f__({', '.join([*given, 'exist_ok=True'])})"
+        reason = "all processes come here, before they know each other"
+        return ReplaceExpr(self.id, facts.source.span(call), reason, text, holes)

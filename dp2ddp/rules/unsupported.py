@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp import wrapcalls
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.edits import Finding, Note
@@ -61,4 +62,12 @@ net = Own(nn.Linear(4, 2))
                     facts.source.span(node),
                     f"`{facts.source.brief(node)}` is a step of DataParallel's forward, and the wrapped model has none",
                     "leave it out, or find another way for what it does",
+                )
+        for file in facts.source.files:
+            for mention in wrapcalls.unfollowed(file.tree) if wrapcalls.CLASS in file.text else ():
+                yield Note(
+                    self.id,
+                    facts.source.span(mention),
+                    f"`{facts.source.brief(mention)}` may mean DataParallel, which can't be told without running it",
+                    "name the class plainly (`nn.DataParallel`), or check what becomes of this line",
                 )

@@ -5,3 +5,5 @@
 `compare` reads both recordings, and `causes` says what went wrong. All but `plugin` need torch; the codemod doesn't
 import it.
 """
+
+COUNT = 256  # training samples of a data set, where no number is given

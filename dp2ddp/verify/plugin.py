@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
-from .samples import COUNT
+from . import COUNT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-COUNT = 256  # training samples of a data set, where no number is given
 FOLDER_CLASSES = 10
 _BLOCK = 4  # pixels: the side of a pattern's squares
 _DEPTH = 64  # of 255: how far patterns, and then noise, go from the middle

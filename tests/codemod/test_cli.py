@@ -319,3 +319,14 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "dp2ddp", "convert", "-", "-o", "-"]
     done = subprocess.run(command, input=b"x = 1", env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"x = 1", b"<stdin>: nothing to convert\n")
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_a_command_imports_what_it_needs_only(option: str) -> None:
+    code = (
+        "import sys\nfrom dp2ddp.cli import main\nmain(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'rich', 'libcst', 'pathspec', 'torch', 'tempfile', 'json', 'dp2ddp.rules', 'dp2ddp.pipeline'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

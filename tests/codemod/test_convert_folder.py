@@ -19,10 +19,10 @@ from dp2ddp.cli import main
 from dp2ddp.edits import Note, RemoveStatement, Span
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
-from dp2ddp.pipeline import Conversion
+from dp2ddp.pipeline import Conversion, Entries
 from dp2ddp.rules import Options
 
-GUARD = "if __name__ == '__main__':\n    main()\n"
+GUARD = "if __name__ == '__main__':\n    wrap()\n"
 FILES = {
     "train.py": f"from nets import wrap\nimport utils.loaders, plain\n{GUARD}",
     "tools/test.py": f"import sys\nsys.path.append('..')\nfrom nets import wrap\n{GUARD}",
@@ -40,7 +40,7 @@ def new(text: str) -> str:
     return text.replace("nn.DataParallel", "ddp.wrap_model").replace("OLD", "NEW")
 
 
-def stub(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
     """Rewrites every file of the programs; refuses what says REFUSED, has a note for what says ODD."""
     layout = Layout(files)
     found: dict[str, Conversion] = {}
@@ -216,13 +216,14 @@ def test_a_failure_takes_the_runtime_away_again(project: Path, monkeypatch: pyte
 
 
 def test_entries_can_be_named(project: Path) -> None:
-    write(project, {"start.py": "import nets\n"})
+    write(project, {"start.py": "import nets\nnets.wrap(1)\n"})
     assert "out/start.py" in run("project", "-o", "out", "--entry", "start.py").stderr
     assert run("project", "--entry", "project/start.py", "--entry", "train.py").exit_code == 0
     for wrong in ("none.py", "README.md", "../x.py"):
         refused = run("project", "--entry", wrong)
         assert refused.stderr == (
-            f"dp2ddp: --entry: no Python file {wrong!r} in project; name it by its path in the project\n"
+            f"dp2ddp: --entry: no Python file {wrong!r} in project; name it by its path in the project, "
+            "or a function as module:function\n"
         )
         assert refused.exit_code == 2
 
@@ -234,7 +235,7 @@ def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
     assert result.exit_code == 2
     assert result.stderr == (
         "dp2ddp: project: no script found that one starts and that reaches the DataParallel at nets.py:3; "
-        "name it with --entry FILE\n"
+        "name it with --entry FILE, or a function with --entry module:function\n"
     )
     assert not Path("out").exists()
 
@@ -406,7 +407,7 @@ def test_several_scripts(project: Path) -> None:
 
 
 def test_the_project_of_a_script_is_found_by_what_marks_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(project, {"tools/deep/run.py": "import nets\n", "tools/setup.cfg": ""})
+    write(project, {"tools/deep/run.py": "import nets\nnets.wrap(1)\n", "tools/setup.cfg": ""})
     monkeypatch.chdir(project / "tools" / "deep")
     assert "must change" not in run("run.py").stderr
     Path("../setup.cfg").unlink()
@@ -446,3 +447,73 @@ def test_the_runtime_of_a_project_is_none_of_its_own_files(project: Path) -> Non
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert "dp2ddp_runtime/" not in result.stderr
+
+
+def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
+    write(project, {"prepare.py": f"import nets\nOLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
+    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
+    assert "project/prepare.py: never comes to a wrap, and stays as it is\n" in result.stderr
+    assert read("out") == {
+        **CONVERTED,
+        "tools/test.py": FILES["tools/test.py"],
+        "prepare.py": read(project)["prepare.py"],
+    }
+    alone = run("project/prepare.py")
+    assert alone.stderr == "project/prepare.py: never comes to a wrap, and stays as it is\n"
+    assert alone.stdout == ""
+
+
+def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> None:
+    write(
+        project,
+        {"tools/prepare.py": f"import sys\nsys.path.append('..')\nimport nets\n{GUARD.replace('wrap', 'print')}"},
+    )
+    result = run("project", "-o", "out", "--vendor")
+    assert (
+        "files that changed are also imported by, and need dp2ddp_runtime there:\n"
+        "  project/tools/prepare.py: project/nets.py\n"
+    ) in result.stderr
+    data = json.loads(run("project", "--report", "json").stderr)
+    assert data["touched"] == {"project/tools/prepare.py": ["project/nets.py"]}
+
+
+def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> None:
+    write(project, {"sub/prepare.py": f"import helper\n{GUARD.replace('wrap', 'print')}", "sub/helper.py": "x = OLD\n"})
+    write(project, {"train.py": f"from nets import wrap\nimport sub.helper\n{GUARD}"})
+    run("project", "-o", "out", "--vendor")
+    assert Path("out/sub/dp2ddp_runtime").is_dir()
+
+
+def test_files_in_which_a_wrap_may_be_hidden_are_named(project: Path) -> None:
+    hidden = "from torch import nn\ndef wrap(net, name='DataParallel'): return getattr(nn, name)(net)\n"
+    write(project, {"hidden.py": hidden})
+    result = run("project", "-o", "out")
+    assert "  project/hidden.py:2: may mean DataParallel, which can't be told without running it; " in result.stderr
+
+
+def test_functions_can_be_entries(project: Path) -> None:
+    package = {"package/__init__.py": "", "package/cli.py": "from nets import wrap\ndef main():\n    wrap(1)\n"}
+    write(project, package)
+    for name in ("package.cli:main", "package/cli.py:main"):
+        result = run("project", "--entry", name)
+        assert "  python -c 'from package.cli import main; main()' ..." in result.stderr
+    write(project, {"pyproject.toml": '[project.scripts]\nstart = "package.cli:main"\n'})
+    assert "  start ...   or torchrun --nproc-per-node=N --no-python start ..." in run("project").stderr
+    assert "  start ..." in run("project", "--entry", "package.cli:main").stderr
+    run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
+    assert Path("out/dp2ddp_runtime").is_dir()
+
+
+def test_a_wrap_that_only_tests_reach_is_an_error(project: Path) -> None:
+    for script in ("train.py", "tools/test.py"):
+        (project / script).unlink()
+    write(
+        project,
+        {
+            "tests/test_nets.py": "import unittest\nfrom nets import wrap\nclass TestNets(unittest.TestCase):\n"
+            "    def test(self):\n        wrap(1)\nif __name__ == '__main__':\n    unittest.main()\n"
+        },
+    )
+    result = run("project")
+    assert result.exit_code == 2
+    assert "at nets.py:3, but for the test tests/test_nets.py; name it with --entry FILE" in result.stderr

@@ -88,6 +88,11 @@ SHARED = {
         "    torch.save(net, stamp)\nmain(time.ctime())",
         "ddp.save(net, ddp.broadcast(stamp))",
     ),
+    "before the launch, within try": (
+        "try:\n    stamp = time.ctime()\n    print(stamp)\n    args = argparse.ArgumentParser().parse_args()\n"
+        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.save(net, stamp)\nfinally:\n    print('end')",
+        "ddp.save(net, ddp.broadcast(stamp))",
+    ),
 }  # fmt: skip
 
 LEFT = [

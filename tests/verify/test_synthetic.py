@@ -19,7 +19,7 @@ import torch
 from click.testing import CliRunner
 
 from dp2ddp.cli import main
-from dp2ddp.verify import runs, samples, synthetic
+from dp2ddp.verify import COUNT, runs, samples, synthetic
 from dp2ddp.verify.synthetic import MadeUp, Maker
 
 CIFAR = """
@@ -241,10 +241,10 @@ def test_where_nothing_is_made_up_the_verdict_says_so(tmp_path: Path, monkeypatc
     ("arguments", "expected"),
     [
         (["train.py"], None),
-        (["--synthetic-data", "train.py"], samples.COUNT),
-        (["train.py", "--synthetic-data"], samples.COUNT),
-        (["train.py", "--synthetic-data", "--steps", "3"], samples.COUNT),
-        (["train.py", "--synthetic-data", "--", "7"], samples.COUNT),
+        (["--synthetic-data", "train.py"], COUNT),
+        (["train.py", "--synthetic-data"], COUNT),
+        (["train.py", "--synthetic-data", "--steps", "3"], COUNT),
+        (["train.py", "--synthetic-data", "--", "7"], COUNT),
         (["train.py", "--synthetic-data", "12", "--", "7"], 12),
         (["--synthetic-data=12", "train.py"], 12),
         (["train.py", "--", "--synthetic-data"], None),
