@@ -131,8 +131,12 @@ def main() -> None:
     is_flag=True,
     help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them alone.",
 )
-@click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
-@click.option("--ignore", metavar="RULE", multiple=True, help="Don't run this rule; may be repeated.")
+@click.option(
+    "--ignore",
+    metavar="RULE",
+    multiple=True,
+    help="Leave this rule's edits to a person: each becomes a note. May be repeated.",
+)
 @click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @click.option(
@@ -155,7 +159,6 @@ def convert(
     sync_bn: bool,
     clean_keys: bool,
     allow_ddp: bool,
-    select: Sequence[str],
     ignore: Sequence[str],
     annotate: bool,
     strict: bool,
@@ -167,9 +170,8 @@ def convert(
     from dp2ddp import pipeline
 
     _check_usage(inputs, output, in_place, vendored)
-    options = pipeline.with_rules(
+    options = pipeline.with_ignored(
         Options(strategy=strategy, sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
-        select,
         ignore,
     )
     as_json = report == "json"

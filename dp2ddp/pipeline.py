@@ -154,18 +154,20 @@ def check_rules(options: Options) -> None:
     """Checks the rule ids that the user gave.
 
     Raises:
-        BadInput: there is no such rule.
+        BadInput: there is no such rule, or the others need it.
     """
-    known = {rule.id for rule in all_rules()}
-    for option, given in (("--select", options.select), ("--ignore", options.ignore)):
-        for rule_id in sorted(given - known):
-            raise BadInput(option, what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+    known = {rule.id: rule for rule in all_rules()}
+    for rule_id in sorted(options.ignore):
+        if rule_id not in known:
+            raise BadInput("--ignore", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+        if known[rule_id].essential:
+            todo = "what the other rules do is only right together with it"
+            raise BadInput("--ignore", what=f"{rule_id} can't be left out ({known[rule_id].title})", todo=todo)
 
 
-def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -> Options:
-    """`options` with rule ids as a user types them, in any case."""
-    upper = [frozenset(rule_id.upper() for rule_id in given) for given in (select, ignore)]
-    return replace(options, select=upper[0], ignore=upper[1])
+def with_ignored(options: Options, ignore: Sequence[str]) -> Options:
+    """`options` with the ids of rules to ignore as a user types them, in any case."""
+    return replace(options, ignore=frozenset(rule_id.upper() for rule_id in ignore))
 
 
 def _comment(note: Note, file: File, source: Source) -> InsertBefore:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.source import Source
-from dp2ddp.edits import Edit, Note
+from dp2ddp.edits import Edit, Finding, Note
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.rules.unsupported import UnsupportedRule
 
@@ -67,6 +67,7 @@ def plan(source: Source, options: Options) -> Plan:
         rule.prepare(facts, options)
         facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
     findings = [finding for rule in rules for finding in rule.edits(facts, options)]
+    findings = [_left_out(finding) if finding.rule in options.ignore else finding for finding in findings]
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
@@ -77,6 +78,14 @@ def plan(source: Source, options: Options) -> Plan:
     models += [(value, value) for value in facts.wraps.values]
     decisions = [StrategyDecision(source.brief(model), strategy, reason, call.lineno) for model, call in models]
     return Plan(edits, notes, [] if facts.blockers else decisions)
+
+
+def _left_out(finding: Finding) -> Note:
+    """An edit that is left to a person. A note stays one: it says what to look at, not what was done."""
+    if isinstance(finding, Note):
+        return finding
+    todo = f"do it by hand, or convert without --ignore {finding.rule}"
+    return Note(finding.rule, finding.span, f"left as it is by --ignore: {finding.reason}", todo)
 
 
 def _strategy(facts: Facts, options: Options) -> tuple[str, str]:

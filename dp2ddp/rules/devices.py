@@ -243,7 +243,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
         return None
 
     def _may_be_own(self, facts: Facts, func: ast.Attribute) -> bool:
-        """Whether a method may be neither a tensor's nor a module's: one of this program's classes or their bases has it."""
+        """Whether a method may be neither a tensor's nor a module's, but of a class of this program."""
         if isinstance(func.value, ast.Call) and facts.names.qualified(func.value.func) == "builtins.super":
             owner = facts.source.parent(facts.source.function(func) or func)
             return not (isinstance(owner, ast.ClassDef) and facts.resolver.classes.is_module(owner))

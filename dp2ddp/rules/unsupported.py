@@ -23,6 +23,7 @@ class UnsupportedRule(Rule):
         "Half a conversion trains something else. Where one use of DataParallel has no safe counterpart, nothing in "
         "the script is changed, and a note says what to do."
     )
+    essential = True
     examples = (
         Example(
             before="""\

@@ -25,6 +25,7 @@ class WrapRule(Rule):
         "as `device_count() > 1` must not skip it: ranks without it would train apart. BatchNorm, unused parameters "
         "and state dict keys behave as under DataParallel."
     )
+    essential = True
     examples = (
         Example(
             before="""\

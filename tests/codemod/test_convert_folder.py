@@ -351,7 +351,7 @@ def test_links_out_of_the_project_are_told(project: Path) -> None:
         (["project", "-o", "project/plain.py"], "dp2ddp: project/plain.py: not a folder\n"),
         (["project", "-o", "none/out"], "dp2ddp: none/out: no such folder: "),
         (["project", "-o", "-"], "dp2ddp: -: a directory can't go to standard output"),
-        (["project", "--select", "DDP999"], "dp2ddp: --select: no rule 'DDP999'"),
+        (["project", "--ignore", "DDP999"], "dp2ddp: --ignore: no rule 'DDP999'"),
     ],
 )
 def test_outputs_that_make_no_sense_are_refused(project: Path, args: Sequence[str], message: str) -> None:
