@@ -44,7 +44,9 @@ copy of all that is in it. All files are written or none. Left out of a director
 environments, caches.
 
 Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
-Exit codes: 0 done, 1 notes open (with --strict), 2 bad input.
+Exit codes: 0 done, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is
+written, whatever else was given. Scripts that were found in a directory, and not named, are left as they are instead,
+and listed; that is an open note.
 
 \b
 Examples:

@@ -41,6 +41,7 @@ class Conversion:
         strategies: the strategy of each wrapped model, and why.
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
+        refused: something in its program can't be converted, so nothing was; the notes on that file say what.
     """
 
     new_text: str
@@ -49,6 +50,7 @@ class Conversion:
     strategies: Sequence[StrategyDecision] = ()
     changed: bool = False
     converted_before: bool = False
+    refused: bool = False
 
 
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
@@ -101,8 +103,9 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     if converted:
         notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
         return {
-            name: Conversion(text, converted_before=name in converted, notes=notes.get(name, []))
+            name: Conversion(text, converted_before=name in converted, notes=left, refused=bool(left))
             for name, text in texts.items()
+            for left in [notes.get(name, [])]
         }
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files:
@@ -137,7 +140,7 @@ def _convert_file(file: File, original: str, source: Source, planned: Plan, opti
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
     if not planned.edits or not (edits or notes or file.renamed):
-        return Conversion(original, notes=notes)
+        return Conversion(original, notes=notes, refused=planned.refused)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     new_text = _rewrite(file.text, file.name, [*edits, *comments])
     decisions = [each for each in planned.strategies if source.file_of_line(each.line) is file]

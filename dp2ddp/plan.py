@@ -39,12 +39,14 @@ class Plan:
         notes: what needs a person.
         strategies: one for each wrapped model.
         nothing_to_do: the script uses no `DataParallel`.
+        refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
     strategies: Sequence[StrategyDecision] = ()
     nothing_to_do: bool = False
+    refused: bool = False
 
 
 def plan(source: Source, options: Options) -> Plan:
@@ -77,7 +79,8 @@ def plan(source: Source, options: Options) -> Plan:
     models += [(c.args[0] if c.args else c, c) for c in facts.wraps.functional]
     models += [(value, value) for value in facts.wraps.values]
     decisions = [StrategyDecision(source.brief(model), strategy, reason, call.lineno) for model, call in models]
-    return Plan(edits, notes, [] if facts.blockers else decisions)
+    refused = bool(facts.blockers)
+    return Plan(edits, notes, [] if refused else decisions, refused=refused)
 
 
 def _left_out(finding: Finding) -> Note:

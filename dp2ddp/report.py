@@ -64,6 +64,7 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
         "output": output,
         "changed": conversion.changed,
         "converted_before": conversion.converted_before,
+        "refused": conversion.refused,
         "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
         "strategies": [
             {"model": each.model, "strategy": each.strategy, "reason": each.reason, "line": each.line}

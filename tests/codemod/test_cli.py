@@ -113,6 +113,7 @@ def test_the_summary_as_json(script: Path) -> None:
         "output": "out.py",
         "changed": True,
         "converted_before": False,
+        "refused": False,
         "changes": [{"line": 3, "column": 6, "rule": "DDP002", "reason": "one replica"}],
         "strategies": [{"model": "net", "strategy": "gathered", "reason": "nothing is proved", "line": 3}],
         "notes": [{"line": 4, "column": 0, "rule": "DDP009", "what": "it is odd", "todo": "look at it"}],

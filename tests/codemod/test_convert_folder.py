@@ -291,7 +291,7 @@ def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pyte
         if "odd.py" not in entries:
             return stub(files, entries, options)
         note = Note("DDP016", Span.of(2, 0, 2, 1), "it can't be converted", "change it")
-        return {path: Conversion(text, notes=[note] * (path == "odd.py")) for path, text in files.items()}
+        return {path: Conversion(text, notes=[note] * (path == "odd.py"), refused=True) for path, text in files.items()}
 
     monkeypatch.setattr(pipeline, "convert_files", blocking)
     write(project, {"odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"})
@@ -301,7 +301,9 @@ def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pyte
     assert read("out") == {**CONVERTED, "odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"}
     assert "  project/odd.py: left as it is, but it imports nets.py, which changed" in result.stderr
     alone = run("project", "--entry", "odd.py", "-o", "alone")
+    assert alone.exit_code == 2
     assert "1 note, to be looked at by a person:\n  project/odd.py:2  DDP016" in alone.stderr
+    assert not Path("alone").exists()
 
 
 def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
