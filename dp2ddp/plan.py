@@ -55,7 +55,8 @@ def plan(source: Source, options: Options) -> Plan:
         return Plan(nothing_to_do=True)
     facts = Facts.of(source)
     wraps = facts.wraps
-    if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, wraps.refused)):
+    facts.sync_bn = options.sync_bn
+    if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, facts.blockers)):
         return Plan(nothing_to_do=True)
     facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
     facts.lenient = options.strategy == "sharded"

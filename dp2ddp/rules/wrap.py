@@ -168,7 +168,7 @@ net = wrappers["open"](nn.Linear(4, 2))
             elif not any(wrap.guard is other.guard and _same_wrap(wrap, other) for other in hoisted):
                 hoisted.append(wrap)
                 yield from self._hoisted(facts, wrap)
-            if wrap.detour is not None and wrap.detour.branch not in noted:
+            if wrap.detour is not None and wrap.detour.branch not in noted and not self._copies_instead(facts, wrap):
                 noted.add(wrap.detour.branch)
                 yield self._skippable(facts, wrap.detour)
         for value in facts.wraps.values:
@@ -187,6 +187,11 @@ net = wrappers["open"](nn.Linear(4, 2))
         span = facts.source.span
         template, holes = self._call(facts, wrap)
         yield ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
+
+    def _copies_instead(self, facts: Facts, wrap: Wrap) -> bool:
+        """Whether the way around a wrap leads to the script's own copy of DataParallel, which has a note of its own."""
+        function = facts.source.function(wrap.call)
+        return any(facts.source.function(copy.use) is function for copy in facts.replicas.copies)
 
     def _skippable(self, facts: Facts, detour: Detour) -> Note:
         place = (
