@@ -22,6 +22,7 @@ from .exchange import Divergence, exchange
 from .inputs import Inputs, checksum
 from .outputs import gather_outputs
 from .reducer import Reducer
+from .side_effects import SideEffects
 from .state_dict import fit_prefix
 
 
@@ -154,6 +155,7 @@ class WrappedModel(DistributedDataParallel):
         self._inside = False  # inside another wrapped model, which then does everything
         self._checked = False
         self._inputs = Inputs(dim)
+        self._effects = SideEffects()
         self.module = module
         self._root = None if root is None else weakref.ref(root)
         self._covered: weakref.ref[nn.Module] = weakref.ref(module)
@@ -300,15 +302,16 @@ class WrappedModel(DistributedDataParallel):
         self._watch(gathered.own)
         return gathered.value
 
+    @_disable_dynamo(recursive=False)
     def _run(self, args: Any, kwargs: Any) -> Any:
-        """Call the module. Buffers that it replaces are put back: replicas of `nn.DataParallel` only keep what is
-        changed in place."""
-        before = [(inner, dict(inner._buffers)) for inner in self._buffered]
+        """Call the module, and keep of what that changes in it what a replica of `nn.DataParallel` keeps."""
+        before = self._effects.begin(self.module)
         try:
-            return self.module(*args, **kwargs)
+            output = _call(self.module, args, kwargs)
         finally:
-            for inner, buffers in before:
-                inner._buffers.update(buffers)
+            self._effects.undo(before)
+        self._effects.agree(self.module, before)
+        return output
 
     @_disable_dynamo
     def _agree_on_buffers(self) -> None:
@@ -389,6 +392,11 @@ class WrappedModel(DistributedDataParallel):
 
     def _set_static_graph(self) -> NoReturn:
         _refuse("_set_static_graph", "no graph needs to be static here")
+
+
+def _call(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A function of its own, for torch.compile looks at it, and not at what calls it."""
+    return module(*args, **kwargs)
 
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
