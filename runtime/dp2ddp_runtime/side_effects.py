@@ -10,8 +10,10 @@ the module is itself again: on rank 0 these share the memory of the parameters, 
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator
 from operator import is_
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -89,13 +91,15 @@ class SideEffects:
         self._modules = [inner for inner in modules if id(inner) in changing or _is_own(inner)]
         dicts, sums = _dicts(modules), self._sums(module)
         trained = [param for param in module.parameters() if param.requires_grad and param.is_leaf]
+        first = calls == 1 and any(map(_assigns_data, set(map(type, self._modules))))
         values = [(param, param.data, vars(param).copy()) for param in trained]
-        return Before(dicts, values, self._lend(modules, first=calls == 1), sums)
+        return Before(dicts, values, self._lend(modules, first=first), sums)
 
     def _lend(self, modules: list[nn.Module], *, first: bool) -> list[Lent]:
         """Puts stand-ins in the place of buffers and parameters. Without grad the first replica has these themselves.
 
-        Trained parameters have some in the first call, which tells which of them are assigned to, and these ever after.
+        Stand-ins change the order in which gradients come, by which the reducer lays out its buckets. So a trained
+        parameter has one only when it was seen to be assigned to, or in the first call of a model whose code does such.
         """
         if not torch.is_grad_enabled():
             return []
@@ -160,6 +164,17 @@ class SideEffects:
         known = self._written[module.training]
         sums = {name: _sum(each) for name, each in tensors.items() if name not in known and _has_bits(each)}
         return dict(zip(sums, torch.stack(list(sums.values())).tolist())) if sums else {}
+
+
+def _assigns_data(kind: type) -> bool:
+    """Whether a class has a statement such as `self.weight.data = ...`."""
+    own = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins"))]
+    codes = [each.__code__ for base in own for each in vars(base).values() if isinstance(each, FunctionType)]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        if any(each.opname == "STORE_ATTR" and each.argval == "data" for each in dis.get_instructions(code)):
+            return True
+    return False
 
 
 def _is_own(module: nn.Module) -> bool:

@@ -307,12 +307,14 @@ class Sloppy(nn.Module):
         self.bank = nn.Parameter(torch.zeros(3, 4), requires_grad=False)
         self.register_buffer("seen", torch.zeros(4))
         self.register_buffer("late", torch.zeros(4))
+        self.gain = nn.Parameter(torch.rand(4))
         self.steps = 0
         self.layer.last = torch.zeros(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         v = F.normalize(self.layer.weight.data @ self.u.data, dim=0)
         self.u.data = F.normalize(self.layer.weight.data.t() @ v, dim=0)
+        self.gain.data = self.gain.data * 2 + 1
         mean = x.detach().mean(0)
         self.bank.data[self.steps % 3] += mean
         self.seen.mul_(0.9).add_(mean)
@@ -325,7 +327,7 @@ class Sloppy(nn.Module):
             self.more = nn.Linear(4, 4)
         self.code.weight = nn.Parameter(self.code.weight * 0.5)
         self.register_buffer("another", mean)
-        return (out + self.code.weight[0] + v) * self.bank.mean(0) * self.seen
+        return (out + self.code.weight[0] + v) * self.bank.mean(0) * self.seen * self.gain
 
 
 @scenario
