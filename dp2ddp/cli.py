@@ -40,7 +40,9 @@ copy of all that is in it. All files are written or none. Left out of a director
 environments, caches.
 
 Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
-Exit codes: 0 done, 1 notes open (with --strict), 2 bad input.
+Exit codes: 0 done, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is
+written, whatever else was given. Scripts that were found in a directory, and not named, are left as they are instead,
+and listed; that is an open note.
 
 \b
 Examples:
@@ -119,8 +121,12 @@ def main() -> None:
     is_flag=True,
     help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them alone.",
 )
-@click.option("--select", metavar="RULE", multiple=True, help="Run only this rule; may be repeated.")
-@click.option("--ignore", metavar="RULE", multiple=True, help="Don't run this rule; may be repeated.")
+@click.option(
+    "--ignore",
+    metavar="RULE",
+    multiple=True,
+    help="Leave this rule's edits to a person: each becomes a note. May be repeated.",
+)
 @click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
 @click.option(
@@ -142,7 +148,6 @@ def convert(
     sync_bn: bool,
     clean_keys: bool,
     allow_ddp: bool,
-    select: Sequence[str],
     ignore: Sequence[str],
     annotate: bool,
     strict: bool,
@@ -155,9 +160,8 @@ def convert(
     from dp2ddp.rules import Options
 
     _check_usage(inputs, output, in_place, vendored)
-    options = pipeline.with_rules(
+    options = pipeline.with_ignored(
         Options(sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
-        select,
         ignore,
     )
     as_json = report == "json"

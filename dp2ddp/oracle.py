@@ -122,20 +122,28 @@ def _scatter(value: Any, n: int, dim: int) -> list[Any]:
 
 
 def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    """`count` shallow copies: parameters as non-leaf views (each replica's gradient is summed on its own, then all of
-    them into the parameter), buffers shared by replica 0 and copied for the others."""
+    """`count` shallow copies. Replica 0 has the parameters as non-leaf views and shares the buffers, the others have
+    copies; each replica's gradient is summed on its own, then all of them into the parameter. Without grad replica 0
+    has the parameters themselves, as what is broadcast without grad is not copied for the device where it lies."""
     params = list(dict.fromkeys(module.parameters()))
     buffers = list(dict.fromkeys(module.buffers()))
     modules = list(module.modules())
     replicas = []
     for index in range(count):
-        own: dict[torch.Tensor, torch.Tensor] = {p: torch.ops.aten.alias(p) for p in params}
+        own: dict[torch.Tensor, torch.Tensor] = {p: _of_replica(p, index) for p in params}
         own.update({b: b if index == 0 else b.detach().clone() for b in buffers})
         copies = {m: _shallow(m) for m in modules}
         for original, copy in copies.items():
             _rewire(original, copy, copies, own)
         replicas.append(copies[module])
     return replicas
+
+
+def _of_replica(param: torch.Tensor, index: int) -> torch.Tensor:
+    """A parameter as replica `index` has it."""
+    if index > 0:
+        return param.clone()
+    return cast(torch.Tensor, torch.ops.aten.alias(param)) if torch.is_grad_enabled() else param
 
 
 def _shallow(module: nn.Module) -> nn.Module:

@@ -45,6 +45,7 @@ class Conversion:
         notes: what a person has to look at, in the order of the source.
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
+        refused: something in its program can't be converted, so nothing was; the notes on that file say what.
     """
 
     new_text: str
@@ -52,6 +53,7 @@ class Conversion:
     notes: Sequence[Note] = ()
     changed: bool = False
     converted_before: bool = False
+    refused: bool = False
 
 
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
@@ -107,8 +109,9 @@ def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict
     if converted:
         notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
         return {
-            name: Conversion(text, converted_before=name in converted, notes=notes.get(name, []))
+            name: Conversion(text, converted_before=name in converted, notes=left, refused=bool(left))
             for name, text in texts.items()
+            for left in [notes.get(name, [])]
         }
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files:
@@ -143,7 +146,7 @@ def _convert_file(file: File, original: str, source: Source, planned: Plan, opti
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
     if not planned.edits or not (edits or notes or file.renamed):
-        return Conversion(original, notes=notes)
+        return Conversion(original, notes=notes, refused=planned.refused)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     new_text = _rewrite(file.text, file.name, [*edits, *comments])
     return Conversion(
@@ -158,18 +161,20 @@ def check_rules(options: Options) -> None:
     """Checks the rule ids that the user gave.
 
     Raises:
-        BadInput: there is no such rule.
+        BadInput: there is no such rule, or the others need it.
     """
-    known = {rule.id for rule in all_rules()}
-    for option, given in (("--select", options.select), ("--ignore", options.ignore)):
-        for rule_id in sorted(given - known):
-            raise BadInput(option, what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+    known = {rule.id: rule for rule in all_rules()}
+    for rule_id in sorted(options.ignore):
+        if rule_id not in known:
+            raise BadInput("--ignore", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+        if known[rule_id].essential:
+            todo = "what the other rules do is only right together with it"
+            raise BadInput("--ignore", what=f"{rule_id} can't be left out ({known[rule_id].title})", todo=todo)
 
 
-def with_rules(options: Options, select: Sequence[str], ignore: Sequence[str]) -> Options:
-    """`options` with rule ids as a user types them, in any case."""
-    upper = [frozenset(rule_id.upper() for rule_id in given) for given in (select, ignore)]
-    return replace(options, select=upper[0], ignore=upper[1])
+def with_ignored(options: Options, ignore: Sequence[str]) -> Options:
+    """`options` with the ids of rules to ignore as a user types them, in any case."""
+    return replace(options, ignore=frozenset(rule_id.upper() for rule_id in ignore))
 
 
 def _comment(note: Note, file: File, source: Source) -> InsertBefore:

@@ -18,7 +18,6 @@ from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.pipeline import Conversion
 from dp2ddp.rules import Options
-from dp2ddp.rules.unsupported import UnsupportedRule
 from dp2ddp.sources import Sources
 from dp2ddp.uses import Uses
 
@@ -64,7 +63,7 @@ class Outcome:
         programs: the scripts that were converted, with their files.
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
-        blocked: the scripts with a use of `DataParallel` that can't be converted, where others could do without them.
+        blocked: the scripts with a use of `DataParallel` that can't be converted, where those are left as they are.
         idle: the scripts that never come to a wrap, and need no conversion.
     """
 
@@ -78,6 +77,11 @@ class Outcome:
         """All scripts that were asked for."""
         left = [program for program, _ in (*self.refused, *self.blocked)]
         return {program.entry for program in (*self.programs, *self.idle, *left)}
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether something can't be converted in a script that can't be left out: then nothing is to be written."""
+        return any(conversion.refused for conversion in self.conversions.values())
 
     def changed(self) -> list[str]:
         """The files that are to be written anew, sorted."""
@@ -184,20 +188,27 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
 
 
 def _set_aside(outcome: Outcome) -> bool:
-    """Sets the scripts aside that stop the conversion of all; returns whether others are left to be tried."""
+    """Sets the scripts aside that stop the conversion of all; returns whether there were any."""
     stops = {
-        path: BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
+        path: why
         for path, conversion in outcome.conversions.items()
-        for note in conversion.notes
-        if note.rule == UnsupportedRule.id
+        if (why := why_refused(path, conversion)) is not None
     }
     stopped = [(program, stops[path]) for program in outcome.programs for path in program.files if path in stops]
     reasons = {program.entry: (program, why) for program, why in reversed(stopped)}
-    if outcome.changed() or not 0 < len(reasons) < len(outcome.programs):
-        return False
     outcome.blocked += [reasons[program.entry] for program in outcome.programs if program.entry in reasons]
     outcome.programs = [program for program in outcome.programs if program.entry not in reasons]
-    return True
+    if not outcome.programs:
+        outcome.conversions = {}
+    return bool(reasons)
+
+
+def why_refused(path: str, conversion: Conversion) -> BadInput | None:
+    """What in the file at `path` keeps its program from being converted, None if nothing does."""
+    if not conversion.refused or not conversion.notes:
+        return None
+    note = conversion.notes[0]
+    return BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
 
 
 def _parts(

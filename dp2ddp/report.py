@@ -63,6 +63,7 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
         "output": output,
         "changed": conversion.changed,
         "converted_before": conversion.converted_before,
+        "refused": conversion.refused,
         "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
         "notes": [
             {**_place(note), "rule": note.rule, "what": note.what, "todo": note.todo} for note in conversion.notes

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from dp2ddp.report import flags_of
 from dp2ddp.rules import Example, Rule, all_rules
 
+_ESSENTIAL = ", ".join(rule.id for rule in all_rules() if rule.essential)
 # Examples keep the formatting that users have, so ruff is told to leave the page alone.
-_INTRODUCTION = """\
+_INTRODUCTION = f"""\
 <!-- fmt: off -->
 # The rules
 
 Made by `python -m dp2ddp.rules_doc > docs/rules.md` from the rules themselves; do not edit. Every example is a test.
-An example shows its own rule alone (and those named with it); a real conversion runs them all. `--select` and
-`--ignore` take the ids; `dp2ddp rules DDP002` shows one rule in the terminal.
+An example shows its own rule alone (and those named with it); a real conversion runs them all, as they need each other.
+`dp2ddp rules DDP002` shows one rule in the terminal. `--ignore DDP011` leaves a rule's edits to you, with a note for
+each; what can't be left out, because the others are only right together with it: {_ESSENTIAL}.
 """
 
 

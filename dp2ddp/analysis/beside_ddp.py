@@ -37,17 +37,26 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
             break
         known = _known_at(facts, here, condition)
         if known is not None:
-            return opposite(known), here
+            return opposite(facts.source, known), here
         if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
             reached = set(facts.loops.reached(here.statement))
             passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None
-    place = facts.own_ddp.begins(modules)[0]
-    raise BadInput(
-        facts.source.file(place).name,
-        line=place.lineno - facts.source.file(place).before,
-        what="it can't be told where the processes start whether the script sets up DistributedDataParallel itself",
-        todo="set it up under a plain `if args.distributed:` with `args` from the command line",
-    )
+    raise _untold(facts, facts.own_ddp.begins(modules)[0], condition)
+
+
+def _untold(facts: Facts, place: ast.Call, condition: ast.expr | None) -> BadInput:
+    """The error where it can't be told before the models are wrapped whether the script sets up DDP itself."""
+    plain = "`if args.distributed:`, with `args` from the command line"
+    call = facts.source.brief(place.func)
+    if condition is None:
+        what = f"it can't be told on what condition the script sets up distributed training itself (`{call}`)"
+        todo = f"put this line under a plain {plain}"
+    else:
+        told = " ".join(ast.unparse(condition).split())
+        what = f"`{call}` depends on `{told}`, which isn't known at any place before the models are wrapped"
+        todo = f"decide it in the script's main part, above all that wraps a model; best as a plain {plain}"
+    file = facts.source.file(place)
+    return BadInput(file.name, line=place.lineno - file.before, what=what, todo=todo)
 
 
 def _known_at(facts: Facts, here: Launch, condition: ast.expr) -> ast.expr | None:

@@ -18,6 +18,7 @@ from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.own import OwnValues
 from dp2ddp.analysis.own_ddp import OwnDdp
 from dp2ddp.analysis.provenance import Provenance
+from dp2ddp.analysis.replicas import Blocker, Replicas
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.source import Source, in_order
 from dp2ddp.analysis.wraps import Wraps
@@ -35,6 +36,7 @@ class Facts:
         resolver: the roles that names play.
         wraps: the uses of `DataParallel`.
         loops: the loops over loaders and epochs.
+        sync_bn: whether BatchNorm is to be synchronised, set by the plan.
         beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
         wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
         own_ddp_is_off: the test under which each entry's processes start, beside its own DistributedDataParallel.
@@ -46,6 +48,7 @@ class Facts:
     wraps: Wraps
     loops: Loops
     wrap_keywords: dict[str, str] = field(default_factory=dict)
+    sync_bn: bool = False
     beside_ddp: bool = False
     own_ddp_is_off: dict[ast.Module, str] = field(default_factory=dict)
 
@@ -63,9 +66,15 @@ class Facts:
         return bool(self.wraps.models or self.wraps.functional or self.wraps.values)
 
     @cached_property
-    def blockers(self) -> list[tuple[ast.AST, str]]:
-        """What keeps the whole script from being converted: each place, and why."""
-        return self.wraps.refused
+    def blockers(self) -> list[Blocker]:
+        """What keeps the whole script from being converted."""
+        found = [Blocker(node, why) for node, why in self.wraps.refused]
+        return [*found, *self.replicas.blockers(sync_bn=self.sync_bn)]
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        """What reaches for DataParallel's replicas."""
+        return Replicas(self.source, self.names, self.resolver, self.wraps)
 
     @cached_property
     def own_ddp(self) -> OwnDdp:

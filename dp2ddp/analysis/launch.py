@@ -181,7 +181,8 @@ class LaunchFinder:
         return given_to(calls[0])
 
     def later(self, launch: Launch) -> Iterator[Launch]:
-        """The places from `launch` on, in the order in which they run: before each statement, also of `main()`."""
+        """The places from `launch` on, in the order in which they run: before each statement, also of `main()` and of
+        constructors, where those go on to wrap a model."""
         assert launch.statement is not None
         block = self.source.block(launch.statement)
         return self._places(launch.entry, block[block.index(launch.statement) :], set(launch.visible), ())
@@ -196,7 +197,7 @@ class LaunchFinder:
             if is_main_guard(statement):
                 assert isinstance(statement, ast.If)
                 yield from self._places(entry, statement.body, bound, calls)
-            entered = self._entered(statement)
+            entered = self._entered(statement) or self._constructed(statement)
             if entered is not None and entered not in calls and self._is_main(entered):
                 yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
             bound |= bound_names(statement)
@@ -214,6 +215,14 @@ class LaunchFinder:
         if self.names.qualified(call.func) in ("sys.exit", "builtins.exit") and call.args:
             return self._entered(ast.copy_location(ast.Expr(call.args[0]), statement))
         return None
+
+    def _constructed(self, statement: ast.stmt) -> FunctionNode | None:
+        """The constructor, or the function, that an assignment such as `trainer = Trainer(args)` runs."""
+        call = statement.value if isinstance(statement, (ast.Expr, ast.Return, ast.Assign)) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
+            return None
+        found = self.resolver.functions_called(call)
+        return found[0].definition if len(found) == 1 else None
 
     def _is_main(self, function: FunctionNode) -> bool:
         """Whether a function, called once, is where the script goes on to wrap its model."""

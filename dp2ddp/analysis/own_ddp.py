@@ -210,6 +210,9 @@ def _negated(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def opposite(test: ast.expr) -> str:
-    """The source of a test's opposite."""
-    return ast.unparse(ast.fix_missing_locations(_negated(test)))
+def opposite(source: Source, test: ast.expr) -> str:
+    """The source of a test's opposite, as the script writes it where it does."""
+    negated = _negated(test)
+    if source.parent(negated) is not None:
+        return " ".join(source.segment(negated).split())
+    return ast.unparse(ast.fix_missing_locations(negated))

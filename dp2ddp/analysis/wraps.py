@@ -9,6 +9,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.parts import Parts
+from dp2ddp.analysis.reached import is_reached
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
 from dp2ddp.analysis.source import FUNCTIONS, Source, argument, keyword
 
@@ -16,6 +17,8 @@ _MOVES = frozenset({"cuda", "to"})
 _KNOWN = frozenset({"torch", "dp2ddp_runtime"})
 # What replaces DataParallel is the script's own business; what describes it wraps nothing.
 _SOMETHING_ELSE = re.compile("Distributed|Sharded|Config|Kwargs")
+# `DataParallelWithCallback` and the like tell their replicas of each other.
+_SYNC_HINT = " (if that is for synchronised BatchNorm: plain `nn.DataParallel` and --sync-bn give it over processes)"
 # What a class derived from `DataParallel` may not define, as the conversion does these things in its own way; and what
 # it may although it begins with an underscore.
 _INNER = frozenset(
@@ -78,7 +81,8 @@ class Wraps:
                 self.functional.append(call)
             elif path is not None and _is_foreign(path):
                 module, _, name = path.rpartition(".")
-                self.refused.append((call.func, f"`{name}` comes from `{module}`, which is no part of this program"))
+                hint = _SYNC_HINT if "Callback" in name else ""
+                self.refused.append((call.func, f"`{name}` comes from `{module}`, no part of this program{hint}"))
         # (`getattr(nn, "DataParallel")` names it, too.)
         kinds = (ast.Name, ast.Attribute, ast.Call)
         named = [n for n in self.source.nodes if isinstance(n, kinds) and n not in called]
@@ -101,7 +105,8 @@ class Wraps:
         if self.names.qualified(call.func) == "functools.partial":
             return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        return self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
+        hands = self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
+        return hands and is_reached(self.source, self.resolver, call)
 
     def _reference(self, node: ast.expr) -> None:
         """Sort a use of `DataParallel` that is no call."""
@@ -122,10 +127,11 @@ class Wraps:
             self.values.append(node)
 
     def _is_used(self, definition: ast.ClassDef) -> bool:
-        """Whether anything but its own body names a class. (What isn't used may stay as it is.)"""
+        """Whether anything that runs names a class, but for its own body. (What isn't used may stay as it is.)"""
         own = set(ast.walk(definition))
         named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
-        return any(Class(definition) in self.resolver.roles(n) for n in named)
+        uses = (n for n in named if Class(definition) in self.resolver.roles(n))
+        return any(is_reached(self.source, self.resolver, use) for use in uses)
 
     def _why_not_derived(self, definition: ast.ClassDef) -> str:
         """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""
@@ -133,7 +139,8 @@ class Wraps:
             return f"`{definition.name}` derives from more than `DataParallel`"
         methods = (item.name for item in definition.body if isinstance(item, FUNCTIONS))
         changed = next((name for name in methods if name in _INNER or (name[0] == "_" and name not in _OUTER)), None)
-        return f"`{definition.name}` changes how `DataParallel` works (`{changed}`)" if changed else ""
+        hint = _SYNC_HINT if changed == "replicate" else ""
+        return f"`{definition.name}` changes how `DataParallel` works (`{changed}`){hint}" if changed else ""
 
     def _wrap(self, call: ast.Call) -> Wrap:
         outer, model = self._outer(call), argument(call, 0, "module")

@@ -16,7 +16,7 @@ from dp2ddp import entries, placing, programs, vendor, wrapcalls
 from dp2ddp import tree as trees
 from dp2ddp.convert import choice, overview
 from dp2ddp.convert.naming import Names
-from dp2ddp.convert.request import NOTES_OPEN, Request
+from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.programs import Outcome, Program
@@ -81,6 +81,9 @@ def convert(request: Request) -> int:
     with names.in_errors():
         tree = trees.scan(root)
         job = _convert(request, tree, names)
+    if job.outcome.is_refused:
+        _report(job, None)
+        return REFUSED
     written = _write(job)
     _report(job, written)
     is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
@@ -245,5 +248,6 @@ def _report(job: _Job, written: str | None) -> None:
         job.request.vendored,
         {job.names.shown(path): [job.names.shown(each) for each in files] for path, files in job.touched.items()},
         {job.names.shown(path): names for path, names in job.commands.items()},
+        job.outcome.is_refused,
     )
     overview.show_project(summary, as_json=job.request.as_json)

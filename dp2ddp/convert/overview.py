@@ -62,12 +62,14 @@ class Scripts:
         others: files that they import and that have to change, too, or that notes are about.
         unread: files that they import and that could not be read.
         vendored: the runtime lies beside the output.
+        refused: one of them can't be converted, so nothing was written.
     """
 
     given: Sequence[File]
     others: Sequence[File]
     unread: Sequence[BadInput]
     vendored: bool
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,13 @@ class Project:
         entries: the scripts that are started, and that were converted.
         files: these scripts, and the other files that changed, or that notes are about.
         total: the number of files in it.
-        refused: scripts that were left as they are, and why.
+        left_alone: scripts that were left as they are, and why.
         warnings: what else the user should know about files.
         left_out: how much was left out, by reason.
         vendored: the runtime lies beside each script.
         touched: other scripts that import files that changed, and which.
         commands: the commands that start entries, by the entry's name.
+        refused: a script that was asked for can't be converted, so nothing was written.
     """
 
     name: str
@@ -93,12 +96,16 @@ class Project:
     entries: Sequence[File]
     files: Sequence[File]
     total: int
-    refused: Sequence[tuple[str, BadInput]]
+    left_alone: Sequence[tuple[str, BadInput]]
     warnings: Sequence[BadInput]
     left_out: Mapping[str, int]
     vendored: bool
     touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    refused: bool = False
+
+
+_NOTHING_WRITTEN = Text("nothing was written: what can't be converted is named above", "bold red")
 
 
 def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
@@ -146,6 +153,9 @@ def _scripts_lines(done: Scripts) -> Iterator[Text]:
     written = [each for each in done.others if each.output is not None or not each.conversion.changed]
     for each in [*done.given, *written]:
         yield from each.lines()
+    if done.refused:
+        yield _NOTHING_WRITTEN
+        return
     missing = [each for each in done.others if each not in written]
     if missing:
         yield Text(f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", "bold yellow")
@@ -166,7 +176,7 @@ def _project_data(done: Project) -> dict[str, Any]:
         "output": done.output,
         "entries": [each.name for each in done.entries],
         "files": [each.as_data() for each in done.files],
-        "refused": [{"input": name, "why": str(why)} for name, why in done.refused],
+        "refused": [{"input": name, "why": str(why)} for name, why in done.left_alone],
         "warnings": [str(each) for each in done.warnings],
         "left_out": dict(done.left_out),
         "touched": {name: list(files) for name, files in done.touched.items()},
@@ -184,10 +194,13 @@ def _project_lines(done: Project) -> Iterator[Text]:
         yield Text(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", "bold")
     for each in done.files:
         yield from each.lines()
-    if done.refused:
-        yield Text(f"{report.count(done.refused, 'script')} left alone:", "bold yellow")
-        for name, why in done.refused:
+    if done.left_alone:
+        yield Text(f"{report.count(done.left_alone, 'script')} left alone:", "bold yellow")
+        for name, why in done.left_alone:
             yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
+    if done.refused:
+        yield _NOTHING_WRITTEN
+        return
     yield from _touched(done)
     yield from _warnings("to be known", done.warnings)
     if done.left_out:

@@ -9,6 +9,7 @@ from dp2ddp.project import STANDARD
 from dp2ddp.rules import Options
 
 NOTES_OPEN = 1
+REFUSED = 2
 
 
 @dataclass(frozen=True)

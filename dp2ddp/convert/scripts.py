@@ -12,7 +12,7 @@ from pathlib import Path
 from dp2ddp import placing, programs, project, vendor
 from dp2ddp.convert import overview
 from dp2ddp.convert.naming import Names
-from dp2ddp.convert.request import NOTES_OPEN, Request
+from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.errors import BadInput
 from dp2ddp.modules import Layout
 from dp2ddp.pipeline import convert_source
@@ -63,6 +63,9 @@ def convert(request: Request) -> int:
     for each in beside:
         vendor.check(each, force=request.force)
     job = _convert(request, given)
+    if job.outcome.is_refused:
+        _report(job, {})
+        return REFUSED
     outputs = _write(job, beside) if target is None else _write_folder(job, target)
     _report(job, outputs)
     is_open = any(each.notes for each in job.outcome.conversions.values()) or set(job.others()) - outputs.keys()
@@ -187,5 +190,6 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
         [done(path) for path in sorted({*job.others(), *noted})],
         [job.names.renamed(error) for error in unread.values()],
         job.request.vendored,
+        job.outcome.is_refused,
     )
     overview.show_scripts(summary, as_json=job.request.as_json)

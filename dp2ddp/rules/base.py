@@ -20,8 +20,8 @@ class Options:
     Attributes:
         sync_bn: convert BatchNorm to SyncBatchNorm.
         clean_keys: save checkpoints without ``module.`` in their keys.
-        select: the ids of the only rules to run; empty for all.
-        ignore: the ids of rules not to run.
+        select: the ids of the only rules to run, as the rules' examples have it; empty for all.
+        ignore: the ids of rules whose edits are left to a person: each becomes a note.
         annotate: write each note into the script as a comment.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
     """
@@ -35,7 +35,7 @@ class Options:
 
     def runs(self, rule_id: str) -> bool:
         """Whether the rule with this id is to run."""
-        return rule_id not in self.ignore and (not self.select or rule_id in self.select)
+        return not self.select or rule_id in self.select
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,14 @@ class Rule(ABC):
         id: ``"DDP001"`` and so on; unique.
         title: what it converts, a few words.
         why: two or three sentences for the user who asks why.
+        essential: whether what other rules do is only right together with it: then it can't be ignored.
         examples: at least one; run as tests, shown by ``dp2ddp rules ID``.
     """
 
     id: ClassVar[str]
     title: ClassVar[str]
     why: ClassVar[str]
+    essential: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]]
 
     @abstractmethod

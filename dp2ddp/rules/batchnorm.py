@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding
+from dp2ddp.edits import Finding, Note, RemoveStatement
 from dp2ddp.rules.base import Example, Options, Rule
 
 
@@ -17,7 +17,8 @@ class BatchNormRule(Rule):
     why = (
         "DataParallel normalises each replica's chunk on its own and keeps the first replica's running statistics. "
         "The wrapped model does just that. `--sync-bn` converts to SyncBatchNorm, whose statistics are the whole "
-        "batch's: often better for small batches, but not what the original trained."
+        "batch's: often better for small batches, but not what the original trained. Packages that synchronise "
+        "BatchNorm by patching DataParallel's replicas are refused without it, and replaced with it."
     )
     examples = (
         Example(
@@ -35,10 +36,37 @@ import dp2ddp_runtime as ddp
 net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), sync_bn=True)
 """,
         ),
+        Example(
+            also=("DDP002",),
+            sync_bn=True,
+            before="""\
+import torch.nn as nn
+from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+patch_replication_callback(net)
+""",
+            after="""\
+import torch.nn as nn
+from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+import dp2ddp_runtime as ddp
+
+net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        yield from ()
+        for call in facts.replicas.patches if options.sync_bn else ():
+            span, name = facts.source.span(call), facts.source.brief(call.func)
+            yield RemoveStatement(self.id, facts.source.span(facts.source.statement(call)), "there are no replicas")
+            yield Note(
+                self.id,
+                span,
+                f"`{name}` synchronised the BatchNorm layers that are made for it; now torch's SyncBatchNorm takes the "
+                "place of all BatchNorm layers of the model, and rounds in another way",
+                "check that no other BatchNorm layer is to keep each replica's own statistics",
+            )
 
     def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
         return {"sync_bn": "True"} if options.sync_bn else {}

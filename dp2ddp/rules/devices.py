@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import keyword
+from dp2ddp.analysis.roles import Instance
+from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, keyword
 from dp2ddp.edits import Finding, Note, ReplaceExpr, Span
 from dp2ddp.rules.base import Example, Options, Rule
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
+_DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
 _REASON = "each rank has its own device"
 
 
@@ -206,12 +208,20 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
 
     def _move(self, facts: Facts, call: ast.Call, func: ast.Attribute) -> Finding | None:
         span = facts.source.span
+        if facts.resolver.functions_called(call):
+            return self._own_move(facts, call)
+        if any(isinstance(given, ast.Starred) for given in call.args):
+            return None
         if func.attr == "cuda":
             given = [k for k in call.keywords if k.arg != "device"]
             if not call.args and len(given) == len(call.keywords):
                 return None
+            target = call.args[0] if call.args else keyword(call, "device") or call
+            if self._may_be_own(facts, func):
+                # Whatever object it is, it gets as many arguments as before.
+                return self._replaced(facts, target) if _takes_device(facts, func, target) else None
             if facts.beside_ddp:
-                return self._replaced(facts, call.args[0] if call.args else keyword(call, "device") or call)
+                return self._replaced(facts, target)
             holes: dict[str, Span] = {"it": span(func.value)}
             kept = []
             for number, named in enumerate(given):
@@ -225,6 +235,21 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return self._replaced(facts, call.args[0])
         return None
 
+    def _own_move(self, facts: Facts, call: ast.Call) -> Finding | None:
+        """A call of a method that the script defines itself: of its arguments only an index for a device changes."""
+        for _, name, value in facts.resolver.arguments(call):
+            if _DEVICE_WORDS.search(name) and self._is_index(facts, value):
+                return self._replaced(facts, value)
+        return None
+
+    def _may_be_own(self, facts: Facts, func: ast.Attribute) -> bool:
+        """Whether a method may be neither a tensor's nor a module's, but of a class of this program."""
+        if isinstance(func.value, ast.Call) and facts.names.qualified(func.value.func) == "builtins.super":
+            owner = facts.source.parent(facts.source.function(func) or func)
+            return not (isinstance(owner, ast.ClassDef) and facts.resolver.classes.is_module(owner))
+        roles = facts.resolver.roles(func.value)
+        return any(isinstance(role, Instance) for role in roles) if roles else bool(_methods(facts, func.attr))
+
     def _is_index(self, facts: Facts, node: ast.expr) -> bool:
         """Whether `.to(...)` gets a device number: `0`, or the first of the wrap's `device_ids`."""
         if isinstance(node, ast.Constant):
@@ -233,3 +258,20 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return False
         ids = {ast.unparse(given) for given, _ in facts.wraps.device_ids}
         return ast.unparse(node.value) in ids
+
+
+def _takes_device(facts: Facts, func: ast.Attribute, given: ast.expr) -> bool:
+    """Whether a method that may be of this program means a device by what it is given."""
+    if isinstance(given, ast.Constant) or _DEVICE_WORDS.search(ast.unparse(given)):
+        return True
+    inside = facts.source.function(func)
+    if inside is not None and inside.name == func.attr:  # `def cuda(self, index): self.x = self.x.cuda(index)`
+        return isinstance(given, ast.Name) and given.id in {argument.arg for argument in inside.args.args}
+    methods = [method.args for method in _methods(facts, func.attr)]
+    return bool(methods) and all(len(args.args) == 2 and args.vararg is None for args in methods)
+
+
+def _methods(facts: Facts, name: str) -> list[FunctionNode]:
+    """The methods of that name in this program's classes."""
+    named = (n for n in facts.source.nodes if isinstance(n, FUNCTIONS) and n.name == name)
+    return [method for method in named if isinstance(facts.source.parent(method), ast.ClassDef)]

@@ -22,6 +22,7 @@ class FunctionalRule(Rule):
         "Keys of checkpoints don't change, because the module itself isn't wrapped. A guard such as "
         "`if x.is_cuda and ngpu > 1` stays: where it is false, every rank computes the same."
     )
+    essential = True
     examples = (
         Example(
             before="""\

@@ -40,6 +40,7 @@ class LaunchRule(Rule):
         "these things alike. A script that can also set up DDP itself is refused, or with `--allow-ddp` starts the "
         "processes only where it doesn't; the lines of its own DDP stay as they are."
     )
+    essential = True
     examples = (
         Example(
             before="""\

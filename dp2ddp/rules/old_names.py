@@ -18,6 +18,7 @@ class OldNamesRule(Rule):
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read."
     )
+    essential = True
     examples = (
         Example(
             also=("DDP002",),

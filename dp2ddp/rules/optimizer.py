@@ -23,6 +23,7 @@ class OptimizerRule(Rule):
         "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same averaged "
         "gradients. Only names that hold optimizers are touched: a model's `.module` stays."
     )
+    essential = True
     examples = (
         Example(
             before="""\

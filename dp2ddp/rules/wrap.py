@@ -24,6 +24,7 @@ class WrapRule(Rule):
         "state dict keys behave as under DataParallel. Guards stay as they are: where the original does not wrap, "
         "neither does the converted script, and every rank does the same work."
     )
+    essential = True
     examples = (
         Example(
             before="""\

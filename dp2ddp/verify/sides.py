@@ -73,6 +73,10 @@ def _convert(sources: Sources, program: Program, options: ConversionOptions, not
     if any(conversion.converted_before for conversion in done.values()):
         todo = "give the original, and this file as --converted"
         raise BadInput(entry, what="a converted script, not an original", todo=todo)
+    for path, conversion in done.items():
+        why = programs.why_refused(path, conversion)
+        if why is not None:
+            raise why.renamed(sources.source(path).name)
     changed = {path: conversion for path, conversion in done.items() if conversion.changed}
     if not changed:
         raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")

@@ -18,6 +18,7 @@ from . import nesting, rng, world
 from .inputs import Inputs
 from .outputs import gather_outputs
 from .replica import Replica
+from .side_effects import SideEffects
 from .state_dict import fit_prefix
 
 
@@ -106,6 +107,7 @@ class WrappedModel(DistributedDataParallel):
         self.output_device = index
         self._inside = False  # inside another wrapped model, which then does everything
         self._inputs = Inputs(dim)
+        self._effects = SideEffects()
         self.module = module
         self._replica = Replica(module, root)
         for inner in module.modules():
@@ -138,11 +140,15 @@ class WrappedModel(DistributedDataParallel):
             return self.module(*self._moved(args), **self._moved(kwargs))
         reducer = self._replica.reducer() if torch.is_grad_enabled() else None
         call = self._inputs.cut((args, kwargs), self.device)
-        buffers = self._replica.buffers()
-        # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
-        with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
-            output = _run(self.module, *call.own)
-        self._replica.settle_buffers(buffers)
+        before = self._effects.begin(self.module)
+        try:
+            # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
+            with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
+                output = _run(self.module, *call.own)
+        finally:
+            self._effects.undo(before)
+        self._effects.agree(self.module, before)
+        self._replica.agree_on_buffers()
         self._inputs.check(call)
         gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
         if reducer is not None:

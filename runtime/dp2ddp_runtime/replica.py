@@ -20,8 +20,6 @@ from .reducer import Reducer
 # By module, so one that is unwrapped and wrapped again isn't averaged twice. The parts of a model share its root's.
 _reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
 
-Buffers = list[tuple[nn.Module, dict[str, Any]]]
-
 
 class Replica:
     """A wrapped module's parameters and buffers, and the parameters of the model that it is a part of.
@@ -103,21 +101,11 @@ class Replica:
             reducer.close()
 
     @_disable_dynamo
-    def buffers(self) -> Buffers:
-        """The modules that have buffers, with these."""
-        return [(inner, dict(inner._buffers)) for inner in self._module.modules() if inner._buffers]
-
-    @_disable_dynamo
-    def settle_buffers(self, before: Buffers) -> None:
-        """After a forward, keep what `nn.DataParallel` keeps: what its first replica has changed in place.
-
-        Args:
-            before: what `buffers` returned ahead of it.
-        """
-        for inner, buffers in before:
-            inner._buffers.update(buffers)
-        if any(inner.training for inner, _ in before):
-            found = [buffer for _, buffers in before for buffer in buffers.values() if buffer is not None]
+    def agree_on_buffers(self) -> None:
+        """After a forward that trains, all ranks take rank 0's buffers: `nn.DataParallel` keeps its first replica's."""
+        holders = [inner for inner in self._module.modules() if inner._buffers]
+        if any(inner.training for inner in holders):
+            found = [buffer for inner in holders for buffer in inner._buffers.values() if buffer is not None]
             collectives.broadcast_coalesced(found)
 
 

@@ -34,7 +34,6 @@ import dp2ddp_runtime as ddp
 
 net = ddp.wrap_model(Net())  # wrap
 """
-ONE_RULE = all_rules()[0].id
 
 
 def stub_plan(source: Source, options: Options) -> Plan:
@@ -111,6 +110,7 @@ def test_the_summary_as_json(script: Path) -> None:
         "output": "out.py",
         "changed": True,
         "converted_before": False,
+        "refused": False,
         "changes": [{"line": 3, "column": 6, "rule": "DDP002", "reason": "one replica"}],
         "notes": [{"line": 4, "column": 0, "rule": "DDP009", "what": "it is odd", "todo": "look at it"}],
     }
@@ -189,10 +189,9 @@ def test_notes_can_be_written_into_the_script(script: Path) -> None:
 def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Options] = []
     monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
-    flags = ["--sync-bn", "--clean-keys", "--select", ONE_RULE.lower(), "--ignore", ONE_RULE]
+    flags = ["--sync-bn", "--clean-keys", "--ignore", "ddp011"]
     assert run("convert", "train.py", *flags).exit_code == 0
-    one = frozenset({ONE_RULE})
-    assert seen == [Options(sync_bn=True, clean_keys=True, select=one, ignore=one)]
+    assert seen == [Options(sync_bn=True, clean_keys=True, ignore=frozenset({"DDP011"}))]
 
 
 def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
@@ -226,8 +225,8 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
         (["train.py", "-o", "."], "dp2ddp: train.py: the output is the input; use --in-place to convert"),
         (["train.py", "-o", "bad.py/"], "dp2ddp: bad.py: not a folder\n"),
         (["train.py", "-o", "none/out.py"], "dp2ddp: none/out.py: no such folder"),
-        (["train.py", "--select", "DDP999"], "dp2ddp: --select: no rule 'DDP999'; `dp2ddp rules` lists them\n"),
-        (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'X'"),
+        (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'X'; `dp2ddp rules` lists them\n"),
+        (["train.py", "--ignore", "ddp002"], "dp2ddp: --ignore: DDP002 can't be left out (Wrap the model"),
         (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
         (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
         (["ddp.py", "-o", "out.py"], "dp2ddp: ddp.py:1: sets up distributed training already: imports Distributed"),

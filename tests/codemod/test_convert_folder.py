@@ -288,7 +288,7 @@ def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pyte
         if "odd.py" not in entries:
             return stub(files, entries, options)
         note = Note("DDP016", Span.of(2, 0, 2, 1), "it can't be converted", "change it")
-        return {path: Conversion(text, notes=[note] * (path == "odd.py")) for path, text in files.items()}
+        return {path: Conversion(text, notes=[note] * (path == "odd.py"), refused=True) for path, text in files.items()}
 
     monkeypatch.setattr(pipeline, "convert_files", blocking)
     write(project, {"odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"})
@@ -298,7 +298,9 @@ def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pyte
     assert read("out") == {**CONVERTED, "odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"}
     assert "  project/odd.py: left as it is, but it imports nets.py, which changed" in result.stderr
     alone = run("project", "--entry", "odd.py", "-o", "alone")
+    assert alone.exit_code == 2
     assert "1 note, to be looked at by a person:\n  project/odd.py:2  DDP016" in alone.stderr
+    assert not Path("alone").exists()
 
 
 def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
@@ -348,7 +350,7 @@ def test_links_out_of_the_project_are_told(project: Path) -> None:
         (["project", "-o", "project/plain.py"], "dp2ddp: project/plain.py: not a folder\n"),
         (["project", "-o", "none/out"], "dp2ddp: none/out: no such folder: "),
         (["project", "-o", "-"], "dp2ddp: -: a directory can't go to standard output"),
-        (["project", "--select", "DDP999"], "dp2ddp: --select: no rule 'DDP999'"),
+        (["project", "--ignore", "DDP999"], "dp2ddp: --ignore: no rule 'DDP999'"),
     ],
 )
 def test_outputs_that_make_no_sense_are_refused(project: Path, args: Sequence[str], message: str) -> None:

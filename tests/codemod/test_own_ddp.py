@@ -238,6 +238,77 @@ CONDITIONS = {
         "if not args.distributed:",
         "net = build(0)",
     ),
+    "another rank's name, and more": (
+        """
+        def main():
+            print("start")
+            if args.local_rank == -1 or args.no_cuda:
+                device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
+                args.n_gpu = torch.cuda.device_count()
+                args.distributed = False
+            else:
+                torch.cuda.set_device(args.local_rank)
+                device = torch.device("cuda", args.local_rank)
+                dist.init_process_group(backend="nccl")
+                args.n_gpu = 1
+                args.distributed = True
+            net = Net()
+            if args.distributed:
+                net = DDP(net)
+            elif args.n_gpu > 1:
+                net = nn.DataParallel(net)
+        main()
+        """,
+        "if args.local_rank == -1 or args.no_cuda:",
+        'print("start")',
+    ),
+    "a flag that such a branch sets": (
+        """
+        def main(args):
+            if args.local_rank == -1 or args.no_cuda:
+                args.distributed = False
+            else:
+                args.distributed = True
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        if __name__ == "__main__":
+            main(argparse.ArgumentParser().parse_args())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "decided in a constructor": (
+        """
+        class Trainer:
+            def __init__(self, config):
+                self.rank = config["local_rank"]
+                if self.rank == -1 or config["no_cuda"]:
+                    self.gpus = torch.cuda.device_count()
+                else:
+                    dist.init_process_group("nccl")
+                    self.gpus = 1
+                net = Net()
+                self.net = DDP(net) if self.rank != -1 else nn.DataParallel(net)
+        def main():
+            trainer = Trainer(vars(parser.parse_args()))
+        main()
+        """,
+        'if self.rank == -1 or config["no_cuda"]:',
+        'if self.rank == -1 or config["no_cuda"]:',
+    ),
+    "decided in a function whose result is kept": (
+        """
+        def run():
+            args.distributed = bool(os.environ.get("SLURM_NTASKS"))
+            if args.distributed:
+                dist.init_process_group("nccl")
+            return nn.DataParallel(Net())
+        net = run()
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
 }
 
 
@@ -247,23 +318,40 @@ def test_processes_start_where_the_script_sets_up_nothing(shape: str) -> None:
     assert lines_around_setup(converted(body)) == [test, "ddp.setup(beside_ddp=True)", following]
 
 
-UNKNOWN = {
-    "always": 'dist.init_process_group("nccl")\nnet = nn.DataParallel(Net())\n',
-    "decided too late": """
-        def run():
-            args.distributed = bool(os.environ.get("SLURM_NTASKS"))
-            if args.distributed:
-                dist.init_process_group("nccl")
-            return nn.DataParallel(Net())
-        net = run()
-        """,
-}
+_ALWAYS = 'dist.init_process_group("nccl")\nnet = nn.DataParallel(Net())\n'
+_LATE = """
+def run():
+    args.distributed = bool(os.environ.get("SLURM_NTASKS"))
+    if args.distributed:
+        dist.init_process_group("nccl")
+    return nn.DataParallel(Net())
+nets = [run() for _ in range(2)]
+"""
 
 
-@pytest.mark.parametrize("shape", UNKNOWN)
-def test_where_it_can_t_be_told_nothing_is_converted(shape: str) -> None:
-    with pytest.raises(BadInput, match=r"^train\.py:\d+: it can't be told where the processes start whether"):
-        converted(UNKNOWN[shape])
+def test_without_a_condition_nothing_is_converted_and_the_advice_works() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_ALWAYS)
+    assert str(raised.value) == (
+        "train.py:12: it can't be told on what condition the script sets up distributed training itself "
+        "(`dist.init_process_group`); put this line under a plain `if args.distributed:`, with `args` from the command "
+        "line"
+    )
+    followed = converted("if args.distributed:\n    " + _ALWAYS)
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in followed.new_text
+
+
+def test_where_it_is_decided_too_late_nothing_is_converted_and_the_advice_works() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_LATE)
+    assert str(raised.value) == (
+        "train.py:15: `dist.init_process_group` depends on `args.distributed`, which isn't known at any place before "
+        "the models are wrapped; decide it in the script's main part, above all that wraps a model; best as a plain "
+        "`if args.distributed:`, with `args` from the command line"
+    )
+    decided = '    args.distributed = bool(os.environ.get("SLURM_NTASKS"))\n'
+    followed = converted(decided.strip() + "\n" + _LATE.replace(decided, ""))
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in followed.new_text
 
 
 _FULL = """

@@ -76,6 +76,16 @@ def test_edits_say_which_rule_asked_and_why(each: Rule, example: Example) -> Non
     assert apply(source.files[0].text, planned.edits) == example.after
 
 
+@pytest.mark.parametrize(("each", "example"), [param for param in EXAMPLES if not param.values[0].essential])
+def test_what_an_ignored_rule_would_do_is_noted(each: Rule, example: Example) -> None:
+    options = replace(example.options(each.id), select=frozenset())
+    done = convert_source(example.before, "before.py", options)
+    ignoring = convert_source(example.before, "before.py", replace(options, ignore=frozenset({each.id})))
+    assert not [edit for edit in ignoring.edits if edit.rule == each.id]
+    noted = {note.span for note in ignoring.notes if note.rule == each.id}
+    assert noted == {finding.span for finding in (*done.edits, *done.notes) if finding.rule == each.id}
+
+
 def test_rules_are_sorted_and_found_by_id() -> None:
     ids = [each.id for each in all_rules()]
     assert ids == sorted(set(ids))

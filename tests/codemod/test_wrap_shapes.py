@@ -302,7 +302,7 @@ REFUSED = {
     ),
     "another library's class": (
         "from encoding.parallel import DataParallelModel\nnet = DataParallelModel(nn.Linear(4, 2))\n",
-        "`DataParallelModel` comes from `encoding.parallel`, which is no part of this program",
+        "`DataParallelModel` comes from `encoding.parallel`, no part of this program",
     ),
     "another library's class beside torch's": (
         "import mmcv.parallel\n"

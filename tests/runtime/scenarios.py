@@ -295,6 +295,59 @@ def buffers_changed_and_replaced(wrap: Wrapper) -> Tensors:
     return [value.clone() for _ in range(3) for value in (net(torch.rand(5, 2)), *net.buffers())]
 
 
+class Sloppy(nn.Module):
+    """Assigns to itself in its forward, and writes in place: only that, of its first replica, is to stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.code = nn.Embedding(4, 4)
+        self.u = nn.Parameter(torch.rand(4), requires_grad=False)
+        self.bank = nn.Parameter(torch.zeros(3, 4), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("late", torch.zeros(4))
+        self.gain = nn.Parameter(torch.rand(4))
+        self.steps = 0
+        self.layer.last = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        v = F.normalize(self.layer.weight.data @ self.u.data, dim=0)
+        self.u.data = F.normalize(self.layer.weight.data.t() @ v, dim=0)
+        self.gain.data = self.gain.data * 2 + 1
+        mean = x.detach().mean(0)
+        self.bank.data[self.steps % 3] += mean
+        self.seen.mul_(0.9).add_(mean)
+        self.late.data = self.late + mean
+        out = self.layer(x) / self.u.norm() + self.bank.sum(0) + self.seen + self.late + self.layer.last + self.steps
+        self.steps += 1
+        self.layer.last = mean
+        self.layer.weight.seen = self.steps
+        if not hasattr(self, "more"):
+            self.more = nn.Linear(4, 4)
+        self.code.weight = nn.Parameter(self.code.weight * 0.5)
+        self.register_buffer("another", mean)
+        return (out + self.code.weight[0] + v) * self.bank.mean(0) * self.seen * self.gain
+
+
+@scenario
+def side_effects_of_forward(wrap: Wrapper) -> Tensors:
+    net = wrap(Sloppy())
+    result: Tensors = []
+    for step in range(12):
+        if step in (3, 5):
+            net.train(step == 5)
+        with torch.set_grad_enabled(step != 4):
+            out = net(torch.rand(6 if step != 7 else 1, 4))
+        if out.requires_grad:
+            out.pow(2).sum().backward()
+            with torch.no_grad():
+                net.module.layer.weight -= 0.01 * net.module.layer.weight.grad
+        module = net.module
+        result += [out, *grads(net), *(value.clone() for value in net.state_dict().values()), module.layer.last]
+        result += [torch.tensor([module.steps, hasattr(module, "more"), getattr(module.layer.weight, "seen", 0)])]
+    return result
+
+
 @scenario
 def kinds_of_tensors(wrap: Wrapper) -> Tensors:
     def forward(self: Any, x: torch.Tensor) -> Any:

@@ -101,13 +101,16 @@ def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Pat
     [
         (["missing.py"], "missing.py: no such file"),
         (["sizes.py"], "sizes.py: nothing to convert: no nn.DataParallel"),
+        (["own.py"], "own.py:2: `Own` changes how `DataParallel` works (`forward`); nothing was converted; wrap the"),
         (["train.py", "--plot", "loss.bmp"], "loss.bmp: a plot is a .png, .svg or .pdf file"),
         (["train.py", "--plot", "nowhere/loss.png"], "nowhere/loss.png: no such folder"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
         (["train.py", "--device", "cuda", "--nproc", "99"], "--device cuda: "),
     ],
 )
-def test_bad_input_is_one_line(verify, arguments: list[str], message: str) -> None:
+def test_bad_input_is_one_line(verify, workplace: Path, arguments: list[str], message: str) -> None:
+    derived = "class Own(nn.DataParallel):\n    def forward(self, x):\n        return x\n"
+    (workplace / "own.py").write_text(f"from torch import nn\n{derived}net = Own(nn.Linear(4, 2))\n")
     result = verify(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"dp2ddp: {message}")

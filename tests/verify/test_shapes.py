@@ -91,6 +91,38 @@ SCRIPTS = {
         _EPOCHS,
         "net.head = nn.Linear(6, 3)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\nstep(*next(iter(other)))\n",
     ),
+    "a forward that assigns": (
+        """
+        class Spectral(nn.Module):
+            def __init__(self, module):
+                super().__init__()
+                self.module = module
+                weight = module._parameters.pop("weight")
+                self.module.bar = nn.Parameter(weight.data)
+                self.module.u = nn.Parameter(torch.randn(len(weight)), requires_grad=False)
+            def forward(self, x):
+                bar, u = self.module.bar, self.module.u
+                v = F.normalize(bar.data.t() @ u.data, dim=0)
+                u.data = F.normalize(bar.data @ v, dim=0)
+                self.module.weight = bar / u.dot(bar.mv(v))
+                return self.module(x)
+        class Assigning(Net):
+            def __init__(self):
+                super().__init__()
+                self.head = Spectral(self.head)
+                self.register_buffer("memory", torch.zeros(4))
+                self.register_buffer("scale", torch.ones(4))
+                self.steps = 0
+            def forward(self, x):
+                self.steps += 1
+                self.memory = 0.9 * self.memory + x.detach().mean(0)
+                self.scale.mul_(0.9).add_(x.detach().abs().mean(0))
+                return super().forward((x + self.memory) * self.scale) / self.steps
+        net = nn.DataParallel(Assigning()).cuda()
+        """,
+        _STEP,
+        _EPOCHS,
+    ),
     "past forward": (
         """
         net = nn.DataParallel(Net()).cuda()
