@@ -23,7 +23,7 @@ from .recording import Recording
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
-HIDDEN = "DP2DDP_ENV_"  # `dp2ddp_runtime.relaunch.HIDDEN`, which can't be imported without torch
+HIDDEN = "DP2DDP_ENV_"  # `dp2ddp_runtime.launcher.HIDDEN`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -7,12 +7,12 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 from . import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .checkpoint import load, save
 from .functional import data_parallel
-from .launch import barrier, setup
 from .loader import set_epoch, shard_loader
 from .model import WrappedModel, wrap_model
 from .operations import all_reduce, broadcast, gather
 from .rank_zero import main_first, main_only, open
 from .rng import seed_everything
+from .setup import barrier, setup
 from .state_dict import load_state_dict
 from .world import device, device_count, is_main, local_rank, rank, world_size
 

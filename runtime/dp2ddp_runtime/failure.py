@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import file_sync, world
 
-#: The store's counter of failed ranks; the launcher counts the ranks that ended without a word (`relaunch`).
+#: The store's counter of failed ranks; the launcher counts the ranks that ended without a word (`launcher`).
 FAILED = "failed"
 #: What a shell adds to the number of the signal that ended a process.
 SIGNAL_BASE = 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import launch, relaunch, world
+from dp2ddp_runtime import launcher, world
+
+setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
@@ -320,8 +323,8 @@ def _free_port() -> int:
 
 
 def _joined_through_file() -> tuple[int, bool]:
-    launch.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
-    launch.barrier()
+    setup.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
+    setup.barrier()
     return world.rank(), world.current().store is not None
 
 
@@ -346,34 +349,34 @@ def test_file_init_method(ranks: Any) -> None:
     ],
 )
 def test_device_ids(given: Any, wanted: list[int] | None) -> None:
-    assert launch.parse_device_ids(given) == wanted
+    assert setup.parse_device_ids(given) == wanted
 
 
 @pytest.mark.parametrize("given", [[-1], "cpu", "two", [1.5, None], "cuda:x"])
 def test_device_ids_that_are_none(given: Any) -> None:
     with pytest.raises(SystemExit, match="device_ids must name CUDA devices"):
-        launch.parse_device_ids(given)
+        setup.parse_device_ids(given)
 
 
 def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DP2DDP_NPROC", raising=False)
     monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
-    assert launch.process_count([0, 1]) == 1
+    assert setup.process_count([0, 1]) == 1
     monkeypatch.delenv("DP2DDP_DEVICE")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert launch.process_count(None) == 3
-    assert launch.process_count([2, 0]) == 2
+    assert setup.process_count(None) == 3
+    assert setup.process_count([2, 0]) == 2
     with pytest.warns(UserWarning, match="names cuda:7"):
-        assert launch.process_count([0, 7]) == 1
+        assert setup.process_count([0, 7]) == 1
     with pytest.raises(SystemExit, match="asks for cuda:7, cuda:8, but only 3"):
-        launch.process_count([7, 8])
+        setup.process_count([7, 8])
     monkeypatch.setenv("DP2DDP_NPROC", "5")
-    assert launch.process_count([0]) == 5
+    assert setup.process_count([0]) == 5
     for bad in ("0", "-1", "two"):
         monkeypatch.setenv("DP2DDP_NPROC", bad)
         with pytest.raises(SystemExit, match="DP2DDP_NPROC must be a positive number"):
-            launch.process_count(None)
+            setup.process_count(None)
 
 
 def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +386,7 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
     def devices(ids: list[int] | None, ranks: int) -> list[int]:
-        return [launch._take_device(ids, rank, ranks).index for rank in range(ranks)]
+        return [setup._take_device(ids, rank, ranks).index for rank in range(ranks)]
 
     assert devices([2, 1], 2) == [2, 1]
     assert devices(None, 3) == [0, 1, 2]
@@ -394,24 +397,24 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_ranks_than_devices_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     cuda = torch.device("cuda", 0)
-    assert launch._backend(world.World(world_size=1, local_world_size=1, device=cuda), None) == "nccl"
+    assert setup._backend(world.World(world_size=1, local_world_size=1, device=cuda), None) == "nccl"
     with pytest.warns(UserWarning, match=r"2 ranks share 1 GPU"):
-        assert launch._backend(world.World(world_size=2, local_world_size=2, device=cuda), None) == "gloo"
-    assert launch._backend(world.World(world_size=2, local_world_size=2), None) == "gloo"
+        assert setup._backend(world.World(world_size=2, local_world_size=2, device=cuda), None) == "gloo"
+    assert setup._backend(world.World(world_size=2, local_world_size=2), None) == "gloo"
 
 
 def test_command_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-"], raising=False)
-    monkeypatch.setattr(relaunch, "_orig_argv", lambda: ["python", "-"])
+    monkeypatch.setattr(launcher, "_orig_argv", lambda: ["python", "-"])
     with pytest.raises(SystemExit, match="save it as a file"):
-        relaunch.command()
+        launcher.command()
 
 
 def _warned_of_hash_seeds(hashes: list[int]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr("builtins.hash", lambda text: hashes[world.rank()])
-        launch._compare_hash_seeds()
+        setup._compare_hash_seeds()
     return [str(warning.message) for warning in caught]
 
 

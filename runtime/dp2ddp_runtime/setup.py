@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import failure, file_sync, relaunch, rng, watchdog, world
+from . import failure, file_sync, launcher, rng, watchdog, world
 from .quiet import quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
@@ -63,16 +63,16 @@ def setup(
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
     world.hide_cuda_if_unwanted()
-    env = relaunch.environment()
+    env = launcher.environment()
     chosen = parse_device_ids(device_ids)
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
     # A worker that imports the script again, or a script that a rank starts: goes on alone, and as silent as its rank.
-    is_child = env.get(relaunch.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and "RANK" not in env)
+    is_child = env.get(launcher.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and "RANK" not in env)
     if not is_rank and not is_child:
         nproc = process_count(chosen)
         if nproc > 1:
-            relaunch.relaunch(nproc, hide=beside_ddp)
+            launcher.launch(nproc, hide=beside_ddp)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
@@ -86,7 +86,7 @@ def setup(
     world.enter(place)
     if is_child:
         return
-    if place.world_size > 1 and relaunch.LAUNCHER not in os.environ:  # it gives all ranks one seed
+    if place.world_size > 1 and launcher.LAUNCHER not in os.environ:  # it gives all ranks one seed
         _compare_hash_seeds()
     if seed is None:
         rng.adopt_main_state()
@@ -197,15 +197,15 @@ def _backend(place: world.World, device_ids: list[int] | None) -> str:
 
 def _join(place: world.World, backend: str, init_method: str | None, timeout: float | timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
-    os.environ[relaunch.JOINED] = str(place.pid)
-    relaunch.die_with_launcher()
+    os.environ[launcher.JOINED] = str(place.pid)
+    launcher.die_with_launcher()
     if place.world_size == 1:
         return
     limits: dict[str, Any] = {}
     if timeout is not None:
         limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         place.timeout = limits["timeout"].total_seconds()
-    own = relaunch.launchers_store()
+    own = launcher.launchers_store()
     store = own if init_method in (None, "env://") else None
     if store is None:
         store = _attempts_own(_meet(init_method or "env://", place), place)
@@ -223,7 +223,7 @@ def _meet(url: str, place: world.World) -> Any:
     timeout = timedelta(seconds=place.timeout)
     if url.startswith("tcp://"):
         host = urlsplit(url)
-        return relaunch.TCPStore(host.hostname, host.port, place.world_size, place.rank == 0, timeout)
+        return launcher.TCPStore(host.hostname, host.port, place.world_size, place.rank == 0, timeout)
     meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
     return next(iter(meeting))[0]
 
@@ -237,7 +237,7 @@ def _attempts_own(store: Any, place: world.World) -> Any:
     if place.rank != 0:
         name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
         store.add(name, 1)
-        return relaunch.PrefixStore(name, store)
+        return launcher.PrefixStore(name, store)
     name, answered = f"dp2ddp/{os.urandom(16).hex()}", 0
 
     def all_know() -> bool:
@@ -248,7 +248,7 @@ def _attempts_own(store: Any, place: world.World) -> Any:
         return int(store.add(name, 0)) == place.world_size - 1
 
     file_sync.wait_until(all_know, place.timeout, "the other ranks to come")
-    return relaunch.PrefixStore(name, store)
+    return launcher.PrefixStore(name, store)
 
 
 def _leave() -> None:

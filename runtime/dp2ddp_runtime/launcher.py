@@ -55,7 +55,7 @@ def environment() -> Mapping[str, str]:
     return {**os.environ, **hidden}
 
 
-def relaunch(nproc: int, hide: bool = False) -> NoReturn:
+def launch(nproc: int, hide: bool = False) -> NoReturn:
     """Run this process's command again as `nproc` ranks, and exit as they do.
 
     With `hide` the ranks have no `RANK`, `WORLD_SIZE`, ... that the script could see.
