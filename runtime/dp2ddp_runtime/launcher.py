@@ -68,7 +68,7 @@ def launch(nproc: int) -> NoReturn:
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
     listener = socket.create_server((_LOOPBACK, 0))
     port = listener.getsockname()[1]
-    own_socket = {"master_listen_fd": listener.detach(), "use_libuv": False}
+    own_socket: dict[str, Any] = {"master_listen_fd": listener.detach(), "use_libuv": False}
     store = TCPStore(_LOOPBACK, port, None, True, wait_for_workers=False, **own_socket)
     # What the ranks' keys begin with, as everybody on this machine can connect to the store.
     secret = os.urandom(16).hex()
@@ -133,8 +133,10 @@ def _environment(nproc: int) -> dict[str, str]:
 
 
 def _no_input() -> int:
-    """Standard input for ranks other than 0: a terminal, if rank 0's is one, as scripts ask for its width; not to be
-    read from, or these ranks would take away what is typed for rank 0."""
+    """Standard input for ranks other than 0, which must not take away what is typed for rank 0.
+
+    Where that is a terminal this is one, too, as scripts ask for its width (`stty size`), but it can't be read from.
+    """
     with suppress(OSError):
         return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
     return subprocess.DEVNULL

@@ -118,18 +118,15 @@ def parse_device_ids(device_ids: DeviceIds) -> list[int]:
 def process_count(device_ids: Sequence[int]) -> int:
     """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
     asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if world.wants_cpu() else "")
-    if asked:
-        if not asked.isdigit():
-            raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
+    if asked.isdigit():
         return int(asked)
+    if asked:
+        raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
     visible = torch.cuda.device_count()
     missing = ", ".join(f"cuda:{index}" for index in device_ids if index >= visible)
     if missing:
-        limit = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        raise SystemExit(
-            f"dp2ddp: device_ids asks for {missing}, but only {visible} CUDA device(s) are visible "
-            f"(CUDA_VISIBLE_DEVICES={limit!r}); with DP2DDP_NPROC={visible} these are used"
-        )
+        there = f"only {visible} CUDA device(s) are visible, which DP2DDP_NPROC={visible} takes"
+        raise SystemExit(f"dp2ddp: device_ids asks for {missing}, but {there}")
     return len(device_ids) or visible
 
 
@@ -235,8 +232,8 @@ def _tell_of_repeated_work() -> None:
         handle.remove()
         place = world.current()
         if not place.wraps:
-            asked = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
-            work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{asked}"
+            line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+            work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
             warnings.warn(work, stacklevel=3)
 
     handle = register_optimizer_step_pre_hook(look)

@@ -51,11 +51,11 @@ def start(store: Store) -> None:
 
 def leave(store: Store) -> None:
     """Tell that this rank has come to the end of the script."""
-    _tell(store, "nothing: it has come to the end of the script", "its end", None)
+    file_sync.tell(store, _key(world.rank()), ["nothing: it has come to the end of the script", "its end", None])
 
 
-def _tell(store: Store, what: str, line: str, at: float | None) -> None:
-    file_sync.tell(store, f"waits{world.rank()}", [what, line, at])
+def _key(rank: int) -> str:
+    return f"waits{rank}"
 
 
 def _watch(store: Store) -> None:
@@ -65,8 +65,9 @@ def _watch(store: Store) -> None:
             time.sleep(_LOOK_EVERY)
             waiting, now = _current, []
             if waiting is not None and time.monotonic() - waiting.since > _PATIENCE:
-                _tell(store, *waiting.told, time.time())  # again and again: a rank that ceases to is at work
-                keys = [f"waits{rank}" for rank in range(world.world_size())]
+                # Again and again: a rank that ceases to tell is at work, or was stopped.
+                file_sync.tell(store, _key(world.rank()), [*waiting.told, time.time()])
+                keys = [_key(rank) for rank in range(world.world_size())]
                 if all(store.add(f"{key}/told", 0) for key in keys):
                     now = [json.loads(store.get(key)) for key in keys]
                 if waiting is _current and before and now and _are_stuck(before, now):
