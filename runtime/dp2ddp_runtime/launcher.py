@@ -162,7 +162,9 @@ def _wait(ranks: Sequence[Process], received: Sequence[int], shared: Any) -> int
         if time.monotonic() > end:
             _send(signal.SIGKILL, ranks)
     code, what = 0 if failed is None else ranks[failed].returncode, ""
-    if code < 0 and not received:
+    if code < 0 and received:
+        return SIGNAL_BASE + received[0]
+    if code < 0:
         memory = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
         what = f"was ended by signal {-code} ({signal.strsignal(-code)}{memory})"
     elif not said and len(set(codes)) > 1:

@@ -195,6 +195,21 @@ def test_signal_that_the_script_handles(tmp_path: Path) -> None:
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["whole"] * 2
 
 
+def test_second_signal_ends_a_script_that_ignores_the_first(tmp_path: Path) -> None:
+    body = """
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ddp.setup()
+        ddp.barrier()
+        while ddp.is_main():
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(1)
+        time.sleep(100)
+        """
+    done = start(write(tmp_path, body))
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_signals_end_the_whole_job(tmp_path: Path, name: str) -> None:
     body = """
