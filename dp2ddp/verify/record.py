@@ -19,9 +19,9 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime import launcher, terminal
+from dp2ddp_runtime import launcher
 
-from . import cuda, mixed, scratch, synthetic
+from . import cuda, mixed, scratch, synthetic, terminal
 from .recorder import Recorder, StepsDone
 from .stand_in import emulate, seed, shift_seeds
 

@@ -23,7 +23,7 @@ from .recording import Recording
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
-HIDDEN = "DP2DDP_ENV_"  # `dp2ddp_runtime.launcher.HIDDEN`, which can't be imported without torch
+PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.launcher.PLACE`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -181,20 +181,20 @@ def start_original(script: Path, arguments: Sequence[str], folder: Path, options
 def start_converted(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
     """Start a converted script on `options.replicas` ranks of this machine; each records into `folder`.
 
-    The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script.
+    The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script; and
+    a script that can also set up DDP itself must not see torchrun's variables.
     """
     command = [*_recorder(folder, options), "--", os.path.abspath(script), *arguments]
     device = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
         return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}])
     common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    # One that can also set up DDP itself would do so if it saw torchrun's variables.
-    hidden = HIDDEN if b"beside_ddp=True" in script.read_bytes() else ""
-    sizes = {f"{hidden}{name}": str(options.replicas) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    ranks = [
-        {**common, **sizes, f"{hidden}RANK": str(rank), f"{hidden}LOCAL_RANK": str(rank)}
-        for rank in range(options.replicas)
+    size = str(options.replicas)
+    places = [
+        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        for rank in map(str, range(options.replicas))
     ]
+    ranks = [{**common, PLACE: json.dumps(place)} for place in places]
     return _start(command, folder, options, ranks)
 
 

@@ -7,43 +7,39 @@ failure and the exit code 1 for all of them, and leaves the ranks running when i
 from __future__ import annotations
 
 import ctypes
+import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import FrameType
+from pathlib import Path
 from typing import Any, NoReturn
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from . import file_sync, terminal
+from . import file_sync
 from .failure import FAILED, SIGNAL_BASE, exit_now
 
-#: Set for the ranks: the process id of the launcher.
-LAUNCHER = "DP2DDP_LAUNCHER"
+#: Set for the ranks: torchrun's variables, as JSON. The script must not see these: it may set up DDP itself if it does.
+PLACE = "DP2DDP_PLACE"
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
 JOINED = "DP2DDP_JOINED"
-#: What torchrun's variables are called where the script itself must not see them.
-HIDDEN = "DP2DDP_ENV_"
-#: Set for the ranks: what the names of their keys in the store begin with. The store has no password, and whoever may
-#: run programs on this machine can connect to it.
-SECRET = "DP2DDP_SECRET"
 
-TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
-PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+Process = subprocess.Popen[bytes]
 
+#: The signals that are passed on to the ranks, and the seconds in which these have to end: a script may save its model.
+_ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
+if sys.platform != "win32":
+    _ENDS_WITHIN[signal.SIGHUP] = 5.0
+_PEERS_END_WITHIN = 3.0  # seconds, once one rank has failed
+_LOOK_EVERY = 0.05  # seconds
 _LOOPBACK = "127.0.0.1"
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-_POLL = 0.05  # seconds
-_PEERS_END_WITHIN = 3.0  # seconds for the others to end by themselves once one rank has failed
-_INTERRUPTED_ENDS_WITHIN = 15.0  # seconds after Ctrl-C, for a script that saves its model then
-_TERMINATED_ENDS_WITHIN = 5.0  # seconds from SIGTERM to SIGKILL
+_SET_PARENT_DEATH_SIGNAL = 1  # `PR_SET_PDEATHSIG`
 
 # A script may change its folder before it gets to `setup`; its own path, and the arguments', are relative to this one.
 _started_in = os.getcwd()
@@ -51,22 +47,42 @@ _started_in = os.getcwd()
 
 def environment() -> Mapping[str, str]:
     """This process's environment variables, with those that tell a rank its place under torchrun's names."""
-    hidden = {name[len(HIDDEN) :]: value for name, value in os.environ.items() if name.startswith(HIDDEN)}
-    return {**os.environ, **hidden}
+    return {**os.environ, **json.loads(os.environ.get(PLACE, "{}"))}
 
 
-def launch(nproc: int, hide: bool = False) -> NoReturn:
+def launch(nproc: int) -> NoReturn:
     """Run this process's command again as `nproc` ranks, and exit as they do.
 
-    With `hide` the ranks have no `RANK`, `WORLD_SIZE`, ... that the script could see.
-
-    Exits with 0, with the exit code of the first rank that failed (128 + n if signal n ended it), or with 128 + n if
-    this process got signal n (130 for Ctrl-C).
+    Signals are passed on to the ranks (Ctrl-C, SIGTERM, SIGHUP); a second one ends them. Exits with 0, or with the
+    exit code of the first rank that failed: 128 + n if signal n ended it (130 for Ctrl-C).
 
     Raises:
         SystemExit: this process's command can't be told, because it reads its script from a terminal or a pipe.
     """
-    code = Job(command(), nproc, hide).run()
+    started_by = command()
+    received: list[int] = []
+    with suppress(ValueError):  # not in the main thread, which alone may ask for signals
+        for number in _ENDS_WITHIN:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
+                signal.signal(number, lambda number, frame: received.append(number))
+    # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
+    listener = socket.create_server((_LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    own_socket: dict[str, Any] = {"master_listen_fd": listener.detach(), "use_libuv": False}
+    store = TCPStore(_LOOPBACK, port, None, True, wait_for_workers=False, **own_socket)
+    # What the ranks' keys begin with, as everybody on this machine can connect to the store.
+    secret = os.urandom(16).hex()
+    job = {"WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "LAUNCHER": os.getpid(), "PORT": port, "SECRET": secret}
+    env = _environment(nproc)
+    ranks: list[Process] = []
+    for rank in range(nproc):
+        place = {name: str(value) for name, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
+        options: dict[str, Any] = {"env": {**env, PLACE: json.dumps(place)}, "start_new_session": True}
+        if rank:
+            options.update(stdin=_no_input(), stdout=subprocess.DEVNULL)
+        ranks.append(subprocess.Popen(started_by, cwd=_started_in, **options))
+    code = _wait(ranks, received, file_sync.prefixed(PrefixStore(secret, store)))
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
     exit_now(code)
 
@@ -77,7 +93,10 @@ def command() -> list[str]:
     Raises:
         SystemExit: there is no such command to repeat.
     """
-    given = list(sys.orig_argv) if sys.version_info >= (3, 10) else _orig_argv()
+    if sys.version_info >= (3, 10):
+        given = sys.orig_argv
+    else:
+        given = os.fsdecode(Path("/proc/self/cmdline").read_bytes()).split("\0")[:-1]
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules or given[1:2] == ["-"] or len(given) < 2:
         raise SystemExit(
             "dp2ddp: several ranks need a script that can be started again: save it as a file, and run that"
@@ -85,196 +104,79 @@ def command() -> list[str]:
     return [sys.executable, *given[1:]]
 
 
-def _orig_argv() -> list[str]:
-    """`sys.orig_argv`, which Python 3.9 lacks."""
-    count, values = ctypes.c_int(), ctypes.POINTER(ctypes.c_wchar_p)()
-    ctypes.pythonapi.Py_GetArgcArgv(ctypes.byref(count), ctypes.byref(values))
-    return [values[i] or "" for i in range(count.value)]
-
-
 def launchers_store() -> Any:
-    """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank."""
-    if LAUNCHER not in os.environ:
+    """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank.
+
+    From here on the rank ends when the launcher is killed (on Linux), so that none is left behind.
+    """
+    place = json.loads(os.environ.get(PLACE, "{}"))
+    if "LAUNCHER" not in place:
         return None
-    port = int(environment()["MASTER_PORT"])
-    return PrefixStore(os.environ[SECRET], TCPStore(_LOOPBACK, port, None, False, wait_for_workers=False))
-
-
-def die_with_launcher() -> None:
-    """In a rank: end when the launcher is killed, so that no rank is left behind."""
-    launcher = os.environ.get(LAUNCHER)
-
-    def is_there() -> bool:
-        return str(os.getppid()) == launcher
-
-    def watch() -> None:
-        while is_there():
-            time.sleep(1)
-        os._exit(1)
-
-    if not is_there():
-        return
     if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if not is_there():  # it died just before
-            os._exit(1)
-    else:
-        threading.Thread(target=watch, name="dp2ddp-launcher", daemon=True).start()
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if str(os.getppid()) != place["LAUNCHER"]:
+        raise SystemExit("dp2ddp: the process that started the ranks has ended")
+    return PrefixStore(place["SECRET"], TCPStore(_LOOPBACK, int(place["PORT"]), None, False, wait_for_workers=False))
 
 
-class Job:
-    """The ranks of one run, as child processes that are each started with `command`."""
-
-    def __init__(self, command: list[str], nproc: int, hide: bool = False) -> None:
-        self._command = command
-        self._nproc = nproc
-        self._prefix = HIDDEN if hide else ""
-        self._secret = os.urandom(16).hex()
-        self._store = _host_store()
-        self._shared = file_sync.prefixed(PrefixStore(self._secret, self._store))
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        self._received = 0  # the signal that this process got
-        self._unsaid = ""
-        self._due: list[tuple[float, signal.Signals]] = []  # what to send the ranks that are still there, and when
-
-    def run(self) -> int:
-        """Start the ranks and wait for their end. Returns the exit code for the whole."""
-        before = {}
-        if threading.current_thread() is threading.main_thread():
-            numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-            # Ignored signals (nohup, a shell's background job) stay ignored.
-            before = {n: signal.signal(n, self._pass_on) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
-        try:
-            self._start()
-            return self._wait()
-        finally:
-            self._send(signal.SIGKILL)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _start(self) -> None:
-        common = self._environment()
-        no_input = _no_input()
-        for rank in range(self._nproc):
-            if self._received:
-                return
-            place = {self._prefix + name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
-            # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
-            self._ranks.append(
-                subprocess.Popen(
-                    self._command,
-                    env={**common, **place},
-                    cwd=_started_in,
-                    stdin=None if rank == 0 else no_input,
-                    stdout=None if rank == 0 else subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            )
-
-    def _environment(self) -> dict[str, str]:
-        place = {
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(self._nproc)),
-            **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_NAME": "default",
-            "MASTER_ADDR": _LOOPBACK,
-            "MASTER_PORT": str(self._store.port),
-            "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-        env = {**os.environ, **{self._prefix + name: value for name, value in place.items()}}
-        env.pop(JOINED, None)
-        env.update({LAUNCHER: str(os.getpid()), SECRET: self._secret})
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // self._nproc)))
-        # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
-        if env.get("PYTHONHASHSEED", "random") == "random":
-            env["PYTHONHASHSEED"] = str(int.from_bytes(os.urandom(4), "little"))
-        if sys.platform == "linux":
-            # All ranks are here, and a machine's own name may lead to an interface that is down.
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        return env
-
-    def _wait(self) -> int:
-        failed: int | None = None
-        while True:
-            codes = [process.poll() for process in self._ranks]
-            if failed is None and any(codes):
-                failed = next(rank for rank, code in enumerate(codes) if code)
-                self._one_failed(failed)
-            if None not in codes:
-                break
-            while self._due and self._due[0][0] < time.monotonic():
-                self._send(self._due.pop(0)[1])
-            time.sleep(_POLL)
-        if self._unsaid and len(set(codes)) > 1:
-            _say(self._unsaid)
-        if self._received and (failed is not None or len(self._ranks) < self._nproc):
-            return SIGNAL_BASE + self._received
-        code = 0 if failed is None else self._ranks[failed].returncode
-        return code if code >= 0 else SIGNAL_BASE - code
-
-    def _one_failed(self, rank: int) -> None:
-        """A rank has ended with an error: tell the user what can't be seen otherwise, and have the others end."""
-        if self._received:
-            return
-        said = self._shared.add(FAILED, 1) > 1
-        code = self._ranks[rank].returncode
-        if code < 0:
-            _say(f"rank {rank} of {self._nproc} was ended by {_signal_name(-code)}")
-        elif not said:
-            self._unsaid = f"rank {rank} of {self._nproc} ended with exit code {code}, and not all of them did"
-        self._end_within(_PEERS_END_WITHIN)
-
-    def _end_within(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        self._due = [(end, signal.SIGTERM), (end + _TERMINATED_ENDS_WITHIN, signal.SIGKILL)]
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._received:  # the user means it
-            self._send(signal.SIGKILL)
-            return
-        self._received = number
-        self._shared.add(FAILED, 1)
-        self._send(signal.Signals(number))
-        self._end_within(_INTERRUPTED_ENDS_WITHIN)
-        if number != signal.SIGINT:
-            self._due = [(time.monotonic() + _TERMINATED_ENDS_WITHIN, signal.SIGKILL)]
-
-    def _send(self, number: signal.Signals) -> None:
-        """Send a signal to the ranks that are running, and to their own child processes."""
-        for process in self._ranks:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-
-
-def _host_store() -> Any:
-    """A store for this machine alone. TCPStore's own socket would listen on every interface, whatever its address."""
-    listener = socket.create_server((_LOOPBACK, 0))
-    port = listener.getsockname()[1]
-    # The other server that torch has, libuv's, can't take a listening socket in every version.
-    return TCPStore(
-        _LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=False
-    )
+def _environment(nproc: int) -> dict[str, str]:
+    """What all ranks have in common."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env = {"OMP_NUM_THREADS": str(max(1, cpus // nproc)), **os.environ}
+    # Sets of strings are iterated in the order of their hashes, which must be one on all ranks.
+    if env.get("PYTHONHASHSEED", "random") == "random":
+        env["PYTHONHASHSEED"] = str(int.from_bytes(os.urandom(4), "little"))
+    if sys.platform == "linux":
+        # All ranks are here, and a machine's own name may lead to an interface that is down.
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return env
 
 
 def _no_input() -> int:
-    """Standard input for ranks other than 0: never anything to read, but a terminal where rank 0's is one."""
-    try:
-        size = os.get_terminal_size(0)
-    except OSError:
-        return subprocess.DEVNULL
-    opened = terminal.open_silent(size.lines, size.columns)
-    return subprocess.DEVNULL if opened is None else opened[1]
+    """Standard input for ranks other than 0, which must not take away what is typed for rank 0.
+
+    Where that is a terminal this is one, too, as scripts ask for its width (`stty size`), but it can't be read from.
+    """
+    with suppress(OSError):
+        return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
+    return subprocess.DEVNULL
 
 
-def _say(line: str) -> None:
-    print(f"dp2ddp: {line}", file=sys.stderr, flush=True)
+def _wait(ranks: Sequence[Process], received: Sequence[int], shared: Any) -> int:
+    """Wait until all ranks have ended, which they have to soon once one has failed. Returns the exit code for all."""
+    failed: int | None = None
+    passed_on, said, end, running = 0, False, math.inf, True
+    while running:
+        time.sleep(_LOOK_EVERY)
+        for number in received[passed_on:]:
+            end = 0.0 if passed_on else time.monotonic() + _ENDS_WITHIN[number]  # the second time the user means it
+            shared.add(FAILED, 1)
+            _send(number, ranks)
+            passed_on += 1
+        codes = [rank.poll() for rank in ranks]
+        running = None in codes
+        if failed is None and any(codes):
+            failed = next(rank for rank, code in enumerate(codes) if code)
+            said = shared.add(FAILED, 1) > 1
+            end = min(end, time.monotonic() + (math.inf if received else _PEERS_END_WITHIN))
+        if time.monotonic() > end:
+            _send(signal.SIGKILL, ranks)
+    code, what = 0 if failed is None else ranks[failed].returncode, ""
+    if code < 0 and received:
+        return SIGNAL_BASE + received[0]
+    if code < 0:
+        memory = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
+        what = f"was ended by signal {-code} ({signal.strsignal(-code)}{memory})"
+    elif not said and len(set(codes)) > 1:
+        what = f"ended with exit code {code}, and not all of them did"
+    if what:
+        print(f"dp2ddp: rank {failed} of {len(ranks)} {what}", file=sys.stderr)
+    return SIGNAL_BASE - code if code < 0 else code
 
 
-def _signal_name(number: int) -> str:
-    if number == signal.SIGKILL:
-        return "SIGKILL (is the machine out of memory?)"
-    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+def _send(number: int, ranks: Sequence[Process]) -> None:
+    """Send a signal to the ranks that are running, and to their own child processes."""
+    for rank in ranks:
+        if rank.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, number)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Union
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -45,10 +44,10 @@ def setup(
     - A second call, and a call in a child process (a DataLoader worker that imports the script again), does nothing.
 
     Args:
-        device_ids: CUDA devices to use, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or
-            `torch.device`; a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones.
+        device_ids: CUDA devices, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or `torch.device`;
+            a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones.
         backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
-        init_method: `env://` (the default), `tcp://host:port` or `file:///path`.
+        init_method: where ranks meet that a launcher started: `env://` (the default), `tcp://host:port`, `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
         timeout: how long a rank waits for the others, in seconds. None: torch's default.
         beside_ddp: the script can also set up DistributedDataParallel itself. Then this call does nothing once it
@@ -57,8 +56,6 @@ def setup(
 
     Raises:
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
-
-    See https://pytorch.org/docs/stable/distributed.html and https://pytorch.org/docs/stable/elastic/run.html.
     """
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
@@ -68,26 +65,29 @@ def setup(
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
     # A worker that imports the script again, or a script that a rank starts: goes on alone, and as silent as its rank.
-    is_child = env.get(launcher.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and "RANK" not in env)
+    is_child = env.get(launcher.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and not is_rank)
     if not is_rank and not is_child:
         nproc = process_count(chosen)
         if nproc > 1:
-            launcher.launch(nproc, hide=beside_ddp)
+            launcher.launch(nproc)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
-    in_worker = is_child and is_worker
-    place.device = torch.device("cpu") if in_worker else _take_device(chosen, place.local_rank, place.local_world_size)
+    place.device = torch.device("cpu") if is_child and is_worker else _take_device(chosen, place.local_rank)
     if is_child:
         place.world_size = place.local_world_size = 1
     elif is_rank:
-        _join(place, backend or _backend(place, chosen), init_method, timeout)
+        _join(place, backend or _backend(place), init_method, timeout)
     place.ready = True
     world.enter(place)
     if is_child:
         return
-    if place.world_size > 1 and launcher.LAUNCHER not in os.environ:  # it gives all ranks one seed
-        _compare_hash_seeds()
+    if place.world_size > 1 and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        warnings.warn(
+            "each rank hashes strings with a seed of its own: a loop over a set of strings takes another order on each "
+            "rank, and what is built or drawn in it parts the ranks; start with `PYTHONHASHSEED=0 torchrun ...`",
+            stacklevel=2,
+        )
     if seed is None:
         rng.adopt_main_state()
     else:
@@ -104,69 +104,38 @@ def barrier() -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
-    """CUDA indices, without repetitions; None if none were given.
-
-    Raises:
-        SystemExit: an entry is neither a CUDA device nor an index.
-    """
-    if device_ids is None:
-        return None
-    if isinstance(device_ids, str):
-        device_ids = [part for part in device_ids.split(",") if part.strip()]
-    elif isinstance(device_ids, (int, torch.device)):
+def parse_device_ids(device_ids: DeviceIds) -> list[int]:
+    """CUDA indices, without repetitions; SystemExit if an entry is neither a CUDA device nor an index."""
+    if isinstance(device_ids, (int, torch.device)):
         device_ids = [device_ids]
-    indices = []
-    for entry in device_ids:
-        found = re.fullmatch(r"cuda|(?:cuda:)?(\d+)", str(entry).strip())
-        if found is None:
-            raise SystemExit(
-                f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1'; {entry!r} is none"
-            )
-        indices.append(int(found[1] or 0))
-    return list(dict.fromkeys(indices)) or None
+    entries = device_ids.split(",") if isinstance(device_ids, str) else device_ids or ()
+    found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda", str(entry).strip()) for entry in entries]
+    if None in found:
+        raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
+    return list(dict.fromkeys(int(each[1] or 0) for each in found if each))
 
 
-def process_count(device_ids: list[int] | None) -> int:
-    """How many ranks a plain start gets (see `setup`).
-
-    Raises:
-        SystemExit: `DP2DDP_NPROC` is not a positive number, or none of `device_ids` is there.
-    """
-    asked = os.environ.get("DP2DDP_NPROC", "").strip()
-    if asked:
-        if not asked.isdigit() or int(asked) < 1:
-            raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a positive number, not {asked!r}")
+def process_count(device_ids: Sequence[int]) -> int:
+    """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
+    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if world.wants_cpu() else "")
+    if asked.isdigit():
         return int(asked)
-    if world.wants_cpu():
-        return 1
-    present = _devices(device_ids)
-    missing = ", ".join(f"cuda:{index}" for index in device_ids or () if index not in present)
+    if asked:
+        raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
+    visible = torch.cuda.device_count()
+    missing = ", ".join(f"cuda:{index}" for index in device_ids if index >= visible)
     if missing:
-        warnings.warn(f"device_ids names {missing}, which isn't there; going on with {present}", stacklevel=3)
-    return len(present)
+        there = f"only {visible} CUDA device(s) are visible, which DP2DDP_NPROC={visible} takes"
+        raise SystemExit(f"dp2ddp: device_ids asks for {missing}, but {there}")
+    return len(device_ids) or visible
 
 
-def _devices(device_ids: list[int] | None, ranks: int = 0) -> list[int]:
-    """The CUDA devices to use: those of `device_ids` that are visible, and the others where there are more ranks."""
-    visible = list(range(torch.cuda.device_count()))
-    present = [index for index in (visible if device_ids is None else device_ids) if index in visible]
-    if device_ids and not present:
-        asked = ", ".join(f"cuda:{index}" for index in device_ids)
-        raise SystemExit(
-            f"dp2ddp: device_ids asks for {asked}, but only {len(visible)} CUDA device(s) are visible, from cuda:0 on "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')!r})"
-        )
-    if len(present) < ranks:
-        present += [index for index in visible if index not in present]
-    return present
-
-
-def _take_device(device_ids: list[int] | None, local_rank: int, ranks: int) -> torch.device:
-    """This rank's device, of which it is made the current one; `ranks` are those of this machine."""
+def _take_device(device_ids: Sequence[int], local_rank: int) -> torch.device:
+    """This rank's device, of which it is made the current one: of the visible ones, those of `device_ids` first."""
     if world.wants_cpu():
         return torch.device("cpu")
-    devices = _devices(device_ids, ranks)
+    visible = range(torch.cuda.device_count())
+    devices = [index for index in dict.fromkeys([*device_ids, *visible]) if index in visible]
     device = torch.device("cuda", devices[local_rank % len(devices)])
     torch.cuda.set_device(device)
     return device
@@ -181,92 +150,76 @@ def _place(env: Mapping[str, str]) -> world.World:
     return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)
 
 
-def _backend(place: world.World, device_ids: list[int] | None) -> str:
-    if place.device.type == "cpu":
-        return "gloo"
-    devices = len(_devices(device_ids, place.local_world_size))
-    if place.local_world_size <= devices:
+def _backend(place: world.World) -> str:
+    devices = torch.cuda.device_count()
+    if place.device.type == "cuda" and place.local_world_size <= devices:
         return "nccl"
-    warnings.warn(
-        f"{place.local_world_size} ranks share {devices} GPU(s), which is slow; they talk over gloo, because "
-        "NCCL needs one GPU per rank",
-        stacklevel=3,
-    )
+    if place.device.type == "cuda":
+        shared = f"{place.local_world_size} ranks share {devices} GPU(s), which is slow"
+        warnings.warn(f"{shared}; they talk over gloo, because NCCL needs one GPU per rank", stacklevel=3)
     return "gloo"
 
 
 def _join(place: world.World, backend: str, init_method: str | None, timeout: float | timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
     os.environ[launcher.JOINED] = str(place.pid)
-    launcher.die_with_launcher()
     if place.world_size == 1:
         return
     limits: dict[str, Any] = {}
     if timeout is not None:
         limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         place.timeout = limits["timeout"].total_seconds()
-    own = launcher.launchers_store()
-    store = own if init_method in (None, "env://") else None
-    if store is None:
-        store = _attempts_own(_meet(init_method or "env://", place), place)
-    place.store = file_sync.prefixed(own or store)
+    store = launcher.launchers_store() or _meet(init_method or "env://", place)
+    place.store = file_sync.prefixed(store)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
     failure.install()
+    watchdog.start(place.store)
     _tell_of_repeated_work()
     atexit.register(_leave)
 
 
 def _meet(url: str, place: world.World) -> Any:
-    """The store at `url`. With `tcp://` rank 0 hosts it, as documented; older torch looks for the launcher's there."""
-    timeout = timedelta(seconds=place.timeout)
-    if url.startswith("tcp://"):
-        host = urlsplit(url)
-        return launcher.TCPStore(host.hostname, host.port, place.world_size, place.rank == 0, timeout)
-    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
-    return next(iter(meeting))[0]
-
-
-def _attempts_own(store: Any, place: world.World) -> Any:
-    """A corner of `store` for this attempt alone: torchrun keeps one store, in which the addresses of ended ranks stay.
+    """The ranks' corner of the store at `url`: torchrun keeps its store, in which the addresses of ended ranks stay.
 
     Its count of restarts doesn't tell the attempts apart: each machine counts its own ranks' failures. So rank 0
     chooses a name, and tells whoever has knocked. A rank that ended can't have had the answer to a later knock.
     """
-    if place.rank != 0:
-        name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
-        store.add(name, 1)
-        return launcher.PrefixStore(name, store)
-    name, answered = f"dp2ddp/{os.urandom(16).hex()}", 0
+    if url.startswith("tcp://"):  # rank 0 hosts it, as documented; older torch looks for torchrun's store there
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    timeout = timedelta(seconds=place.timeout)
+    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
+    store = next(iter(meeting))[0]
+    name = f"dp2ddp/{os.urandom(16).hex()}"
 
     def all_know() -> bool:
-        nonlocal answered
-        while answered < store.add("dp2ddp/knocks", 0):
-            answered += 1
-            store.set(f"dp2ddp/attempt{answered}", name)
+        for knock in range(1, store.add("dp2ddp/knocks", 0) + 1):
+            store.set(f"dp2ddp/attempt{knock}", name)
         return int(store.add(name, 0)) == place.world_size - 1
 
-    file_sync.wait_until(all_know, place.timeout, "the other ranks to come")
-    return launcher.PrefixStore(name, store)
+    if place.rank == 0:
+        file_sync.wait_until(all_know, place.timeout, "the other ranks to come")
+    else:
+        name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
+        store.add(name, 1)
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 
 def _leave() -> None:
     """At exit: let no rank lose the store, and end the process group's threads."""
-    place = world.current()
-    if place.pid != os.getpid() or not dist.is_initialized():
+    store = file_sync.store()
+    if store is None or not dist.is_initialized():
         return
     # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
     time.sleep(_DRAIN)
-    if failure.failed():
+    if failure.failed:
         return  # the others may never answer
-    watchdog.leave()
-    store = place.store
-    if store is not None:
-        with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
-            store.add("left", 1)
-            if place.rank == 0:
-                file_sync.wait_until(lambda: store.add("left", 0) >= place.world_size, _LEAVE_WITHIN, "the others' end")
+    with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
+        watchdog.leave(store)
+        store.add("left", 1)
+        if world.is_main():
+            file_sync.wait_until(lambda: store.add("left", 0) >= world.world_size(), _LEAVE_WITHIN, "the others' end")
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.destroy_process_group()
@@ -279,27 +232,8 @@ def _tell_of_repeated_work() -> None:
         handle.remove()
         place = world.current()
         if not place.wraps:
-            asked = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
-            warnings.warn(
-                f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{asked}",
-                stacklevel=3,
-            )
+            line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+            work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
+            warnings.warn(work, stacklevel=3)
 
     handle = register_optimizer_step_pre_hook(look)
-
-
-def _compare_hash_seeds() -> None:
-    """Warn, on rank 0, where the ranks' sets of strings have different orders. A collective.
-
-    https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED
-    """
-    own = hash("dp2ddp") >> 1
-    extremes = torch.tensor([own, -own])
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
-    if extremes.sum() != 0:
-        warnings.warn(
-            "each rank hashes strings with a seed of its own: a loop over a set of strings takes another order on each "
-            "rank, and what is built or drawn in it parts the ranks; start with PYTHONHASHSEED=0 in the environment "
-            "(`PYTHONHASHSEED=0 torchrun ...`)",
-            stacklevel=3,
-        )

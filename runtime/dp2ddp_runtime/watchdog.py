@@ -7,14 +7,18 @@ import os
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import failure, file_sync, world
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _PATIENCE = 10.0  # seconds that a rank waits before it says so
 _LOOK_EVERY = 1.0  # seconds
 
-_RUNS, _WAITS, _LEFT = "runs", "waits", "left"
+_current: Waiting | None = None
 
 
 class Waiting:
@@ -28,93 +32,58 @@ class Waiting:
     """
 
     def __init__(self, what: str, line: str) -> None:
-        self.what = what
-        self.line = line or "an unknown line"
+        self.told = (what, line or "an unknown line")
         self.since = time.monotonic()
-        self.told = False
-        self._before: Waiting | None = None
 
     def __enter__(self) -> None:
         global _current
         self._before, _current = _current, self
-        _start()
 
     def __exit__(self, *error: object) -> None:
         global _current
         _current = self._before
-        if self.told:
-            _tell(_RUNS)
 
 
-_current: Waiting | None = None
-_thread: threading.Thread | None = None
+def start(store: Store) -> None:
+    """Look after this rank from now on."""
+    threading.Thread(target=_watch, args=[store], name="dp2ddp-watchdog", daemon=True).start()
 
 
-def _start() -> None:
-    global _thread
-    if _thread is None and file_sync.store() is not None:
-        _thread = threading.Thread(target=_watch, name="dp2ddp-watchdog", daemon=True)
-        _thread.start()
-
-
-def leave(line: str = "") -> None:
+def leave(store: Store) -> None:
     """Tell that this rank has come to the end of the script."""
-    _tell(_LEFT, "nothing: it has come to the end of the script", line)
+    file_sync.tell(store, _key(world.rank()), ["nothing: it has come to the end of the script", "its end", None])
 
 
-def _watch() -> None:
-    before: list[Any] | None = None
-    while True:
-        time.sleep(_LOOK_EVERY)
-        waiting = _current
-        if waiting is None or time.monotonic() - waiting.since < _PATIENCE:
-            before = None
-            continue
-        waiting.told = True
-        _tell(_WAITS, waiting.what, waiting.line)  # again and again: a process that is stopped tells nothing
-        states = _ask()
-        if states and before and waiting is _current and _are_stuck(before, states):
-            _end(states)
-        before = states
+def _key(rank: int) -> str:
+    return f"waits{rank}"
 
 
-def _tell(state: str, what: str = "", line: str = "") -> None:
-    store = file_sync.store()
-    try:
-        if store is not None:
-            store.set(f"waits{world.rank()}", json.dumps([state, what, line, time.time()]))
-            store.add(f"has told{world.rank()}", 1)  # which can be asked for without waiting
-    except RuntimeError:
-        return  # the store's host is gone: then what is waited for fails by itself
-
-
-def _ask() -> list[Any] | None:
-    """What all ranks told last; None where one has never told anything."""
-    store = file_sync.store()
-    ranks = range(world.world_size())
-    try:
-        if store is None or not all(store.add(f"has told{rank}", 0) for rank in ranks):
-            return None
-        return [json.loads(store.get(f"waits{rank}")) for rank in ranks]
-    except RuntimeError:
-        return None
+def _watch(store: Store) -> None:
+    before: list[Any] = []
+    with suppress(RuntimeError):  # the store's host is gone: then what is waited for fails by itself
+        while True:
+            time.sleep(_LOOK_EVERY)
+            waiting, now = _current, []
+            if waiting is not None and time.monotonic() - waiting.since > _PATIENCE:
+                # Again and again: a rank that ceases to tell is at work, or was stopped.
+                file_sync.tell(store, _key(world.rank()), [*waiting.told, time.time()])
+                keys = [_key(rank) for rank in range(world.world_size())]
+                if all(store.add(f"{key}/told", 0) for key in keys):
+                    now = [json.loads(store.get(key)) for key in keys]
+                if waiting is _current and before and now and _are_stuck(before, now):
+                    _end(now)
+            before = now
 
 
 def _are_stuck(before: list[Any], now: list[Any]) -> bool:
-    """Whether none runs, and they have waited for different things since the last look."""
-    still = all(
-        one[:3] == other[:3] and (one[0] == _LEFT or (one[0] == _WAITS and one[3] < other[3]))
-        for one, other in zip(before, now)
-    )
-    return still and len({what for _, what, *_ in now}) > 1
+    """Whether all have gone on waiting since the last look, and not for the same."""
+    wait = all(one[:2] == other[:2] and (other[2] is None or one[2] < other[2]) for one, other in zip(before, now))
+    return wait and len({what for what, *_ in now}) > 1
 
 
 def _end(states: list[Any]) -> NoReturn:
-    store = file_sync.store()
-    if store is not None and store.add(failure.FAILED, 1) == 1:
-        places = "".join(
-            f"\n  rank {rank} at {line or 'its end'} waits for {what}" for rank, (_, what, line, _) in enumerate(states)
-        )
+    if failure.may_speak(failure.FAILED):
+        places = "".join(f"\n  rank {rank} at {line} waits for {what}" for rank, (what, line, _) in enumerate(states))
         sys.stderr.write(
             f"dp2ddp: the ranks wait for each other in different places:{places}\n"
             "Each rank must run every line: what decides on the way there has to be the same on all of them "

@@ -52,7 +52,8 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     warnings.warn("seen")
 assert len(caught) == 1
-sys.stderr.write("the end")
+sys.stderr.write("to stderr")
+sys.__stderr__.write("the end")
 """
 
 
@@ -107,7 +108,7 @@ def all_times():
 
 aloud = all_times()
 quiet()
-sys.stderr.write("quiet from here on")
+sys.__stderr__.write("quiet from here on")
 assert (aloud, log.isEnabledFor(logging.DEBUG)) == (all_times(), False), (aloud, all_times())
 assert aloud[:10] == [0, 2, 1, 6, aloud[4], 1, 0, 2, 2, 1], aloud
 assert min(aloud[4], *aloud[10:]) > 0, aloud
@@ -157,3 +158,15 @@ def test_quiet(tmp_path: Path) -> None:
 def test_what_is_formatted_aloud_is_formatted_in_silence(tmp_path: Path) -> None:
     done = run(COUNTS, tmp_path)
     assert (done.returncode, done.stderr.partition("quiet from here on")[2]) == (0, ""), done.stderr
+
+
+def test_error_in_a_thread_is_heard(tmp_path: Path) -> None:
+    script = """
+import threading
+from dp2ddp_runtime.quiet import quiet
+quiet()
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+"""
+    assert run(script, tmp_path).stderr.count("ZeroDivisionError") == 1

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from dp2ddp_runtime import terminal
+
+from dp2ddp.verify import terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 
