@@ -59,8 +59,9 @@ class Inputs:
             rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
             if rows is tensor.rows:
                 # What is small may travel after the module has run, and must be what it was.
-                rows = rows.clone() if self._copies or is_small(tensor) else rows
-                lent.append((tensor, rows, rows._version))
+                rows = rows.clone() if self._copies or is_small(tensor) or rows.is_inference() else rows
+                if not rows.is_inference():  # else it has no version
+                    lent.append((tensor, rows, rows._version))
             return rows
 
         return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent)

@@ -262,6 +262,21 @@ def test_what_the_model_writes_into_its_input_stays_there(ranks: RankPool, late:
     assert ranks(2, written_by_the_model, late) == ["right"] * 2
 
 
+def in_inference_mode() -> list[bool]:
+    """Batches that are loaded in inference mode, by a model that writes into its input."""
+    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(192, 5)).eval())
+    same = []
+    with torch.inference_mode():
+        for x, y in batches(64, 64):
+            out, whole = net(x), data(64)[0]
+            same.append(torch.equal(x, whole) and torch.allclose(out, net.module(whole)) and len(y) == len(out))
+    return same
+
+
+def test_batches_in_inference_mode(ranks: RankPool) -> None:
+    assert ranks(2, in_inference_mode) == [[True]] * 2
+
+
 def adversarial() -> list[list[float]]:
     torch.manual_seed(0)
     net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
