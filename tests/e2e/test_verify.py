@@ -112,9 +112,9 @@ def test_fewer_steps_and_missing_files_are_differences(recorded: dict[str, Run])
 
 def test_a_failing_rank_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(
-        "import json, os, time\nif json.loads(os.environ['DP2DDP_PLACE'])['RANK'] == '1':\n    raise ValueError('on purpose')\ntime.sleep(0.2)\n"
-    )
+    rank = "json.loads(os.environ['DP2DDP_PLACE'])['RANK']"
+    fails = f"if {rank} == '1':\n    raise ValueError('on purpose')\n"
+    script.write_text(f"import json, os, time\n{fails}time.sleep(0.2)\n")
     with start_converted(script, [], tmp_path / "run", Options(replicas=2)) as running:
         run = running.wait()
     assert run.exit_codes == (0, 1)

@@ -294,7 +294,9 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None
             print([row[1] for row in rows if row[1].endswith(port) and row[3] == listens] == ["0100007F" + port])
         with ddp.main_first():
             if ddp.is_main():
-                attack("first1/0", "dp2ddp/first1/0", place["SECRET"] + "/dp2ddp/first2/0")
+                lines = [n for n, line in enumerate(open(__file__), 1) if line.endswith("ddp.main_first():\\n")]
+                first, second = [f"first train.py:{n} 1/0" for n in lines]
+                attack(first, "dp2ddp/" + first, place["SECRET"] + "/dp2ddp/" + second)
         try:
             with ddp.main_first():
                 time.sleep(0.5)
