@@ -91,13 +91,14 @@ def _line(
 
 
 def insert_above(before: Sequence[cst.BaseStatement], core: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
-    """`before` and then `core`: below the blank lines above `core`, above its comments."""
+    """`before` and then `core`: below the blank lines above `core`, above its comments, which keep a blank line."""
     if not before:
         return list(core)
     lines = leading(core[0])
     comment = next((i for i, line in enumerate(lines) if line.comment), len(lines))
     first = with_leading(before[0], [*lines[:comment], *leading(before[0])])
-    return [first, *before[1:], with_leading(core[0], lines[comment:]), *core[1:]]
+    blank = lines[:comment][-1:] if comment < len(lines) and not is_marker(before[-1]) else []
+    return [first, *before[1:], with_leading(core[0], [*blank, *lines[comment:]]), *core[1:]]
 
 
 def replace(core: Sequence[cst.BaseStatement], new: list[cst.BaseStatement]) -> list[cst.BaseStatement]:

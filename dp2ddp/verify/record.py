@@ -19,7 +19,7 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime import launcher
+from dp2ddp_runtime import world
 
 from . import cuda, mixed, scratch, synthetic, terminal
 from .recorder import Recorder, StepsDone
@@ -97,13 +97,13 @@ def _show_terminal() -> None:
 
 
 def _rank() -> int:
-    return int(launcher.environment().get("RANK", "0"))
+    return int(world.environment().get("RANK", "0"))
 
 
 def _show_cuda() -> None:
     """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
     the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
-    local_rank = int(launcher.environment().get("LOCAL_RANK", "0"))
+    local_rank = int(world.environment().get("LOCAL_RANK", "0"))
     show: Any = lambda otherwise=None: torch.device("cuda", local_rank)  # noqa: E731
     dp2ddp_runtime.device = show
     wrap = dp2ddp_runtime.wrap_model

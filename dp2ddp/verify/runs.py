@@ -23,7 +23,7 @@ from .recording import Recording
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
-PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.launcher.PLACE`, which can't be imported without torch
+PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.world.PLACE`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

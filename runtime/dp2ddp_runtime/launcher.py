@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,9 +24,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from . import file_sync
 from .failure import FAILED, SIGNAL_BASE, exit_now
+from .world import PLACE
 
-#: Set for the ranks: torchrun's variables, as JSON. The script must not see these: it may set up DDP itself if it does.
-PLACE = "DP2DDP_PLACE"
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
 JOINED = "DP2DDP_JOINED"
 
@@ -43,11 +42,6 @@ _SET_PARENT_DEATH_SIGNAL = 1  # `PR_SET_PDEATHSIG`
 
 # A script may change its folder before it gets to `setup`; its own path, and the arguments', are relative to this one.
 _started_in = os.getcwd()
-
-
-def environment() -> Mapping[str, str]:
-    """This process's environment variables, with those that tell a rank its place under torchrun's names."""
-    return {**os.environ, **json.loads(os.environ.get(PLACE, "{}"))}
 
 
 def launch(nproc: int) -> NoReturn:

@@ -16,6 +16,26 @@ from contextlib import redirect_stderr
 from typing import Any
 
 
+class HeldOutput:
+    """Standard output leads nowhere until `release`: the launcher has run, and printed, what comes before `setup`."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._kept = os.dup(1)
+        _lead_nowhere()
+
+    def release(self) -> None:
+        sys.stdout.flush()
+        os.dup2(self._kept, 1)
+        os.close(self._kept)
+
+
+def _lead_nowhere() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def quiet() -> None:
     """Silence this process: `print`, standard output and error, `tqdm`, `logging`, `warnings`, `breakpoint()`.
 
@@ -23,7 +43,7 @@ def quiet() -> None:
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
     """
     sys.stdout.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _lead_nowhere()
     nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
     nowhere.isatty = sys.stderr.isatty  # type: ignore[method-assign] # by which bars are disabled, or not
     sys.stderr = nowhere

@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import failure, file_sync, launcher, rng, watchdog, world
-from .quiet import quiet
+from .quiet import HeldOutput, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
 _LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
+
+_held = HeldOutput() if "LAUNCHER" in world.environment() and launcher.JOINED not in os.environ else None
 
 
 def setup(
@@ -60,7 +62,7 @@ def setup(
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
         return
     world.hide_cuda_if_unwanted()
-    env = launcher.environment()
+    env = world.environment()
     chosen = parse_device_ids(device_ids)
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
@@ -70,6 +72,8 @@ def setup(
         nproc = process_count(chosen)
         if nproc > 1:
             launcher.launch(nproc)
+    if _held is not None:
+        _held.release()
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,6 +15,11 @@ from .place import here
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+
+#: Set for the ranks of a plain start: torchrun's variables, as JSON. The script must not see these: it may set up DDP
+#: itself if it does.
+PLACE = "DP2DDP_PLACE"
 
 
 @dataclass
@@ -51,6 +58,11 @@ def enter(world: World) -> None:
     _world = world
 
 
+def environment() -> Mapping[str, str]:
+    """This process's environment variables, with those that tell a rank its place under torchrun's names."""
+    return {**os.environ, **json.loads(os.environ.get(PLACE, "{}"))}
+
+
 def rank() -> int:
     """This process's rank, 0 to `world_size() - 1`; 0 before `setup`."""
     return _world.rank
@@ -69,10 +81,12 @@ def world_size() -> int:
 def device_count() -> int:
     """The number of devices that train: the ranks, where there are several; else the CUDA devices that are visible.
 
-    For what `torch.cuda.device_count()` is asked for before a model is wrapped. A rank may see one device only.
+    For what `torch.cuda.device_count()` is asked for before a model is wrapped. A rank may see one device only. Before
+    `setup` a rank is told by its environment.
     """
     _world.counted_at = here().line
-    return _world.world_size if _world.world_size > 1 else torch.cuda.device_count()
+    ranks = _world.world_size if _world.ready else int(environment().get("WORLD_SIZE", "1"))
+    return ranks if ranks > 1 else torch.cuda.device_count()
 
 
 def is_main() -> bool:

@@ -320,4 +320,5 @@ def test_pythons_own_library_comes_back_unchanged(path: Path) -> None:
     # Nothing to convert means nothing rewritten, so rewrite the last line by force.
     script = parse(source.text, path.name)
     edits = [InsertBefore("DDP000", script.span(script.files[0].tree.body[-1]), "test", ["new()"])]
-    assert apply(source.text, edits).replace("new()\n", "", 1) == source.text
+    changed = apply(source.text, edits)
+    assert source.text in [changed.replace(line, "", 1) for line in ("new()\n", "new()\n\n")]

@@ -190,7 +190,7 @@ def test_an_emptied_if_goes_where_asked(source: str, snippets: list[str], expect
         ("a = 1\nb = 2\n", "b = 2", "a = 1\nnew()\nb = 2\n", "a = 1\nb = 2\nnew()\n"),
         ("a; b = 2; c  # x\n", "b = 2", "a\nnew()\nb = 2; c  # x\n", "a; b = 2\nnew()\nc  # x\n"),
         ("if x: a = 1\n", "a = 1", "if x:\n    new()\n    a = 1\n", "if x:\n    a = 1\n    new()\n"),
-        ("a = 1\n\n# on b\nb = 2\n", "b = 2", "a = 1\n\nnew()\n# on b\nb = 2\n", "a = 1\n\n# on b\nb = 2\nnew()\n"),
+        ("a = 1\n\n# on b\nb = 2\n", "b = 2", "a = 1\n\nnew()\n\n# on b\nb = 2\n", "a = 1\n\n# on b\nb = 2\nnew()\n"),
         (
             "def f():\n  for a in b:\n    c\n  # end\n\nd = 1\n",
             "for a in b:\n    c",

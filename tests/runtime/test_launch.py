@@ -55,6 +55,22 @@ def wait_for_end(pids: list[int], seconds: float = 5) -> list[int]:
     return [pid for pid in pids if is_alive(pid)]
 
 
+def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        """
+        counted = ddp.device_count()
+        print("before")
+        os.system("echo from a child")
+        ddp.setup()
+        print("after", counted, ddp.device_count())
+        """,
+    )
+    run = start(script)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
+
+
 def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
     write(tmp_path, "", "pkg/__init__.py")
     write(
