@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Collection
+from dataclasses import replace
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch import Launch
@@ -30,6 +31,7 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
     condition = facts.own_ddp.condition(modules)
     # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
     passed: ast.stmt | None = None
+    behind: list[ast.stmt] = []
     for here in facts.launch_finder.later(launch) if condition is not None else ():
         assert condition is not None
         assert here.statement is not None
@@ -37,7 +39,10 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
             break
         known = _known_at(facts, here, condition)
         if known is not None:
-            return opposite(facts.source, known), here
+            whole = [each for each in behind if here.statement not in facts.loops.reached(each)]
+            folders = [*launch.folders, *facts.launch_finder.settings.folders(*whole)]
+            return opposite(facts.source, known), replace(here, folders=folders)
+        behind.append(here.statement)
         if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
             reached = set(facts.loops.reached(here.statement))
             passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None

@@ -1,4 +1,4 @@
-"""What is known of a file's name: whether two can be the same, and whether it is in a rank's own temporary folder."""
+"""What is known of a file's name: whether two can be the same, and whether it is in a rank's own temporary folder or memory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _TEMPORARY = frozenset(
     "tempfile.mkdtemp tempfile.mkstemp tempfile.mktemp tempfile.TemporaryDirectory tempfile.NamedTemporaryFile "
     "tempfile.TemporaryFile tempfile.SpooledTemporaryFile".split()
 )
+_IN_MEMORY = frozenset({"io.BytesIO", "io.StringIO"})
 _JOINING = frozenset("os.path.join pathlib.Path pathlib.PurePath pathlib.PosixPath".split())
 _SAME_FILE = frozenset(
     "builtins.str os.fspath os.fsencode os.path.abspath os.path.realpath os.path.expanduser os.path.expandvars "
@@ -52,6 +53,11 @@ class FileNames:
         """The calls that make the temporary file or folder that `path` is, or lies in; whether it is nothing else."""
         makers = [{piece for piece in pieces if isinstance(piece, ast.Call)} for pieces in self.of(path)]
         return frozenset().union(*makers), bool(makers) and all(makers)
+
+    def in_memory(self, file: ast.expr) -> bool:
+        """Whether what is taken for a file is a buffer, which each rank fills and reads by itself."""
+        made = self.provenance.of(file)
+        return bool(made) and all(isinstance(v, ast.Call) and self.names.qualified(v.func) in _IN_MEMORY for v in made)
 
     def of(self, node: ast.expr) -> frozenset[Pieces]:
         """The names that an expression can be, piece by piece."""

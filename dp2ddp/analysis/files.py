@@ -60,8 +60,12 @@ class Files:
         return Opened(call, call.func.value, mode is not None and _writes(mode), as_method=True)
 
     def is_own(self, path: ast.expr | None) -> bool:
-        """Whether a file or folder is each rank's own: a temporary one, or in a temporary folder."""
-        if path is None or not self._makes_temporary:
+        """Whether a file or folder is each rank's own: a temporary one, in a temporary folder, or in memory."""
+        if path is None:
+            return False
+        if self._makes_buffers and self._paths.in_memory(path):
+            return True
+        if not self._makes_temporary:
             return False
         makers, only = self._paths.temporary(path)
         return only and not makers & self.shared
@@ -82,6 +86,10 @@ class Files:
     @cached_property
     def _makes_temporary(self) -> bool:
         return self.source.mentions("tempfile")
+
+    @cached_property
+    def _makes_buffers(self) -> bool:
+        return self.source.mentions("BytesIO") or self.source.mentions("StringIO")
 
     @cached_property
     def _named(self) -> list[tuple[ast.Call, ast.expr]]:

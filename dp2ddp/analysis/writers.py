@@ -162,10 +162,10 @@ class Writers:
 
     def _method(self, call: ast.Call) -> Writing | None:
         func = call.func
-        if not isinstance(func, ast.Attribute) or self.is_own(func):
+        if not isinstance(func, ast.Attribute) or func.attr not in _ALL_METHODS:
             return None
         method = func.attr
-        if method not in _ALL_METHODS:
+        if self._is_defined(func) if method in _TELLING else self.is_own(func):
             return None
         packages = self.packages(func.value)
         if any(package.startswith("pathlib.") for package in packages) and method in _OF_PATHS:
@@ -184,9 +184,13 @@ class Writers:
 
     def is_own(self, method: ast.Attribute) -> bool:
         """Whether a method is, or may be, one of the script's own classes'."""
-        if self.resolver.holds(method, Function) or self.resolver.holds(method.value, Class, Instance, Module):
+        if self._is_defined(method) or self.resolver.holds(method.value, Class, Instance, Module):
             return True
         return isinstance(method.value, ast.Call) and self.names.qualified(method.value.func) == "builtins.super"
+
+    def _is_defined(self, method: ast.Attribute) -> bool:
+        """Whether the script defines a method; else an object of its own class has it from a library's."""
+        return self.resolver.holds(method, Function)
 
     def packages(self, node: ast.expr) -> set[str]:
         """The functions of libraries that make the object which an expression is, or is an element of."""

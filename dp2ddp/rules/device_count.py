@@ -22,7 +22,8 @@ class DeviceCountRule(Rule):
         "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "
         "machines have more than one of them sees. So guards such as `if torch.cuda.device_count() > 1:` stay, and "
         "ask about the job. Where the script names its `device_ids`, only such questions are changed: a number "
-        "that is computed with counts all visible GPUs there."
+        "that is computed with counts all visible GPUs there. "
+        "Beside a script's own DistributedDataParallel its number is handed over, for where no ranks are started."
     )
     examples = (
         Example(
@@ -71,6 +72,56 @@ if several:
 workers = 4 * torch.cuda.device_count()
 """,
         ),
+        Example(
+            allow_ddp=True,
+            before="""\
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+
+
+def worker(gpu, args):
+    net = nn.Linear(4, 2)
+    if args.distributed:
+        dist.init_process_group("nccl", rank=gpu)
+        net = nn.parallel.DistributedDataParallel(net.cuda())
+    elif args.gpus > 1:
+        net = nn.DataParallel(net).cuda()
+
+
+def main(args):
+    args.gpus = torch.cuda.device_count()
+    if args.distributed:
+        mp.spawn(worker, nprocs=args.gpus, args=(args,))
+    else:
+        worker(None, args)
+""",
+            after="""\
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+
+def worker(gpu, args):
+    net = nn.Linear(4, 2)
+    if args.distributed:
+        dist.init_process_group("nccl", rank=gpu)
+        net = nn.parallel.DistributedDataParallel(net.cuda())
+    elif args.gpus > 1:
+        net = nn.DataParallel(net).cuda()
+
+
+def main(args):
+    args.gpus = ddp.device_count(torch.cuda.device_count())
+    if args.distributed:
+        mp.spawn(worker, nprocs=args.gpus, args=(args,))
+    else:
+        worker(None, args)
+""",
+        ),
     )
 
     def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
@@ -82,7 +133,11 @@ workers = 4 * torch.cuda.device_count()
         for call in facts.source.calls:
             if _asks(facts, call) and call not in gone and (all_devices or _decides(facts, call)):
                 span = facts.source.span(call)
-                yield ReplaceExpr(self.id, span, "the ranks, where there are several", "ddp.device_count()")
+                reason = "the ranks, where there are several"
+                if facts.beside_ddp:  # the script's own distributed training goes on with its own number
+                    yield ReplaceExpr(self.id, span, reason, "ddp.device_count(__h_it__)", {"it": span})
+                else:
+                    yield ReplaceExpr(self.id, span, reason, "ddp.device_count()")
 
 
 def _asks(facts: Facts, node: ast.AST) -> bool:

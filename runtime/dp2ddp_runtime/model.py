@@ -102,7 +102,7 @@ class WrappedModel(DistributedDataParallel):
         nn.Module.__init__(self)
         module = _plain(module).to(world.device())
         self.dim = dim
-        index = world.device().index
+        index = world.numbered_device().index
         self.device_ids = [] if index is None else [index]
         self.output_device = index
         self._inside = False  # inside another wrapped model, which then does everything

@@ -38,7 +38,7 @@ class Replica:
     """
 
     def __init__(self, module: nn.Module, root: nn.Module | None) -> None:
-        self.device_ids = [world.device().index] if world.device().type == "cuda" else []
+        self.device_ids = [world.numbered_device().index] if world.device().type == "cuda" else []
         self._module = module
         self._root = None if root is None else weakref.ref(root)
         self._joined: dict[int, nn.Parameter] = {}  # what has rank 0's values, by id

@@ -78,15 +78,25 @@ def world_size() -> int:
     return _world.world_size
 
 
-def device_count() -> int:
+def device_count(otherwise: int | None = None) -> int:
     """The number of devices that train: the ranks, where there are several; else the CUDA devices that are visible.
 
     For what `torch.cuda.device_count()` is asked for before a model is wrapped. A rank may see one device only. Before
     `setup` a rank is told by its environment.
+
+    Args:
+        otherwise: what to return where `setup` starts no ranks, because the script sets up DDP itself.
     """
     _world.counted_at = here().line
+    if otherwise is not None and not _is_own_rank():
+        return otherwise
     ranks = _world.world_size if _world.ready else int(environment().get("WORLD_SIZE", "1"))
     return ranks if ranks > 1 else torch.cuda.device_count()
+
+
+def _is_own_rank() -> bool:
+    """Whether this is a rank that `setup` has started, or that it will join."""
+    return _world.ready or PLACE in os.environ
 
 
 def is_main() -> bool:
@@ -114,17 +124,21 @@ def device(otherwise: Any) -> Any: ...
 
 
 def device(otherwise: Any = None) -> Any:
-    """This rank's device, as a `torch.device`; `otherwise`, if given, where `setup` has not started any ranks.
+    """This rank's device, as a `torch.device`; `otherwise`, if given, where `setup` starts no ranks.
 
-    Without `setup` it is told from the environment: `LOCAL_RANK`'s CUDA device under torchrun, the first one otherwise;
-    the current one in a process group that the script has made itself.
+    Before `setup` it is `cuda` without a number, which means the current device: `setup` will make it this rank's. In a
+    process group that the script has made itself, it is the current one's number.
     """
     if _world.ready:
         return _world.device
-    if otherwise is not None:
+    if otherwise is not None and not _is_own_rank():
         return otherwise
     if wants_cpu():
         return torch.device("cpu")
-    if dist.is_initialized():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device()) if dist.is_initialized() else torch.device("cuda")
+
+
+def numbered_device() -> torch.device:
+    """`device()`, always with its number."""
+    found = device()
+    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found

@@ -21,6 +21,22 @@ from torchvision.transforms import ToPILImage
 net = nn.DataParallel(nn.Linear(4, 2))
 """
 
+#: What is written into memory is there on every rank.
+IN_MEMORY = (
+    "import io\nbuffer = io.BytesIO()\nplt.savefig(buffer, format='png')\nImage.open(buffer)\n",
+    "from io import BytesIO\nwith BytesIO() as b:\n    Image.open(p).save(b, format='PNG')\n    send(b.getvalue())\n",
+    "import io\ndef curve(fig):\n    out = io.StringIO()\n    pd.DataFrame(fig).to_csv(out)\n    return out\n",
+    "import io\ndef put(to):\n    torch.save(net, to)\n    to.seek(0)\nput(io.BytesIO())\n",
+)
+#: Methods that libraries' models, and own classes derived from them, have from the library.
+INHERITED = (
+    "model = nn.Linear(4, 2)\nnet = nn.DataParallel(model)\n"
+    "whole = net.module if hasattr(net, 'module') else net\n{}whole.save_pretrained{}(p)\n",
+    "class Bert(BertModel):\n    pass\nb = Bert()\n{}b.save_pretrained{}(p)\n",
+    "class Bert(BertModel, nn.Module):\n    def save_pretrained(self, folder):\n"
+    "        {}super().save_pretrained{}(folder)\nBert().save_pretrained(p)\n",
+)
+
 OPENED = {
     "with Path('log.csv').open('w') as f:\n    pass\n": "with ddp.open(Path('log.csv'), 'w') as f:",
     "f = (folder / 'a').open(mode='at', encoding='utf-8')\n": "ddp.open(folder / 'a', mode='at', encoding='utf-8')",
@@ -151,3 +167,14 @@ def test_what_is_read_and_changed_is_noted(text: str) -> None:
 @pytest.mark.parametrize("text", LEFT)
 def test_left_alone(text: str) -> None:
     assert _converted(text) == _HEAD + text
+
+
+@pytest.mark.parametrize("text", IN_MEMORY)
+def test_what_is_written_into_memory_is_each_rank_s_own(text: str) -> None:
+    assert text in convert_source(_HEAD + text, "s.py", Options()).new_text
+
+
+@pytest.mark.parametrize("text", INHERITED)
+def test_what_a_model_has_from_a_library_writes_on_rank_0(text: str) -> None:
+    result = convert_source(_HEAD + text.format("", ""), "s.py", Options(select=frozenset({"DDP011"})))
+    assert text.format("ddp.main_only(", ")") in result.new_text

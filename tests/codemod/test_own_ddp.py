@@ -440,6 +440,33 @@ def test_its_own_lines_stay_and_what_both_share_is_right_for_both() -> None:
     assert not conversion.notes
 
 
+def test_folders_that_are_made_before_may_exist() -> None:
+    result = converted(
+        """
+        def parse():
+            args = parser.parse_args()
+            if not os.path.isdir(args.out):
+                os.makedirs(args.out)
+            return args
+        def main():
+            args = parse()
+            os.environ["CUDA_VISIBLE_DEVICES"] = args.gpus
+            if args.distributed:
+                mp.spawn(worker, nprocs=2, args=(args,))
+            else:
+                worker(0, args)
+        def worker(gpu, args):
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+            os.makedirs(args.out + "/log")
+        main()
+        """
+    )
+    assert "ddp.main_only(os.makedirs)(args.out, exist_ok=True)" in result.new_text
+    assert 'ddp.main_only(os.makedirs)(args.out + "/log")' in result.new_text
+
+
 def test_without_the_option_the_line_says_what_it_does() -> None:
     with pytest.raises(BadInput) as raised:
         converted(_FULL, allow=False)

@@ -519,3 +519,20 @@ def test_ranks_that_all_do_the_same_work_are_told_once(tmp_path: Path) -> None:
     told = start(script, 2).stderr
     assert told.count("no model is wrapped, so each of the 2 ranks does all of the work; see train.py:7") == 1
     assert "no model is wrapped" not in start(script, 1).stderr
+
+
+def test_before_setup_the_device_is_whichever_setup_will_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that is imported first keeps it: `device_ids` aren't known yet, nor the rank of a plain start."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
+    assert world.device() == torch.device("cuda")
+    assert world.device("cuda:0") == "cuda:0"  # a script's own distributed training
+    assert world.device_count(8) == 8
+    monkeypatch.setenv("WORLD_SIZE", "2")  # of machines, as some scripts have it
+    assert world.device_count(8) == 8
+    monkeypatch.setenv("DP2DDP_PLACE", json.dumps({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}))
+    assert world.device() == world.device("cuda:0") == torch.device("cuda")
+    assert world.device_count(8) == 2
+    assert world.numbered_device() == torch.device("cuda", 3)
