@@ -249,6 +249,14 @@ else:
             )
         for kind, statement in launch.late:
             yield Note(self.id, facts.source.span(statement), *_LATE[kind])
+        for call in launch.early[:1]:
+            yield Note(
+                self.id,
+                facts.source.span(call),
+                "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether "
+                "the script sets up DDP itself; one may read what another is writing",
+                "move it below `ddp.setup()`, or decide on DDP above it",
+            )
         for call in launch.folders:
             yield self._may_exist(facts, call)
 

@@ -10,6 +10,7 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -398,6 +399,25 @@ def test_more_ranks_than_devices_use_gloo(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(UserWarning, match=r"2 ranks share 1 GPU"):
         assert launch._backend(world.World(world_size=2, local_world_size=2, device=cuda), None) == "gloo"
     assert launch._backend(world.World(world_size=2, local_world_size=2), None) == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("RunMode.RUN", "hydra.run.dir='/start/a/it\\'s'"), ("RunMode.MULTIRUN", "hydra.sweep.dir='/m'")],
+)
+def test_the_ranks_get_the_folder_that_hydra_named(monkeypatch: pytest.MonkeyPatch, mode: str, expected: str) -> None:
+    """It is named after the time: each rank would have its own, and not find what rank 0 writes."""
+    values = SimpleNamespace(
+        mode=mode,
+        runtime=SimpleNamespace(cwd="/start"),
+        run=SimpleNamespace(dir="a/it's"),
+        sweep=SimpleNamespace(dir="/m"),
+    )
+    config = SimpleNamespace(initialized=lambda: True, get=lambda: values)
+    monkeypatch.setattr(relaunch.sys, "orig_argv", ["python", "train.py", "lr=0.1"], raising=False)
+    plain = relaunch.command()
+    monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", SimpleNamespace(HydraConfig=config))
+    assert relaunch.command() == [*plain, expected]
 
 
 def test_command_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
