@@ -53,9 +53,11 @@ def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
 
 
 def _type_questions(node: ast.AST) -> list[ast.AST]:
-    """Parts of a node in which a class is named to ask for a type, or to derive from it."""
+    """Parts of a node in which a class is named to ask for a type, to derive from it, or by itself."""
     if isinstance(node, ast.Call) and _last(node.func) in ("isinstance", "issubclass"):
         return [*node.args[1:]]
+    if isinstance(node, ast.Call) and _last(node.func) == "super":
+        return [*node.args[:1]]
     if isinstance(node, ast.Compare):
         return [node]
     if isinstance(node, ast.ClassDef):
@@ -72,6 +74,7 @@ def unfollowed(tree: ast.Module) -> list[ast.expr]:
     nodes = list(ast.walk(tree))
     imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
     known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    known |= {"torch", "nn"} if "*" in known else set()  # mostly it is a star import that brings them
     is_said = any(isinstance(n, ast.Constant) and isinstance(n.value, str) and _SAID.search(n.value) for n in nodes)
     found = (
         n for n in nodes if isinstance(n, ast.expr) and (_is_of_unknown(n, known) or (is_said and _is_computed(n)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.files import CHANGING
 from dp2ddp.analysis.launch import Launch
 from dp2ddp.analysis.loops import local_names
 from dp2ddp.analysis.own_ddp import joined, opposite
-from dp2ddp.analysis.source import FUNCTIONS
+from dp2ddp.analysis.source import FUNCTIONS, in_order
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
 
@@ -31,7 +32,7 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
     condition = facts.own_ddp.condition(modules)
     # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
     passed: ast.stmt | None = None
-    behind: list[ast.stmt] = []
+    ran: list[ast.stmt] = []
     for here in facts.launch_finder.later(launch) if condition is not None else ():
         assert condition is not None
         assert here.statement is not None
@@ -39,14 +40,34 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
             break
         known = _known_at(facts, here, condition)
         if known is not None:
-            whole = [each for each in behind if here.statement not in facts.loops.reached(each)]
+            whole = [each for each in ran if here.statement not in facts.loops.reached(each)]
             folders = [*launch.folders, *facts.launch_finder.settings.folders(*whole)]
-            return opposite(facts.source, known), replace(here, folders=folders)
-        behind.append(here.statement)
+            early = _written_before(facts, here.statement, ran)
+            return opposite(facts.source, known), replace(here, folders=folders, early=early)
         if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
+            ran.append(here.statement)
             reached = set(facts.loops.reached(here.statement))
             passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None
     raise _untold(facts, facts.own_ddp.begins(modules)[0], condition)
+
+
+def _written_before(facts: Facts, place: ast.stmt, ran: Sequence[ast.stmt]) -> list[ast.Call]:
+    """What writes files among the statements that each process runs by itself before it comes to a place.
+
+    Folders are left out: the process that starts the others has made them before these look.
+    """
+    reached = [set(facts.loops.reached(statement)) for statement in ran]
+    nodes: set[ast.AST] = set().union(*(found for found in reached if place not in found))
+    return in_order([node for node in nodes if isinstance(node, ast.Call) and _writes(facts, node)])
+
+
+def _writes(facts: Facts, call: ast.Call) -> bool:
+    path = facts.names.qualified(call.func) or ""
+    writing = facts.writers.of(call)
+    opened = facts.files.opened(call)
+    if path in CHANGING or path == "torch.save" or (opened is not None and opened.writes):
+        return True
+    return writing is not None and bool(writing.names) and path not in ("os.makedirs", "os.mkdir")
 
 
 def _untold(facts: Facts, place: ast.Call, condition: ast.expr | None) -> BadInput:

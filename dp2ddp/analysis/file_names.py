@@ -1,4 +1,4 @@
-"""What is known of a file's name: whether two can be the same, and whether it is in a rank's own temporary folder or memory."""
+"""What is known of a file's name: whether two can be the same, and whether it is a rank's own: temporary, in memory."""
 
 from __future__ import annotations
 
@@ -127,9 +127,8 @@ class FileNames:
         """A value that isn't known, but for the temporary folder that it is made of."""
         inner = (child for child in ast.walk(node) if isinstance(child, ast.expr) and child is not node)
         named = (n for n in inner if isinstance(n, (ast.Name, ast.Attribute, ast.Call)))
-        makers = (v for n in named for v in self.provenance.of(n) if isinstance(v, ast.Call))
-        made = [maker for maker in makers if self.names.qualified(maker.func) in _TEMPORARY]
-        return (*made[:1], self._key(node))
+        made = (piece for n in named for pieces in self.of(n) for piece in pieces if isinstance(piece, ast.Call))
+        return (*[*made][:1], self._key(node))
 
     def _key(self, node: ast.expr) -> Hashable:
         """The same for the same value, as far as can be told."""

@@ -25,6 +25,7 @@ class Launch:
         late: what should have come before it and doesn't, the first statement for each of `settings.ARGUMENTS` (parsed)
             and `settings.DEVICES` (chosen).
         folders: calls that make folders, before it, and that must not mind another process being faster.
+        early: calls that write files before it, in each process.
     """
 
     entry: ast.Module
@@ -32,6 +33,7 @@ class Launch:
     visible: frozenset[str]
     late: Sequence[tuple[str, ast.stmt]] = ()
     folders: Sequence[ast.Call] = ()
+    early: Sequence[ast.Call] = ()
 
 
 @dataclass(frozen=True)

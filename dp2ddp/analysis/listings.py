@@ -75,7 +75,9 @@ class Listings:
         That is the list with what is made of it at once: `sorted(...)`, `len(...)`, a comprehension that picks files.
         """
         path = self.names.qualified(listing.func)
-        if path in _UNTOLD or (path == "os.walk" and self._is_steered(listing)):
+        if path == "os.walk" and self._is_steered(listing):
+            return None
+        if path in _UNTOLD and not self._is_named(listing):
             return None
         node: ast.expr = listing
         lazy = path in _LAZY or path is None
@@ -90,6 +92,14 @@ class Listings:
                 break
         iterated = isinstance(above, (ast.For, ast.comprehension)) and above.iter is node
         return None if lazy and not iterated else (node, lazy)
+
+    def _is_named(self, listing: ast.Call) -> bool:
+        """Whether a comprehension makes names or paths of the entries of a folder: `[e.name for e in ...]`."""
+        loop = self.source.parent(listing)
+        whole = self.source.parent(loop) if isinstance(loop, ast.comprehension) and loop.iter is listing else None
+        if not isinstance(whole, (ast.ListComp, ast.SetComp, ast.GeneratorExp)) or len(whole.generators) > 1:
+            return False
+        return isinstance(whole.elt, ast.Attribute) and whole.elt.attr in ("name", "path")
 
     def _picks(self, loop: ast.comprehension, node: ast.expr) -> bool:
         """Whether a comprehension makes a plain list of the files that it picks."""

@@ -200,6 +200,8 @@ class Loops:
             iterated, _ = self._iterated(node)
             if not _is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
+            if isinstance(iterated, ast.Name) and any(self._is_count(v) for v in self._values(iterated.id, node)):
+                continue
             body = list(self.reached(*node.body))
             inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
             if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
@@ -277,15 +279,19 @@ class Loops:
         return self.source.segment(given) + text[len(root) :] if given is not None and _is_path(given) else None
 
     def _counts_epochs(self, node: ast.For) -> bool:
-        """Whether a `for` counts: over `range(...)` or `trange(...)`, perhaps under a progress bar."""
-        iterated = node.iter
-        while isinstance(iterated, ast.Call) and iterated.args:
-            path = self.names.qualified(iterated.func) or ""
+        """Whether a `for` counts, and isn't within a pass over a loader."""
+        is_plain = isinstance(node.target, ast.Name)
+        return is_plain and self._is_count(node.iter) and not self._stands_in_data_loop(node)
+
+    def _is_count(self, node: ast.expr) -> bool:
+        """Whether an expression is `range(...)` or `trange(...)`, perhaps under a progress bar."""
+        while isinstance(node, ast.Call) and node.args:
+            path = self.names.qualified(node.func) or ""
             if path == "builtins.range" or path.endswith(".trange"):
-                return isinstance(node.target, ast.Name) and not self._stands_in_data_loop(node)
+                return True
             if path not in PROGRESS_BARS:
                 return False
-            iterated = iterated.args[0]
+            node = node.args[0]
         return False
 
     def _stands_in_data_loop(self, node: ast.For) -> bool:

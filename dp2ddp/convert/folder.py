@@ -185,10 +185,11 @@ def _shared(outcome: Outcome) -> Iterator[BadInput]:
     """Scripts that were left as they are, but import a file that changed."""
     changed = set(outcome.changed())
     for program, _ in outcome.refused:
-        for path in [path for path in program.files if path in changed]:
-            yield BadInput(
-                program.entry, what=f"left as it is, but it imports {path}, which changed", todo="run the original"
-            )
+        paths = [path for path in program.files if path in changed]
+        if paths:
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            what = f"left as it is, but it imports {paths[0]}{more}, which changed"
+            yield BadInput(program.entry, what=what, todo="run the original")
 
 
 def _write(job: _Job) -> str | None:

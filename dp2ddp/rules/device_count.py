@@ -22,8 +22,8 @@ class DeviceCountRule(Rule):
         "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "
         "machines have more than one of them sees. So guards such as `if torch.cuda.device_count() > 1:` stay, and "
         "ask about the job. Where the script names its `device_ids`, only such questions are changed: a number "
-        "that is computed with counts all visible GPUs there. "
-        "Beside a script's own DistributedDataParallel its number is handed over, for where no ranks are started."
+        "that is computed with counts all visible GPUs there. Whether there is any GPU (`> 0`) each rank sees itself; "
+        "beside a script's own DistributedDataParallel its number is handed over, for where no ranks are started."
     )
     examples = (
         Example(
@@ -131,7 +131,9 @@ def main(args):
         all_devices = all(any(_asks(facts, part) for part in ast.walk(ids)) for ids in given)
         gone = {part for wrap in facts.wraps.models for ids in (wrap.device_ids,) if ids for part in ast.walk(ids)}
         for call in facts.source.calls:
-            if _asks(facts, call) and call not in gone and (all_devices or _decides(facts, call)):
+            if not _asks(facts, call) or call in gone or _whether_any(facts, call):
+                continue
+            if all_devices or _decides(facts, call):
                 span = facts.source.span(call)
                 reason = "the ranks, where there are several"
                 if facts.beside_ddp:  # the script's own distributed training goes on with its own number
@@ -142,6 +144,19 @@ def main(args):
 
 def _asks(facts: Facts, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and facts.names.qualified(node.func) == _ASKS
+
+
+def _whether_any(facts: Facts, call: ast.Call) -> bool:
+    """Whether a call only asks if there is a GPU at all: that is so on each rank, or, on CPU ranks, on none."""
+    above = facts.source.parent(call)
+    if isinstance(above, ast.Compare) and above.left is call and len(above.ops) == 1:
+        limit, operator = above.comparators[0], above.ops[0]
+        value = limit.value if isinstance(limit, ast.Constant) else None
+        return (value == 0 and isinstance(operator, (ast.Gt, ast.NotEq, ast.Eq, ast.LtE))) or (
+            value == 1 and isinstance(operator, (ast.GtE, ast.Lt))
+        )
+    is_test = isinstance(above, (ast.If, ast.IfExp, ast.While)) and above.test is call
+    return is_test or (isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not))
 
 
 def _decides(facts: Facts, call: ast.Call) -> bool:

@@ -238,16 +238,25 @@ else:
             "starts one process per device, before anything that all of them have to do alike",
             lines,
         )
-        if len(texts) > 1 or None in texts:
+        others = [text for text in texts if text not in known[:1]]
+        if others:
             yield Note(
                 self.id,
-                facts.source.span(given[texts[-1]]),
+                facts.source.span(given[others[-1]]),
                 "the `device_ids` of this wrap are not known where the processes start, so "
                 + (f"`{known[0]}` are used" if known else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
         for kind, statement in launch.late:
             yield Note(self.id, facts.source.span(statement), *_LATE[kind])
+        for call in launch.early[:1]:
+            yield Note(
+                self.id,
+                facts.source.span(call),
+                "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether "
+                "the script sets up DDP itself; one may read what another is writing",
+                "move it below `ddp.setup()`, or decide on DDP above it",
+            )
         for call in launch.folders:
             yield self._may_exist(facts, call)
 

@@ -10,6 +10,9 @@ from dp2ddp.analysis.files import Opened
 from dp2ddp.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
+#: Where a writer's reports lie.
+_FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
+
 
 class OutputRule(Rule):
     """Files, folders, plots and experiment trackers belong to rank 0. `print`, `tqdm` and `logging` need no change."""
@@ -60,6 +63,7 @@ print(open("notes.txt").read())
         if not facts.parallel:
             return
         yield from self._tracker_values(facts)
+        yield from self._folders_of_reports(facts)
         for call in facts.source.calls:
             if not facts.in_fetch(call):
                 yield from self._opening(facts, call)
@@ -77,6 +81,20 @@ print(open("notes.txt").read())
                     f"`{path}` is read, and only rank 0 has started wandb",
                     "take these values from the script's own arguments",
                 )
+
+    def _folders_of_reports(self, facts: Facts) -> Iterator[Finding]:
+        """`writer.log_dir`: rank 0 alone has a writer, and checkpoints go into its folder."""
+        for node in facts.source.nodes:
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in _FOLDERS):
+                continue
+            if not any(path.endswith(".SummaryWriter") for path in facts.writers.packages(node.value)):
+                continue
+            above = facts.source.parent(node)
+            value = above if isinstance(above, ast.Call) and above.func is node else node
+            if facts.on_all_ranks(value):
+                span = facts.source.span(value)
+                reason = "only rank 0 has a writer, and knows its folder"
+                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
     def _opening(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
         """A file that is opened. What the script reads back a rank must not read before rank 0 has written it."""

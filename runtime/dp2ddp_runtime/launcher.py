@@ -95,7 +95,19 @@ def command() -> list[str]:
         raise SystemExit(
             "dp2ddp: several ranks need a script that can be started again: save it as a file, and run that"
         )
-    return [sys.executable, *given[1:]]
+    return [sys.executable, *given[1:], *_folder_by_hydra()]
+
+
+def _folder_by_hydra() -> list[str]:
+    """Hydra runs a script in a folder named after the time: the argument that gives the ranks this process's folder."""
+    module: Any = sys.modules.get("hydra.core.hydra_config")
+    if module is None or not module.HydraConfig.initialized():
+        return []
+    config = module.HydraConfig.get()
+    kind = "sweep" if "MULTIRUN" in str(getattr(config, "mode", None)) else "run"
+    folder = os.path.join(config.runtime.cwd, getattr(config, kind).dir)
+    quoted = folder.replace("\\", "\\\\").replace("'", "\\'")
+    return [f"hydra.{kind}.dir='{quoted}'"]
 
 
 def launchers_store() -> Any:

@@ -219,7 +219,7 @@ def seed_generators(seed: int) -> None:
     """Seed the global generators of `random`, NumPy and torch (CPU and CUDA)."""
     random.seed(seed)
     if np is not None:
-        np.random.seed(seed % 2**32)
+        np.random.seed(int(seed) % 2**32)  # scripts that parse a seed as a float get by with torch and `random`
     torch.manual_seed(seed)
 
 

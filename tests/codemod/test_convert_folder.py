@@ -493,6 +493,20 @@ def test_files_in_which_a_wrap_may_be_hidden_are_named(project: Path) -> None:
     assert "  project/hidden.py:2: may mean DataParallel, which can't be told without running it; " in result.stderr
 
 
+def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
+    helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
+    write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
+    result = run("project", "-o", "out")
+    assert result.stderr.count("left as it is, but it imports") == 1
+    assert " and 1 more, which changed; run the original" in result.stderr
+
+
+def test_what_a_star_import_brings_hides_no_wrap(project: Path) -> None:
+    write(project, {"dist.py": f"from nets import *  # REFUSED\nnet = torch.nn.DataParallel(net)\n{GUARD}"})
+    assert "may mean DataParallel" not in run("project", "-o", "out").stderr
+
+
 def test_functions_can_be_entries(project: Path) -> None:
     package = {"package/__init__.py": "", "package/cli.py": "from nets import wrap\ndef main():\n    wrap(1)\n"}
     write(project, package)

@@ -144,3 +144,32 @@ def test_every_loader_that_is_drawn_from_is_shared_out(way: str) -> None:
 def test_only_loaders_are_shared_out() -> None:
     text = converted("from zoo import fit\nfit(net, nn.CrossEntropyLoss(), a)\n").new_text
     assert "fit(net, nn.CrossEntropyLoss(), a)" in text
+
+
+_LOOPS = """\
+import torch.nn as nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm, trange
+
+class Batches(DataLoader):
+    def __init__(self, data):
+        super().__init__(data, batch_size=4)
+
+net = nn.DataParallel(nn.Linear(4, 2))
+loader = Batches(data)
+"""
+
+
+def test_a_loader_class_of_the_script_is_a_loader() -> None:
+    loop = "bar = tqdm(iter(loader), total=len(loader))\nfor i, x in enumerate(bar):\n    net(x).sum().backward()\n"
+    conversion = convert_source(_LOOPS + loop, "train.py", Options())
+    assert "loader = ddp.shard_loader(Batches(data))" in conversion.new_text
+    assert conversion.new_text.count("shard_loader") == 1
+
+
+@pytest.mark.parametrize("count", ["trange(0, 10)", "range(10)", "tqdm(range(10))"])
+def test_a_count_is_no_loader(count: str) -> None:
+    loop = f"batches = iter(loader)\nsteps = {count}\nfor i in steps:\n    net(next(batches)).sum().backward() * i\n"
+    new = convert_source(_LOOPS + loop, "train.py", Options()).new_text
+    assert "for i in steps:" in new
+    assert new.count("shard_loader") == 1

@@ -303,3 +303,15 @@ def test_scripts_that_import_what_changed_are_told(tmp_path: Path) -> None:
     sources = Sources(tmp_path, files)
     found = entries.importing(sources, Layout(sources), ["engine.py", "utils.py"], ["train.py"])
     assert found == {"package/deep.py": ["utils.py"], "prepare.py": ["utils.py"]}
+
+
+def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:
+    """Packages for synchronised BatchNorm bring such a class, and models import them for their layers alone."""
+    sync = (
+        "from torch.nn import DataParallel\n\nclass WithCallback(DataParallel):\n"
+        "    def replicate(self, module, ids):\n        return super(WithCallback, self).replicate(module, ids)\n"
+    )
+    asking = f"from sync import WithCallback\ndef main(): print(isinstance(1, WithCallback))\n{GUARD}"
+    assert guess(tmp_path, {"sync.py": sync, "train.py": asking}).entries == []
+    using = f"from sync import WithCallback\ndef main(): WithCallback(1)\n{GUARD}"
+    assert guess(tmp_path, {"sync.py": sync, "train.py": using}).entries == ["train.py"]

@@ -131,6 +131,10 @@ TEMPORARY = [
     "d = Path(tempfile.mkdtemp())\n(d / 'log').mkdir()\nopen(d / 'log' / 'x', 'w').close()",
     "with tempfile.NamedTemporaryFile() as f:\n    torch.save(net, f.name)\n    torch.save(net, f)",
     "fd, name = tempfile.mkstemp()\ntorch.save(net, name)\nos.remove(name)",
+    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    do = 'sox {} {}'.format(p, name)\n"
+    "    os.system(do)",
+    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    os.system('sox %s %s' % (p, name))",
+    "name = tempfile.mkdtemp() + '/a'\nto = ['tar', 'xf', p, '-C', name]\nos.system(' '.join(to))",
     "def store(d):\n    torch.save(net, f'{d}/x')\nstore(tempfile.mkdtemp())",
     "class Run:\n    def __init__(self):\n        self.d = tempfile.mkdtemp()\n"
     "    def save(self):\n        torch.save(net, os.path.join(self.d, 'x'))\nRun().save()",

@@ -251,6 +251,17 @@ def test_two_wraps_with_different_devices_get_a_note() -> None:
     assert len(result.notes) == 1
 
 
+def test_the_note_is_at_a_wrap_with_other_devices() -> None:
+    script = _IMPORTS + (
+        "def build(net, ids):\n    return nn.DataParallel(net, device_ids=ids.some)\n"
+        "a = build(Net(), compute())\nb = nn.DataParallel(Net(), [0, 1])\n"
+    )
+    result = launched(script)
+    assert "ddp.setup(device_ids=[0, 1])" in result.new_text
+    (note,) = result.notes
+    assert "ids.some" in script.splitlines()[note.span.start.line - 1]
+
+
 def test_a_module_that_only_defines_gets_a_note() -> None:
     result = launched(_IMPORTS + "def build():\n    return nn.DataParallel(Net())\n")
     assert not result.changed

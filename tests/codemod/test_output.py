@@ -178,3 +178,18 @@ def test_what_is_written_into_memory_is_each_rank_s_own(text: str) -> None:
 def test_what_a_model_has_from_a_library_writes_on_rank_0(text: str) -> None:
     result = convert_source(_HEAD + text.format("", ""), "s.py", Options(select=frozenset({"DDP011"})))
     assert text.format("ddp.main_only(", ")") in result.new_text
+
+
+@pytest.mark.parametrize("read", ["self.writer.log_dir", "self.writer.logdir", "self.writer.get_logdir()"])
+def test_the_folder_of_a_writer_is_rank_0s(read: str) -> None:
+    text = (
+        "class T:\n    def __init__(self):\n        self.writer = SummaryWriter()\n"
+        f"    def save(self):\n        torch.save(net, os.path.join({read}, 'x.pt'))\nT().save()\n"
+    )
+    new = convert_source(_HEAD + text, "train.py", Options()).new_text
+    assert f"ddp.save(net, os.path.join(ddp.broadcast({read}), 'x.pt'))" in new
+
+
+def test_other_folders_stay() -> None:
+    text = "class Args:\n    log_dir = 'x'\nargs = Args()\nargs.log_dir = 'y'\ntorch.save(net, args.log_dir)\n"
+    assert "broadcast" not in convert_source(_HEAD + text, "train.py", Options()).new_text

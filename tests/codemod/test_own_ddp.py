@@ -501,3 +501,19 @@ def test_a_guard_around_both_keeps_the_wrap() -> None:
 
 def test_an_import_that_isn_t_used_is_no_ddp() -> None:
     assert "\nddp.setup()\n" in converted("net = nn.DataParallel(Net())\n").new_text
+
+
+def test_files_written_before_it_can_be_told_are_named() -> None:
+    script = (
+        "import argparse, os, torch\nimport torch.distributed as dist\nimport torch.nn as nn\n"
+        "parser = argparse.ArgumentParser()\nargs = parser.parse_args()\n\n"
+        "class Run:\n    def __init__(self, d):\n        os.makedirs(d, exist_ok=True)\n        {}\n\n"
+        "def main():\n    Run(args.d)\n    n = torch.cuda.device_count()\n    args.distributed = n > 1 and args.many\n"
+        "    net = nn.Linear(4, 2)\n    if args.distributed:\n        dist.init_process_group('nccl')\n"
+        "        net = nn.parallel.DistributedDataParallel(net)\n    else:\n        net = nn.DataParallel(net)\n\n"
+        "main()\n"
+    )
+    for writing in ("os.system(f'cp a.py {d}/b.py')", "open(d + '/x', 'w')", "os.rename('a', d)"):
+        conversion = convert_source(script.format(writing), "train.py", Options(allow_ddp=True))
+        assert "every process writes here by itself" in " ".join(note.what for note in conversion.notes), writing
+    assert not convert_source(script.format("pass"), "train.py", Options(allow_ddp=True)).notes

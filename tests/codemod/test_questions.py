@@ -35,6 +35,8 @@ LISTED = {
     "last = max(glob.glob('*'), key=os.path.getctime)\n": "ddp.broadcast(max(glob.glob('*'), key=os.path.getctime))",
     "a = [f for f in os.listdir(d) if os.path.isfile(os.path.join(d, f))]\n": "a = ddp.broadcast([f for f in os",
     "a = [os.path.join(d, f) for d, _, fs in os.walk(r) for f in fs]\n": "a = ddp.broadcast([os.path.join(d, f) for d",
+    "a = sorted(e.name for e in os.scandir(d) if e.is_dir())\n": "a = ddp.broadcast(sorted(e.name for e in os.scan",
+    "a = [e.path for e in os.scandir(d)]\n": "a = ddp.broadcast([e.path for e in os.scandir(d)])\n",
     "a = [Image.open(f) for f in os.listdir(d)]\n": "a = [Image.open(f) for f in ddp.broadcast(os.listdir(d))]\n",
     "for p in Path('d').glob('*'):\n    net(p)\n": "for p in ddp.broadcast(list(Path('d').glob('*'))):",
     "for d in os.listdir(r):\n    for f in os.listdir(d):\n        keep(f)\n": "for d in ddp.broadcast(os.listdir(r)):",

@@ -11,11 +11,12 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import world
+from dp2ddp_runtime import launcher, world
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 
@@ -468,6 +469,25 @@ def test_a_script_that_is_no_file_cannot_be_started_again() -> None:
     done = start("-", input=START + "ddp.setup()\n")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "save it as a file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("RunMode.RUN", "hydra.run.dir='/start/a/it\\'s'"), ("RunMode.MULTIRUN", "hydra.sweep.dir='/m'")],
+)
+def test_the_ranks_get_the_folder_that_hydra_named(monkeypatch: pytest.MonkeyPatch, mode: str, expected: str) -> None:
+    """It is named after the time: each rank would have its own, and not find what rank 0 writes."""
+    values = SimpleNamespace(
+        mode=mode,
+        runtime=SimpleNamespace(cwd="/start"),
+        run=SimpleNamespace(dir="a/it's"),
+        sweep=SimpleNamespace(dir="/m"),
+    )
+    config = SimpleNamespace(initialized=lambda: True, get=lambda: values)
+    monkeypatch.setattr(launcher.sys, "orig_argv", ["python", "train.py", "lr=0.1"], raising=False)
+    plain = launcher.command()
+    monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", SimpleNamespace(HydraConfig=config))
+    assert launcher.command() == [*plain, expected]
 
 
 BESIDE_DDP = """

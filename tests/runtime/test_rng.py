@@ -64,6 +64,13 @@ def test_the_shared_stream_goes_on_as_if_nobody_had_drawn_from_another() -> None
     assert got == expected
 
 
+def test_a_seed_may_be_a_float_as_torch_takes_it() -> None:
+    rng.seed_everything(1926.0)  # type: ignore[arg-type]
+    expected = draw(3)
+    rng.seed_everything(1926)
+    assert draw(3) == expected
+
+
 @pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
 def test_an_own_stream_goes_on_where_it_was_left_and_starts_at_its_seed() -> None:
     rng.seed_everything(3)

@@ -38,6 +38,11 @@ class Classes:
         bases = (base for owner in self.lineage(definition) for base in owner.bases)
         return any(self._names.qualified(base) == "torch.nn.DataParallel" for base in bases)
 
+    def is_loader(self, definition: ast.ClassDef) -> bool:
+        """Whether a class of this script derives from `DataLoader`."""
+        bases = (base for owner in self.lineage(definition) for base in owner.bases)
+        return any(self._names.qualified(base) == "torch.utils.data.DataLoader" for base in bases)
+
     def object_of(self, definition: ast.ClassDef) -> Role:
         """What calling a class makes."""
         return Module(definition) if self.is_module(definition) else Instance(definition)

@@ -14,6 +14,7 @@ from dp2ddp.analysis.roles.kinds import (
     Function,
     Group,
     Instance,
+    Loader,
     Module,
     Optimizer,
     Role,
@@ -249,6 +250,8 @@ class Values:
                 found.add(Wrapped(node))
             elif isinstance(role, Class):
                 found.add(self.classes.object_of(role.definition))
+                if self.classes.is_loader(role.definition):
+                    found.add(Loader(node))
             elif isinstance(role, Function):
                 found |= self.bindings.returned(role.definition)
         return frozenset(found)
