@@ -99,7 +99,7 @@ def _is_own(module: nn.Module) -> bool:
 
 
 @functools.cache
-def _whose(kind: type) -> str | None:
+def _whose(kind: Any) -> str | None:
     """Who wrote a class of modules; None if its attributes change by themselves: compiled, scripted, lazy, wrapped."""
     none = (torch.jit.ScriptModule, LazyModuleMixin, nn.parallel.DistributedDataParallel)
     if issubclass(kind, none) or kind.__module__.startswith("torch._"):
