@@ -11,7 +11,6 @@ assign to the layer that they wrap) is found in calls whose number is a power of
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Iterator, Sequence
 from operator import is_
 from typing import Any, NamedTuple
@@ -98,13 +97,16 @@ def _is_own(module: nn.Module) -> bool:
     return whose == "script" or (whose == "torch" and bool(module._forward_hooks or module._forward_pre_hooks))
 
 
-@functools.cache
-def _whose(kind: Any) -> str | None:
+_known: dict[type, str | None] = {}
+
+
+def _whose(kind: type) -> str | None:
     """Who wrote a class of modules; None if its attributes change by themselves: compiled, scripted, lazy, wrapped."""
-    none = (torch.jit.ScriptModule, LazyModuleMixin, nn.parallel.DistributedDataParallel)
-    if issubclass(kind, none) or kind.__module__.startswith("torch._"):
-        return None
-    return "torch" if kind.__module__.startswith("torch.") else "script"
+    if kind not in _known:
+        none = (torch.jit.ScriptModule, LazyModuleMixin, nn.parallel.DistributedDataParallel)
+        whose = "torch" if kind.__module__.startswith("torch.") else "script"
+        _known[kind] = None if issubclass(kind, none) or kind.__module__.startswith("torch._") else whose
+    return _known[kind]
 
 
 def _hold(module: nn.Module, stand_ins: dict[Any, Any]) -> Iterator[Held]:
