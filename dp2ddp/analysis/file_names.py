@@ -1,4 +1,4 @@
-"""What is known of a file's name: whether two can be the same, and whether it is a rank's own, temporary or in memory."""
+"""What is known of a file's name: whether two can be the same, and whether it is a rank's own, or in memory."""
 
 from __future__ import annotations
 
