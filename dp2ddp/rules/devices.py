@@ -97,18 +97,33 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
     def _several(self, facts: Facts, dropped: set[ast.AST]) -> Iterator[Note]:
         """A note where the script itself spreads things over several GPUs."""
         places: dict[int, ast.expr] = {}
+        each: ast.expr | None = None
         for node in facts.source.nodes:
-            index = self._literal_index(node) if isinstance(node, ast.expr) and node not in dropped else None
-            if index is not None and isinstance(node, ast.expr):
-                places.setdefault(index, node)
-        if len(places) > 1:
-            numbers = ", ".join(map(str, sorted(places)))
+            if isinstance(node, ast.expr) and node not in dropped:
+                index = self._literal_index(node)
+                if index is not None:
+                    places.setdefault(index, node)
+                elif each is None and self._is_each_device(facts, node):
+                    each = node
+        if len(places) > 1 or each is not None:
+            named = [f"`{facts.source.brief(each)}`"] if each is not None else map(str, sorted(places))
             yield Note(
                 self.id,
-                facts.source.span(places[max(places)]),
-                f"the script names several GPUs ({numbers}), and now all of them mean this rank's own",
+                facts.source.span(each or places[max(places)]),
+                f"the script names several GPUs ({', '.join(named)}), and now all of them mean this rank's own",
                 "check that no part of the model has to live on another GPU than the rest",
             )
+
+    def _is_each_device(self, facts: Facts, node: ast.expr) -> bool:
+        """Whether a loop moves something to one device after the other: `part.cuda(ids[i])`."""
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda"):
+            return False
+        given = node.args[0] if node.args else None
+        if not isinstance(given, ast.Subscript):
+            return False
+        picked = {n.id for n in ast.walk(given.slice) if isinstance(n, ast.Name)}
+        loops = (above for above in facts.source.ancestors(node) if isinstance(above, ast.For))
+        return any(isinstance(n, ast.Name) and n.id in picked for loop in loops for n in ast.walk(loop.target))
 
     def _literal_index(self, node: ast.expr) -> int | None:
         """The number in `"cuda:1"` or `.cuda(1)`."""

@@ -83,3 +83,19 @@ def test_what_may_be_the_script_s_own_keeps_the_number_of_its_arguments(line: st
 )
 def test_a_method_of_an_unknown_base_may_be_its_own(line: str, expected: str) -> None:
     assert f"\n        {expected}\n" in converted("pass", inside=line)
+
+
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("for i in range(2):\n    parts[i] = parts[i].cuda(gpus[i])", "`parts[i].cuda(gpus[i])`"),
+        ("a, b = x.cuda(0), y.cuda(1)", "0, 1"),
+        ("for i in range(2):\n    parts[i] = parts[i].cuda(gpus[0])", None),
+        ("part = part.cuda(gpus[rank])", None),
+    ],
+)
+def test_what_is_spread_over_several_gpus_is_noted(line: str, noted: str | None) -> None:
+    script = "import torch.nn as nn\ngpus = [0, 1]\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n" + line + "\n"
+    notes = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).notes
+    wanted = f"the script names several GPUs ({noted}), and now all of them mean this rank's own"
+    assert [note.what for note in notes] == ([] if noted is None else [wanted])
