@@ -140,7 +140,8 @@ class WrappedModel(DistributedDataParallel):
             return self.module(*self._moved(args), **self._moved(kwargs))
         reducer = self._replica.reducer() if torch.is_grad_enabled() else None
         call = self._inputs.cut((args, kwargs), self.device)
-        before = self._effects.begin(self.module)
+        modules = list(self.module.modules())
+        before = self._effects.begin(self.module, modules)
         try:
             # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
             with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
@@ -148,7 +149,7 @@ class WrappedModel(DistributedDataParallel):
         finally:
             self._effects.undo(before)
         self._effects.agree(self.module, before)
-        self._replica.agree_on_buffers()
+        self._replica.agree_on_buffers(modules)
         self._inputs.check(call)
         gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
         if reducer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -101,9 +101,9 @@ class Replica:
             reducer.close()
 
     @_disable_dynamo
-    def agree_on_buffers(self) -> None:
+    def agree_on_buffers(self, modules: Sequence[nn.Module]) -> None:
         """After a forward that trains, all ranks take rank 0's buffers: `nn.DataParallel` keeps its first replica's."""
-        holders = [inner for inner in self._module.modules() if inner._buffers]
+        holders = [inner for inner in modules if inner._buffers]
         if any(inner.training for inner in holders):
             found = [buffer for inner in holders for buffer in inner._buffers.values() if buffer is not None]
             collectives.broadcast_coalesced(found)

@@ -326,8 +326,32 @@ class Uneven(nn.Module):
         return [x] if x[0] == 0 else [x, x]
 
 
+def binarized() -> str:
+    net = models.wrap_model(Binarized())
+    net(torch.rand(4, 3)).sum().backward()  # moved, as an RNN's flatten_parameters() does, and the same
+    net.module.binarizes = True
+    with torch.no_grad():
+        net(torch.rand(4, 3))
+    for param in net.parameters():
+        param.data.normal_(generator=torch.Generator().manual_seed(3))
+    with pytest.raises(RuntimeError, match=r"assigned to `\.data` of a trained parameter \(shape \(2, 3\)\)"):
+        net(torch.rand(4, 3))
+    return "raised"
+
+
+class Binarized(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.binarizes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = self.weight.data.sign() if self.binarizes else self.weight.data.clone()
+        return super().forward(x)
+
+
 def test_mistakes_are_told(ranks: RankPool) -> None:
     assert ranks(2, unequal_outputs) == ["raised"] * 2
+    assert ranks(2, binarized) == ["raised"] * 2
 
 
 def replicas_of_replicas() -> Tensors:
