@@ -8,16 +8,15 @@ instead, so whatever a shard draws there leaves the shared stream as it was.
 
 from __future__ import annotations
 
-import base64
-import json
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from . import world
+from . import nesting, world
+from .exchange import exchange
 
 np: Any
 try:
@@ -31,17 +30,14 @@ _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (e
 
 
 def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
-    """The seed of a rank's own stream.
+    """The seed of a rank's own stream for forward passes, or for loading the samples of an epoch.
 
     Args:
-        seed: what the script gave `torch.manual_seed` (`torch.initial_seed()`).
+        seed: what the script gave `torch.manual_seed`.
         rank: the rank, or the replica of `nn.DataParallel`.
-        epoch: None for the stream of the forward passes, else the epoch whose samples are being loaded.
+        epoch: None for forward passes.
     """
-    own = seed + 1 + rank
-    if epoch is not None:
-        own += (epoch + 1) * _EPOCH_STRIDE
-    return own % _SEEDS
+    return (seed + 1 + rank + (0 if epoch is None else (epoch + 1) * _EPOCH_STRIDE)) % _SEEDS
 
 
 class State(NamedTuple):
@@ -49,13 +45,13 @@ class State(NamedTuple):
 
     torch: torch.Tensor
     python: tuple[Any, ...]
-    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator is to stay as it is
+    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator stays as it is
     cuda: torch.Tensor | None
 
 
-def capture(device: torch.device | None = None, numpy: bool = True) -> State:
+def capture(device: torch.device | None = None) -> State:
     """The global generators' state; with a CUDA `device`, that device's generator's too."""
-    numbers = np.random.get_state(legacy=False) if numpy and np is not None else None
+    numbers = np.random.get_state(legacy=False) if np is not None else None
     cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
     return State(torch.default_generator.get_state(), random.getstate(), numbers, cuda)
 
@@ -99,30 +95,24 @@ class Stream:
     It starts from `torch.initial_seed()` as the script set it, and starts anew when the script sets another.
     Entering while the generators already hold an own stream changes nothing.
 
-    NumPy's state would take as long to change as all others together. So NumPy's generator is exchanged, not its
-    state. That forgets the normal number that it drew along with the last one: the shared stream gets its own back,
-    a rank's own stream goes on without.
-
     Args:
         rank: whose; this rank's by default.
         epoch: None for the stream of the forward passes, else the epoch whose samples are being loaded.
-        watches: find out whether something was drawn.
-
-    Attributes:
-        drew: whether it was, the last time.
     """
 
-    def __init__(self, rank: int | None = None, epoch: int | None = None, watches: bool = False) -> None:
-        self.drew = False
-        self._watches = watches
-        self._watched: dict[str, Any] | None = None
+    def __init__(self, rank: int | None = None, epoch: int | None = None) -> None:
         self.rank = rank
         self.epoch = epoch
-        self._base: int | None = None
-        self._device: torch.device | None = None
-        self._own: State | None = None
-        self._shared: State | None = None
-        self._numpy: Any = None  # the generator that NumPy draws from next time; the shared one while we are inside
+        self._source: Any = None  # the seed and the device that it started from
+        self._own: Any = None  # its state, and what that was when it was entered the last time
+        self._before: Any = None
+        self._shared: Any = None
+        self._numpy: Any = None  # what NumPy draws from next time; the shared generator while we are inside
+
+    @property
+    def drew(self) -> bool:
+        """Whether something was drawn from it the last time."""
+        return not alike(self._before, self._own)
 
     def restart(self, epoch: int | None = None) -> None:
         """Start the stream anew where it is used next, for `epoch` (None: as at the start of the run)."""
@@ -130,84 +120,68 @@ class Stream:
         self._own = None
 
     def __enter__(self) -> Stream:
-        _entered.append(self if _active is None else None)
+        _entered.append(_active is None)
         if _active is None:
-            self._prepare()
+            source = base, device = torch.initial_seed(), _cuda_device()
+            if self._own is None or source != self._source:
+                rank = world.rank() if self.rank is None else self.rank
+                self._source, self._own = source, fresh(replica_seed(base, rank, self.epoch), device)
+                if _SWAPS:
+                    self._numpy = np.random.MT19937()
+                    self._numpy.state = self._own.numpy
             self._to_own()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if _entered.pop() is self:
+        if _entered.pop():
             self._to_shared()
-
-    def _prepare(self) -> None:
-        base = torch.initial_seed()
-        device = _cuda_device()
-        if self._own is None or (base, device) != (self._base, self._device):
-            rank = world.rank() if self.rank is None else self.rank
-            self._base, self._device = base, device
-            self._own = fresh(replica_seed(base, rank, self.epoch), device)
-            if _SWAPS:
-                self._numpy = np.random.MT19937()
-                self._numpy.state = self._own.numpy
-                self._own = self._own._replace(numpy=None)
 
     def _to_own(self) -> None:
         global _active
-        assert self._own is not None
-        self._shared = capture(self._device)
-        self._swap()
-        restore(self._own, self._device)
-        if self._watches and np is not None:
-            self._watched = np.random.get_state(legacy=False)
+        self._before, self._shared = self._own, capture(self._source[1])
+        self._go_on(self._own)
         _active = self
 
     def _to_shared(self) -> None:
         global _active
-        assert self._shared is not None
-        before, self._own = self._own, capture(self._device, numpy=self._watches or not _SWAPS)
-        if self._watches:
-            assert before is not None
-            self.drew = not alike(before._replace(numpy=self._watched), self._own)
-        if _SWAPS:
-            self._own = self._own._replace(numpy=None)
-        self._swap()
-        unchanged = _SWAPS and self._shared.numpy is not None and not self._shared.numpy["has_gauss"]
-        restore(self._shared._replace(numpy=None) if unchanged else self._shared, self._device)
+        self._own = capture(self._source[1])
+        self._go_on(self._shared)
         _active = None
 
-    def _swap(self) -> None:
+    def _go_on(self, state: State) -> None:
+        """Let the generators go on from `state`.
+
+        To set NumPy's state takes longer than all the others. So its generators change places, which loses nothing but
+        the normal number that one had drawn along with its last.
+        """
         if _SWAPS:
             before = np.random.get_bit_generator()
             with before.lock:  # another thread may be drawing
                 np.random.set_bit_generator(self._numpy)
             self._numpy = before
+            state = state if state.numpy and state.numpy["has_gauss"] else state._replace(numpy=None)
+        restore(state, self._source[1])
 
 
 _active: Stream | None = None  # whose state the global generators hold; None: the shared one
-_entered: list[Stream | None] = []  # the `with` blocks we are in; None where one changed nothing
+_entered: list[bool] = []  # the `with` blocks we are in: whether one changed something
 
 
-class _Shared:
-    """`with rng.shared:` draws from the shared stream again, for a while, inside a rank's own one."""
-
-    def __init__(self) -> None:
-        self._left: list[Stream | None] = []
-
-    def __enter__(self) -> None:
-        self._left.append(_active)
-        if _active is not None:
-            _active._to_shared()
-
-    def __exit__(self, *error: object) -> None:
-        left = self._left.pop()
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Draw from the shared stream again, for a while, inside a rank's own one."""
+    left = _active
+    if left is not None:
+        left._to_shared()
+    try:
+        yield
+    finally:
         if left is not None:
             left._to_own()
 
 
-shared = _Shared()
 forward = Stream()  # dropout and the like, inside the wrapped model
-loading = Stream(epoch=0, watches=True)  # augmentation, in the process that fetches the samples
+loading = Stream(epoch=0)  # augmentation, in the process that fetches the samples
 
 
 def _cuda_device() -> torch.device | None:
@@ -239,53 +213,14 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 
 
 def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
-    """Take over rank 0's shared stream. A collective of one broadcast; nothing happens with a single rank.
-
-    Args:
-        generators: the script's own generators, which take over the state of their counterparts on rank 0.
-    """
+    """Take over rank 0's shared stream, and its states of the script's own `generators`. A collective."""
     if world.world_size() == 1:
         return
     device = _cuda_device()
-    with shared:
-        told = [*capture(device), [generator.get_state() for generator in generators]] if world.is_main() else None
-        main, (version, words, gauss), numpy, cuda, states = _broadcast(json.dumps(told, default=_tagged))
-        restore(State(main, (version, tuple(words), gauss), numpy, cuda), device)
-    for generator, state in zip(generators, states):
+    with shared():
+        told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
+        received = exchange("the random state", note=told)[0].note
+        *states, own = nesting.map_tensors(torch.clone, received)  # torch reads a state at its storage's beginning
+        restore(State(*states), device)
+    for generator, state in zip(generators, own):
         generator.set_state(state)
-
-
-_SLOT = 32768  # holds the states (18 kB, and 7 more for each of the script's generators); more takes a second broadcast
-
-
-def _broadcast(text: str) -> Any:
-    """What rank 0's `text` says, on every rank. It is JSON, which runs no code wherever it comes from."""
-    told = _in_slot(text if len(text) <= _SLOT else str(len(text)), _SLOT)
-    return _in_slot(text, told) if isinstance(told, int) else told
-
-
-def _in_slot(text: str, size: int) -> Any:
-    slot = _from_bytes(text.ljust(size).encode())
-    dist.broadcast(slot, src=0)
-    return json.loads(bytes(slot.tolist()), object_hook=_untagged)
-
-
-def _tagged(value: Any) -> Any:
-    """A tensor of bytes, or an array or a number of NumPy's, as JSON has it."""
-    if isinstance(value, torch.Tensor):
-        return {"tensor": base64.b64encode(bytes(value.tolist())).decode()}
-    if isinstance(value, np.ndarray):
-        return {"array": base64.b64encode(value.tobytes()).decode(), "dtype": value.dtype.str, "shape": value.shape}
-    return value.item()
-
-
-def _untagged(value: dict[str, Any]) -> Any:
-    if "tensor" in value:
-        return _from_bytes(base64.b64decode(value["tensor"]))
-    if "array" in value:
-        return np.frombuffer(base64.b64decode(value["array"]), value["dtype"]).reshape(value["shape"])
-    return value
-
-
-def _from_bytes(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -67,7 +67,7 @@ class RankBatchSampler(Delegate):
         is_torchs = type(self._inner) is BatchSampler and type(self._inner.sampler) in _TORCHS_OWN
         draws = True
         while True:
-            with rng.shared if draws else contextlib.nullcontext():
+            with rng.shared() if draws else contextlib.nullcontext():
                 batch = next(batches, None)
             draws = not is_torchs  # torch's draw once, at the first batch
             batch = None if batch is None else list(batch)

@@ -53,7 +53,7 @@ class SideEffects:
         calls, sums = self._calls[module.training], {}
         watched = [inner for inner in modules if _is_own(inner) or inner in self._changed]
         if not calls & (calls - 1):
-            watched, sums = [inner for inner in modules if _whose(type(inner))], _sums(module)
+            watched, sums = [inner for inner in modules if _author(inner)], _sums(module)
         params = [param for inner in watched for param in inner._parameters.values() if param is not None]
         trained = [(param, param.data) for param in params if param.requires_grad and torch.is_grad_enabled()]
         stand_ins: dict[Any, Any] = {}
@@ -93,20 +93,21 @@ class SideEffects:
 
 def _is_own(module: nn.Module) -> bool:
     """Whether a module may assign to itself: torch's do so in hooks alone."""
-    whose = _whose(type(module))
-    return whose == "script" or (whose == "torch" and bool(module._forward_hooks or module._forward_pre_hooks))
+    author = _author(module)
+    return author == "script" or (author == "torch" and bool(module._forward_hooks or module._forward_pre_hooks))
 
 
-_known: dict[type, str | None] = {}
+def _author(module: nn.Module) -> str:
+    """Who wrote a module's class; nobody where attributes change by themselves: compiled, scripted, lazy, wrapped."""
+    kind = type(module)
+    if kind not in _authors:
+        nobodys = (torch.jit.ScriptModule, LazyModuleMixin, nn.parallel.DistributedDataParallel)
+        is_nobodys = issubclass(kind, nobodys) or kind.__module__.startswith("torch._")
+        _authors[kind] = "" if is_nobodys else "torch" if kind.__module__.startswith("torch.") else "script"
+    return _authors[kind]
 
 
-def _whose(kind: type) -> str | None:
-    """Who wrote a class of modules; None if its attributes change by themselves: compiled, scripted, lazy, wrapped."""
-    if kind not in _known:
-        none = (torch.jit.ScriptModule, LazyModuleMixin, nn.parallel.DistributedDataParallel)
-        whose = "torch" if kind.__module__.startswith("torch.") else "script"
-        _known[kind] = None if issubclass(kind, none) or kind.__module__.startswith("torch._") else whose
-    return _known[kind]
+_authors: dict[type, str] = {}
 
 
 def _hold(module: nn.Module, stand_ins: dict[Any, Any]) -> Iterator[Held]:
