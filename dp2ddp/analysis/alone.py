@@ -151,6 +151,22 @@ class Alone:
         return [n for n in classes if any(_is_sampling(method) for one in lineage(n) for method in one.body)]
 
     @cached_property
+    def in_samples(self) -> set[ast.AST]:
+        """What runs for one sample of a data set, and for nothing else: on the rank that loads it."""
+        methods = [m for node in self.sampling_classes for m in node.body if isinstance(m, FUNCTIONS)]
+        functions: set[ast.AST] = {m for m in methods if m.name in ("__getitem__", "__getitems__")}
+        todo = {n for n in self.loops.reached(*functions) if isinstance(n, FUNCTIONS)} - functions
+        while True:
+            inner = {f for f in todo if self._callers.of(f) and self._are_called_in(f, functions)}
+            if not inner:
+                return {node for function in functions for node in ast.walk(function)}
+            functions |= inner
+            todo -= inner
+
+    def _are_called_in(self, function: ast.AST, functions: Collection[ast.AST]) -> bool:
+        return all(self.source.function(call) in functions for call in self._callers.of(function))
+
+    @cached_property
     def handed_on(self) -> list[ast.AST]:
         """Functions that others may call, but for those that all ranks have to run: those train, or wrap a model."""
         lambdas: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, ast.Lambda)]

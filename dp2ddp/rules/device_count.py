@@ -22,8 +22,9 @@ class DeviceCountRule(Rule):
         "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "
         "machines have more than one of them sees. So guards such as `if torch.cuda.device_count() > 1:` stay, and "
         "ask about the job. Where the script names its `device_ids`, only such questions are changed: a number "
-        "that is computed with counts all visible GPUs there. Whether there is any GPU (`> 0`) each rank sees itself; "
-        "beside a script's own DistributedDataParallel its number is handed over, for where no ranks are started."
+        "that is computed with counts all visible GPUs there. Whether there is a GPU at all, to choose between "
+        "'cuda' and 'cpu', each rank sees itself; beside a script's own DistributedDataParallel its number is handed "
+        "over, for where no ranks are started."
     )
     examples = (
         Example(
@@ -147,7 +148,13 @@ def _asks(facts: Facts, node: ast.AST) -> bool:
 
 
 def _whether_any(facts: Facts, call: ast.Call) -> bool:
-    """Whether a call only asks if there is a GPU at all: that is so on each rank, or, on CPU ranks, on none."""
+    """Whether a call only asks if there is a GPU, and not for a wrap: each rank has one, or, on the CPU, none has."""
+    wraps = {wrap.call for wrap in facts.wraps.models}
+    for guard in facts.source.ancestors(call):
+        if isinstance(guard, (ast.If, ast.IfExp)) and any(node is call for node in ast.walk(guard.test)):
+            body = guard.body if isinstance(guard, ast.If) else [guard.body]
+            if any(node in wraps for part in body for node in ast.walk(part)):
+                return False
     above = facts.source.parent(call)
     if isinstance(above, ast.Compare) and above.left is call and len(above.ops) == 1:
         limit, operator = above.comparators[0], above.ops[0]

@@ -23,7 +23,8 @@ class OutputRule(Rule):
         "Every rank runs every line, so each file would be written once per rank, over and into one another. On the "
         "other ranks `ddp.open` and `ddp.main_only` do nothing. `print`, progress bars and `logging` are silenced "
         "there by `ddp.setup`, so these lines stay. What writes is told by where an object comes from: "
-        "`img.save(path)` of an image of PIL is a writer, a model's own method isn't."
+        "`img.save(path)` of an image of PIL is a writer, a model's own method isn't. What a data set writes for one "
+        "sample, to read it faster the next time, is written by the rank that loads the sample."
     )
     examples = (
         Example(
@@ -65,7 +66,7 @@ print(open("notes.txt").read())
         yield from self._tracker_values(facts)
         yield from self._folders_of_reports(facts)
         for call in facts.source.calls:
-            if not facts.in_fetch(call):
+            if not facts.in_fetch(call) and call not in facts.alone.in_samples:
                 yield from self._opening(facts, call)
                 yield from self._writing(facts, call)
 

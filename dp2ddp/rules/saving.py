@@ -72,6 +72,8 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
         for call in facts.source.calls:
             path = facts.names.qualified(call.func)
             place = (1, "f") if path == "torch.save" else CHANGING.get(path or "")
+            if place is not None and call in facts.alone.in_samples:
+                continue
             if place is not None and (facts.in_fetch(call) or facts.files.is_own(argument(call, *place))):
                 continue
             if path == "torch.save":

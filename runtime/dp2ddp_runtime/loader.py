@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from . import collate, nesting, rng, samplers, world
 from .deferred import Deferred, is_small
-from .exchange import Passenger, passengers
+from .exchange import Divergence, Passenger, passengers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
@@ -161,10 +161,23 @@ class _RankIterator(samplers.Delegate):
         batch, number = collate.as_whole(rows, sizes), next(self._batches)
         for old in self._boarded:
             passengers.pop(old, None)  # of the batch before, and still not looked at
-        small = [each for each in nesting.tensors(batch) if isinstance(each, Deferred) and is_small(each)]
-        self._boarded = {(self._iteration, number, column): each.as_passenger() for column, each in enumerate(small)}
+        columns = [each for each in nesting.tensors(batch) if isinstance(each, Deferred)]
+        shapes = torch.tensor([size for each in columns for size in each.rows.shape[1:]])
+        small = [each for each in columns if is_small(each)]
+        self._boarded = {(self._iteration, number, -1): Passenger(shapes, self._check_shapes)}
+        self._boarded.update({(self._iteration, number, i): each.as_passenger() for i, each in enumerate(small)})
         passengers.update(self._boarded)
         return batch
+
+    def _check_shapes(self, shapes: list[torch.Tensor]) -> None:
+        """Is given, by the exchange that comes next, the shapes of all ranks' samples in the latest batch."""
+        if any(not torch.equal(shapes[0], each) for each in shapes):
+            told = ", ".join(str(each.tolist()) for each in shapes)
+            raise Divergence(
+                f"the samples of a {type(self._loader).__name__}'s batch have other shapes on other ranks ({told}): "
+                "the dataset seems to change their size as it goes. With a collate_fn of your own (be it "
+                "`lambda samples: default_collate(samples)`) every rank loads whole batches, as the original does"
+            )
 
     def _load(self) -> tuple[Any, list[int]]:
         """This rank's rows of the next batch, and how many each rank has. Without workers.

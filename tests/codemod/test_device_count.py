@@ -22,3 +22,8 @@ def test_whether_there_is_a_gpu_each_rank_sees_itself(test: str) -> None:
 def test_how_many_there_are_the_job_knows(test: str) -> None:
     new = convert_source(f"{_HEAD}if {test}:\n    pass\n", "train.py", Options()).new_text
     assert f"if {test.replace(_N, 'ddp.device_count()')}:" in new
+
+
+def test_a_guard_of_a_wrap_asks_about_the_job() -> None:
+    for guard in (f"if {_N} > 0:\n    net = nn.DataParallel(net)\n", f"net = nn.DataParallel(net) if {_N} else net\n"):
+        assert "ddp.device_count()" in convert_source(_HEAD + guard, "train.py", Options()).new_text

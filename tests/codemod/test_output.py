@@ -193,3 +193,34 @@ def test_the_folder_of_a_writer_is_rank_0s(read: str) -> None:
 def test_other_folders_stay() -> None:
     text = "class Args:\n    log_dir = 'x'\nargs = Args()\nargs.log_dir = 'y'\ntorch.save(net, args.log_dir)\n"
     assert "broadcast" not in convert_source(_HEAD + text, "train.py", Options()).new_text
+
+
+_CACHING = """\
+class Images(torch.utils.data.Dataset):
+    def __init__(self, d):
+        self.d = d
+        self.keep(d + '/list')
+    def keep(self, p):
+        np.save(p, 0)
+    def compute(self, i):
+        p = f'{self.d}/{i}.npy'
+        torch.save(i, p + '.tmp')
+        os.replace(p + '.tmp', p)
+    def __getitem__(self, i):
+        np.save(f'{self.d}/{i}.npy', i)
+        with open(f'{self.d}/{i}.txt', 'w') as f:
+            f.write('x')
+        self.compute(i)
+        self.keep(i)
+        return np.load(f'{self.d}/{i}.npy')
+loader = torch.utils.data.DataLoader(Images('d'), 4)
+for x in loader:
+    net(x)
+"""
+
+
+def test_what_is_written_for_one_sample_is_written_by_the_rank_that_loads_it() -> None:
+    new = convert_source(_HEAD + _CACHING, "train.py", Options()).new_text
+    inside = new[new.index("    def compute") : new.index("loader =")]
+    assert inside == _CACHING[_CACHING.index("    def compute") : _CACHING.index("loader =")]
+    assert "ddp.main_only(np.save)(p, 0)" in new  # also called once

@@ -171,7 +171,7 @@ GUARDS = {
     "all devices, by their numbers": (
         "net = nn.Linear(4, 2)\nif torch.cuda.device_count():\n"
         "    net = nn.DataParallel(net, range(torch.cuda.device_count()))\n",
-        "if torch.cuda.device_count():\n    net = ddp.wrap_model(net)\n",
+        "if ddp.device_count():\n    net = ddp.wrap_model(net)\n",
     ),
     "a conditional expression": (
         "net = nn.Linear(4, 2)\nnet = nn.DataParallel(net) if torch.cuda.device_count() > 1 else net\n",

@@ -217,7 +217,7 @@ def a_usual_step() -> list[int]:
     finally:
         exchange._gather = plain
         deferred.SMALL = before
-    assert max(sent) <= 2 * 5 + 2 + 1, "outputs, labels, whether the data set drew"
+    assert max(sent) <= 2 * 5 + 2 + 1 + 3, "outputs, labels, whether the data set drew, the shape of a sample"
     return counts
 
 

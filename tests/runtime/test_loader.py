@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import rng
+from dp2ddp_runtime import operations, rng
+from dp2ddp_runtime.exchange import Divergence
 from rank_pool import RankPool
 from torch.utils.data import (
     BatchSampler,
@@ -357,3 +358,33 @@ def test_whole_batches_are_one_even_with_random_numbers_that_no_rank_shares(rank
         batches, *others = ranks(n, unshared)
         assert all(other == batches for other in others)
         assert len(batches) == 8, "in the loader's trial, and after it"
+
+
+class Growing(Dataset[Any]):
+    """Samples have the size that the first one of their batch chose, as in multi-scale training."""
+
+    def __init__(self) -> None:
+        self.size = 8
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 4 == 0:
+            self.size += 300
+        return torch.ones(3, self.size, self.size)  # too large to be gathered unasked
+
+
+def other_shapes() -> str:
+    batch = next(iter(loaders.shard_loader(DataLoader(Growing(), 4, num_workers=1))))
+    try:
+        operations.broadcast(len(batch))
+    except Divergence as error:
+        return str(error)
+    return ""
+
+
+def test_samples_of_another_shape_on_another_rank_are_an_error_although_nobody_looks(ranks: RankPool) -> None:
+    for text in ranks(2, other_shapes):
+        assert "([3, 308, 308], [3, 8, 8])" in text
+        assert "With a collate_fn of your own" in text
