@@ -92,15 +92,12 @@ def measure(repository: Path, options: Options) -> list[Script]:
             followed.append(programs.follow(sources, layout, path))
         except BadInput as error:
             found.append(Script(repository.name, path, refused=_reason(error)))
-    classes = _classes(sources)
     for group in programs.groups(followed):
-        found += _measure_group(repository.name, group, classes, options)
+        found += _measure_group(repository.name, group, options)
     return sorted(found, key=lambda script: script.path)
 
 
-def _measure_group(
-    repository: str, group: Sequence[Program], classes: frozenset[str], options: Options
-) -> Iterator[Script]:
+def _measure_group(repository: str, group: Sequence[Program], options: Options) -> Iterator[Script]:
     start = time.perf_counter()
     try:
         outcome = programs.convert_group(group, options, lenient=True)
@@ -114,7 +111,7 @@ def _measure_group(
             again = _again(outcome.programs, outcome.conversions, options)
             for program in outcome.programs:
                 script = Script(repository, program.entry, seconds=seconds)
-                _judge(script, program, outcome.conversions, again, classes)
+                _judge(script, program, outcome.conversions, again)
                 yield script
     except Exception:  # noqa: BLE001 - a crash is a result here
         tail = _tail()
@@ -126,7 +123,6 @@ def _judge(
     program: Program,
     conversions: Mapping[str, Conversion],
     again: Mapping[str, Conversion],
-    classes: frozenset[str],
 ) -> None:
     """Fills in what is known of a script that was converted."""
     own = {path: conversions[path] for path in program.files}
@@ -136,10 +132,10 @@ def _judge(
     script.idempotent = not any(again[path].changed for path in own)
     script.compiled = all(_compiles(each.new_text, path) for path, each in own.items())
     if script.compiled:
+        trees = {path: syntax.parse(each.new_text, path) for path, each in own.items()}
+        classes = wrapcalls.subclasses(trees.values())
         script.wraps_left = [
-            f"{path}:{call.lineno}"
-            for path, each in own.items()
-            for call in wrapcalls.find(syntax.parse(each.new_text, path), classes)
+            f"{path}:{call.lineno}" for path, tree in trees.items() for call in wrapcalls.find(tree, classes)
         ]
 
 
@@ -163,18 +159,6 @@ def _compiles(text: str, path: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
-
-
-def _classes(sources: Mapping[str, str]) -> frozenset[str]:
-    """The repository's own subclasses of `DataParallel`."""
-    trees = []
-    for path in sources:
-        try:
-            if wrapcalls.CLASS in sources[path]:
-                trees.append(syntax.parse_old(sources[path], path))
-        except BadInput:
-            continue
-    return wrapcalls.subclasses(trees)
 
 
 def _reason(error: BadInput) -> str:
