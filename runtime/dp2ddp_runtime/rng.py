@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 
 from . import nesting, world
 from .exchange import exchange
@@ -119,6 +120,7 @@ class Stream:
         self.epoch = epoch
         self._own = None
 
+    @_disable_dynamo
     def __enter__(self) -> Stream:
         _entered.append(_active is None)
         if _active is None:
@@ -132,6 +134,7 @@ class Stream:
             self._to_own()
         return self
 
+    @_disable_dynamo
     def __exit__(self, *error: object) -> None:
         if _entered.pop():
             self._to_shared()
