@@ -164,20 +164,14 @@ class _RankIterator(samplers.Delegate):
         columns = [each for each in nesting.tensors(batch) if isinstance(each, Deferred)]
         shapes = torch.tensor([size for each in columns for size in each.rows.shape[1:]])
         small = [each for each in columns if is_small(each)]
-        self._boarded = {(self._iteration, number, -1): Passenger(shapes, self._check_shapes)}
+        self._boarded = {
+            (self._iteration, number, -1): Passenger(
+                shapes, functools.partial(_check_shapes, type(self._loader).__name__)
+            )
+        }
         self._boarded.update({(self._iteration, number, i): each.as_passenger() for i, each in enumerate(small)})
         passengers.update(self._boarded)
         return batch
-
-    def _check_shapes(self, shapes: list[torch.Tensor]) -> None:
-        """Is given, by the exchange that comes next, the shapes of all ranks' samples in the latest batch."""
-        if any(not torch.equal(shapes[0], each) for each in shapes):
-            told = ", ".join(str(each.tolist()) for each in shapes)
-            raise Divergence(
-                f"the samples of a {type(self._loader).__name__}'s batch have other shapes on other ranks ({told}): "
-                "the dataset seems to change their size as it goes. With a collate_fn of your own (be it "
-                "`lambda samples: default_collate(samples)`) every rank loads whole batches, as the original does"
-            )
 
     def _load(self) -> tuple[Any, list[int]]:
         """This rank's rows of the next batch, and how many each rank has. Without workers.
@@ -210,6 +204,20 @@ class _RankIterator(samplers.Delegate):
                 self._sizes.popleft()
             raise
         return data, self._sizes.popleft()
+
+
+def _check_shapes(name: str, shapes: list[torch.Tensor]) -> None:
+    """Is given, by the exchange that comes next, the shapes of all ranks' samples in a loader's latest batch.
+
+    (No method: what travels must not keep an iterator alive, and its workers.)
+    """
+    if any(not torch.equal(shapes[0], each) for each in shapes):
+        told = ", ".join(str(each.tolist()) for each in shapes)
+        raise Divergence(
+            f"the samples of a {name}'s batch have other shapes on other ranks ({told}): the dataset seems to change "
+            "their size as it goes. With a collate_fn of your own (be it `lambda samples: default_collate(samples)`) "
+            "every rank loads whole batches, as the original does"
+        )
 
 
 class _SameOnAllRanks(samplers.Delegate):
