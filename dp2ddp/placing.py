@@ -14,9 +14,12 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.tree import Tree
+
+if TYPE_CHECKING:
+    from dp2ddp.tree import Tree
 
 
 @contextlib.contextmanager

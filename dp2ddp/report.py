@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+import click
+from click import style
 
 from dp2ddp.edits import Edit, Note
 from dp2ddp.pipeline import Conversion
 from dp2ddp.rules import Example, Rule
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def diff(name: str, old: str, new: str) -> str:
@@ -27,33 +28,32 @@ def diff(name: str, old: str, new: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def colored(text: str) -> Text:
+def colored(text: str) -> str:
     """A diff in a terminal's colors."""
-    shown = Text()
-    for line in _LINE.findall(text):
-        style = "bold" if line.startswith(("---", "+++")) else _DIFF_STYLES.get(line[:1], "")
-        shown.append(line, style)
-    return shown
+    return "".join(
+        style(line, bold=True) if line.startswith(("---", "+++")) else style(line, fg=_DIFF_COLORS.get(line[:1]))
+        for line in _LINE.findall(text)
+    )
 
 
-def show_summary(console: Console, conversion: Conversion, name: str, output: str | None, vendored: bool) -> None:
-    """Prints the summary of a conversion.
+def show_summary(conversion: Conversion, name: str, output: str | None, vendored: bool) -> None:
+    """Prints the summary of a conversion to standard error.
 
     Args:
-        console: where to; plain where it is no terminal.
+        conversion: what became of the script.
         name: the script's name.
         output: the file written, None if none was (a diff, or standard output).
         vendored: whether the runtime was copied beside it.
     """
-    show_lines(console, summary_lines(conversion, name, output))
+    show_lines(summary_lines(conversion, name, output))
     if conversion.changed:
-        show_lines(console, how_to_run(name, output, vendored))
+        show_lines(how_to_run(name, output, vendored))
 
 
-def show_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Prints lines, never wrapped: they are read by programs, too."""
+def show_lines(lines: Iterable[str], to_error: bool = True) -> None:
+    """Prints lines, in colors on a terminal (not with `NO_COLOR`), never wrapped: programs read them, too."""
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+        click.echo(line, err=to_error, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, Any]:
@@ -79,83 +79,84 @@ def flags_of(example: Example) -> str:
     return " ".join(flags)
 
 
-def show_rules(console: Console, rules: Sequence[Rule]) -> None:
-    """Prints every rule: id, title, why."""
+def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
+    """Every rule: id, title, why."""
     for rule in rules:
-        console.print(Text.assemble((rule.id, "bold cyan"), "  ", (rule.title, "bold")), soft_wrap=True)
-        console.print(Text(f"        {_one_line(rule.why)}"), soft_wrap=True)
+        yield f"{style(rule.id, bold=True, fg='cyan')}  {style(rule.title, bold=True)}"
+        yield f"        {_one_line(rule.why)}"
 
 
-def show_rule(console: Console, rule: Rule) -> None:
-    """Prints one rule with its examples."""
-    show_rules(console, [rule])
+def rule_lines(rule: Rule) -> Iterator[str]:
+    """One rule with its examples."""
+    yield from rules_lines([rule])
     for example in rule.examples:
         for title, code in (("before", example.before), ("after", example.after)):
             flags = f" with {flags_of(example)}" if title == "after" and flags_of(example) else ""
-            console.print(Text(f"\n{title}{flags}:", "bold"), soft_wrap=True)
+            yield ""
+            yield style(f"{title}{flags}:", bold=True)
             for line in code.rstrip("\n").split("\n"):
-                console.print(Text(f"    {line}".rstrip()), soft_wrap=True)
+                yield f"    {line}".rstrip()
 
 
-def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[Text]:
+def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[str]:
     """What became of one file: as `show_summary`, but for how to run it."""
     if conversion.converted_before:
-        yield Text(f"{name}: converted already, nothing to do", "bold")
+        yield style(f"{name}: converted already, nothing to do", bold=True)
         return
     if not conversion.changed:
-        yield Text(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", "bold")
+        yield style(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", bold=True)
         yield from _notes(conversion.notes, name)
         return
     rules = {edit.rule for edit in conversion.edits}
     arrow = f" -> {output}" if output and output != name else ""
-    yield Text(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", "bold")
+    yield style(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", bold=True)
     yield from _changes(conversion.edits)
     yield from _notes(conversion.notes, name)
 
 
-def _changes(edits: Sequence[Edit]) -> Iterator[Text]:
+def _changes(edits: Sequence[Edit]) -> Iterator[str]:
     """One line for each change; the same change said twice for one line of source is said once."""
     for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
-        yield Text.assemble((f"{line:6}", "dim"), "  ", (rule, "cyan"), f"  {reason}")
+        yield f"{style(f'{line:6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
 
 
-def _notes(notes: Sequence[Note], name: str) -> Iterator[Text]:
+def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
     if not notes:
         return
-    yield Text(f"{count(notes, 'note')}, to be looked at by a person:", "bold yellow")
+    yield style(f"{count(notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
     for note in notes:
         place = f"{name}:{note.span.start[0]}"
-        yield Text.assemble("  ", (place, "bold"), "  ", (note.rule, "cyan"), f"  {note.what}; {note.todo}")
+        yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
 
 
-def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[Text]:
+def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
     """How to run a script that was converted; as `show_summary`."""
-    yield Text("How to run it:", "bold")
+    yield style("How to run it:", bold=True)
     if output is None and not name.startswith("<"):
-        yield Text(f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then")
+        yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"
     script = shlex.quote(output or "OUTPUT.py")
-    yield Text(f"  python {script} ...   one process on each visible GPU of this machine")
-    yield Text(f"  torchrun --nproc-per-node=N {script} ...   N processes")
+    yield f"  python {script} ...   one process on each visible GPU of this machine"
+    yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
     if not vendored:
-        yield Text("  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor.")
+        yield "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor."
 
 
-def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[Text]:
+def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
     """How to run several scripts that were converted."""
-    yield Text("How to run them:", "bold")
+    yield style("How to run them:", bold=True)
     for script in scripts:
-        yield Text(f"  python {shlex.quote(script)} ...")
-    yield Text("  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N")
+        yield f"  python {shlex.quote(script)} ..."
+    yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
     if not vendored:
-        yield Text("  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor.")
+        yield "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor."
 
 
-def how_to_run_commands(commands: Sequence[str]) -> Iterator[Text]:
+def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     """How to run functions that are started by commands, and that were converted."""
-    yield Text("How to run what isn't a script:", "bold")
+    yield style("How to run what isn't a script:", bold=True)
     for command in commands:
-        yield Text(f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ...")
-    yield Text("  once the converted project is installed where dp2ddp_runtime can be imported.")
+        yield f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ..."
+    yield "  once the converted project is installed where dp2ddp_runtime can be imported."
 
 
 def _place(finding: Edit | Note) -> dict[str, int]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
 
 from dp2ddp import entries, placing, programs, vendor, wrapcalls
 from dp2ddp import tree as trees
@@ -147,10 +145,14 @@ def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: Sources
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    if total < _MANY or not console.is_terminal:
+    if total < _MANY or not sys.stderr.isatty():
         yield lambda count: None
         return
+    # Slow to import, and wanted here alone.
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
         task = bar.add_task("converting scripts", total=total)
         yield lambda count: bar.advance(task, count)

@@ -313,6 +313,17 @@ def test_the_command_never_imports_torch(script: Path) -> None:
     assert "wrap_model" in Path("out.py").read_text()
 
 
+def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> None:
+    code = (
+        "import sys\nfrom dp2ddp.cli import main\n"
+        "main(['convert', 'train.py', '-o', 'out.py'], standalone_mode=False)\n"
+        "sys.exit(', '.join({'rich', 'pathspec', 'tomllib', 'dp2ddp.convert.folder'} & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wrap_model" in Path("out.py").read_text()
+
+
 def test_it_runs_as_a_module() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "dp2ddp", "convert", "-", "-o", "-"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable
 
+import click
 import pytest
-from rich.console import Console
 
 from dp2ddp import report, rules_doc
 from dp2ddp.edits import Note, RemoveStatement, Span
@@ -16,10 +16,18 @@ NO_NEWLINE = "\\ No newline at end of file\n"
 SPAN = Span.of(3, 0, 3, 5)
 
 
-def printed(conversion: Conversion, output: str | None = "out.py", vendored: bool = False) -> list[str]:
-    file = io.StringIO()
-    report.show_summary(Console(file=file), conversion, "train.py", output, vendored)
-    return file.getvalue().splitlines()
+Printed = Callable[..., list[str]]
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """The lines of a conversion's summary."""
+
+    def show(conversion: Conversion, output: str | None = "out.py", vendored: bool = False) -> list[str]:
+        report.show_summary(conversion, "train.py", output, vendored)
+        return capsys.readouterr().err.splitlines()
+
+    return show
 
 
 @pytest.mark.parametrize(
@@ -38,11 +46,25 @@ def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
 
 def test_a_diff_is_colored_by_its_signs() -> None:
     text = report.colored("--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n")
-    assert text.plain == "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
-    assert [str(span.style) for span in text.spans] == ["bold", "bold", "cyan", "red", "green"]
+    assert click.unstyle(text) == "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
+    codes = [line.partition("m")[0].partition("[")[2] for line in text.split("\x1b[0m")]
+    assert codes == ["1", "1", "36", "31", "32", "", ""]
 
 
-def test_what_is_said_twice_for_a_line_is_said_once() -> None:
+def test_colors_are_for_terminals_and_not_with_no_color(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report.show_lines([report.style("x", bold=True)])
+    assert capsys.readouterr().err == "x\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    report.show_lines([report.style("x", bold=True)])
+    assert capsys.readouterr().err == "\x1b[1mx\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    report.show_lines([report.style("x", bold=True)])
+    assert capsys.readouterr().err == "x\n"
+
+
+def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "the optimizer is no module")
     other = RemoveStatement("DDP003", Span.of(4, 0, 4, 5), "the optimizer is no module")
     lines = printed(Conversion("x\n", edits=[edit, edit, other], changed=True))
@@ -53,7 +75,7 @@ def test_what_is_said_twice_for_a_line_is_said_once() -> None:
     ]
 
 
-def test_notes_are_shown_where_nothing_was_converted() -> None:
+def test_notes_are_shown_where_nothing_was_converted(printed: Printed) -> None:
     note = Note("DDP016", SPAN, "a submodule is wrapped", "wrap the whole model")
     assert printed(Conversion("x\n", notes=[note])) == [
         "train.py: not converted",
@@ -62,12 +84,12 @@ def test_notes_are_shown_where_nothing_was_converted() -> None:
     ]
 
 
-def test_square_brackets_are_no_markup() -> None:
+def test_square_brackets_are_no_markup(printed: Printed) -> None:
     note = Note("DDP016", SPAN, "`ids[0]` and `x[/bold]` are not known", "look at `[red]`")
     assert "`ids[0]` and `x[/bold]` are not known; look at `[red]`" in printed(Conversion("x\n", notes=[note]))[-1]
 
 
-def test_long_lines_are_not_wrapped() -> None:
+def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "long " * 60)
     assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True)))
 
