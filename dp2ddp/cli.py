@@ -161,7 +161,7 @@ def convert(
     gc.set_threshold(_GARBAGE_AFTER)
     # Each command imports what it needs itself: --help and --version need nothing, and libcst takes long.
     from dp2ddp import convert as conversion
-    from dp2ddp import pipeline
+    from dp2ddp.convert import pipeline
     from dp2ddp.rules import Options
 
     _check_usage(inputs, output, in_place, vendored)
@@ -227,8 +227,9 @@ def verify(
 
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
-    from dp2ddp.verify import command, runs
+    from dp2ddp.verify import command
     from dp2ddp.verify import plot as drawing
+    from dp2ddp.verify.run import runs
 
     if plot is not None:
         drawing.check(plot)
@@ -245,7 +246,7 @@ def verify(
 @click.argument("rule_id", metavar="[RULE]", required=False)
 def rules(rule_id: str | None) -> None:
     """List the rules; with RULE, show that one with its code before and after."""
-    from dp2ddp import report
+    from dp2ddp.convert import report
     from dp2ddp.rules import all_rules, rule
 
     if rule_id is None:
@@ -258,7 +259,7 @@ def rules(rule_id: str | None) -> None:
 
 
 def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool) -> None:
-    from dp2ddp.project import STANDARD
+    from dp2ddp.project.text_files import STANDARD
 
     if in_place and output is not None:
         raise click.UsageError("--in-place and --output exclude each other")

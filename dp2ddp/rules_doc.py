@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dp2ddp.report import flags_of
+from dp2ddp.convert.report import flags_of
 from dp2ddp.rules import Example, Rule, all_rules
 
 _ESSENTIAL = ", ".join(rule.id for rule in all_rules() if rule.essential)

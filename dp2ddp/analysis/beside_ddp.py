@@ -7,14 +7,14 @@ import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from dp2ddp.analysis.control.loops import local_names
+from dp2ddp.analysis.existing_ddp.own_ddp import joined, opposite
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import CHANGING
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.loops import local_names
-from dp2ddp.analysis.own_ddp import joined, opposite
-from dp2ddp.analysis.source import FUNCTIONS, in_order
+from dp2ddp.analysis.files.opened import CHANGING
+from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
+from dp2ddp.source.program import FUNCTIONS, in_order
 
 # What only looks at names and attributes: it may be asked earlier, and twice.
 _READING = (

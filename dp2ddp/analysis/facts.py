@@ -6,24 +6,24 @@ import ast
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dp2ddp.analysis.alone import Alone
-from dp2ddp.analysis.callers import Callers, NeedingAll
-from dp2ddp.analysis.display import Display
-from dp2ddp.analysis.fetching import Fetching, Step
-from dp2ddp.analysis.files import Files
-from dp2ddp.analysis.launch import Launch, LaunchFinder
-from dp2ddp.analysis.listings import Listings
-from dp2ddp.analysis.loops import DataLoop, Loops
-from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.own import OwnValues
-from dp2ddp.analysis.own_ddp import OwnDdp
-from dp2ddp.analysis.provenance import Provenance
-from dp2ddp.analysis.replicas import Blocker, Replicas
+from dp2ddp.analysis.control.callers import Callers, NeedingAll
+from dp2ddp.analysis.control.loops import DataLoop, Loops
+from dp2ddp.analysis.dataflow.provenance import Provenance
+from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
+from dp2ddp.analysis.files.fetching import Fetching, Step
+from dp2ddp.analysis.files.listings import Listings
+from dp2ddp.analysis.files.opened import Files
+from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.launch.launch import Launch, LaunchFinder
+from dp2ddp.analysis.ranks.alone import Alone
+from dp2ddp.analysis.ranks.display import Display
+from dp2ddp.analysis.ranks.own import OwnValues
 from dp2ddp.analysis.roles import Resolver, Wrapped
-from dp2ddp.analysis.source import Source, in_order
-from dp2ddp.analysis.wraps import Wraps
-from dp2ddp.analysis.writers import Writers
-from dp2ddp.uses import Uses
+from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
+from dp2ddp.analysis.wraps.wraps import Wraps
+from dp2ddp.project.uses import Uses
+from dp2ddp.source.names import Names
+from dp2ddp.source.program import Source, in_order
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.loops import local_names
-from dp2ddp.analysis.names import Own
-from dp2ddp.analysis.source import FunctionNode
+from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.source.names import Own
+from dp2ddp.source.program import FunctionNode
 
 
 def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:

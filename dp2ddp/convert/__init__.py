@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dp2ddp import pipeline
-from dp2ddp.convert import scripts
+from dp2ddp.convert import pipeline, scripts
 from dp2ddp.convert.request import NOTES_OPEN, Request
 from dp2ddp.errors import BadInput
 

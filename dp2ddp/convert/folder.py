@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp import entries, placing, programs, vendor, wrapcalls
-from dp2ddp import tree as trees
-from dp2ddp.convert import choice, overview
+from dp2ddp.convert import choice, overview, programs
 from dp2ddp.convert.naming import Names
+from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.errors import BadInput
-from dp2ddp.modules import Layout
-from dp2ddp.programs import Outcome, Program
-from dp2ddp.project import STANDARD, check_writable
-from dp2ddp.sources import Sources
-from dp2ddp.tree import Tree
+from dp2ddp.project import entries, placing, vendor, wrapcalls
+from dp2ddp.project import tree as trees
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.text_files import STANDARD, check_writable
+from dp2ddp.project.tree import Tree
 
 #: So many scripts take long enough for a progress bar.
 _MANY = 4

@@ -10,10 +10,10 @@ from typing import Any
 
 from click import style
 
-from dp2ddp import report
+from dp2ddp.convert import report
+from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.pipeline import Conversion
-from dp2ddp.project import SourceFile
+from dp2ddp.project.text_files import SourceFile
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"

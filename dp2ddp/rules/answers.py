@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import is_main_guard
-from dp2ddp.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.program import is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "

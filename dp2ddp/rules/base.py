@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dp2ddp.edits import Finding
+from dp2ddp.rewrite.edits import Finding
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts

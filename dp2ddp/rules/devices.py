@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, keyword
-from dp2ddp.edits import Finding, Note, ReplaceExpr, Span
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, keyword
+from dp2ddp.source.spans import Span
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)

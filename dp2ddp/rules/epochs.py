@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.control.loops import EpochLoop
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.loops import EpochLoop
-from dp2ddp.edits import Finding, InsertBefore
+from dp2ddp.rewrite.edits import Finding, InsertBefore
 from dp2ddp.rules.base import Example, Options, Rule
 
 

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import argument
-from dp2ddp.edits import Finding, ReplaceExpr, Span
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.program import argument
+from dp2ddp.source.spans import Span
 
 
 class FunctionalRule(Rule):

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.handlers import Handlers
+from dp2ddp.analysis.ranks.handlers import Handlers
 from dp2ddp.analysis.roles import Wrapped
-from dp2ddp.edits import Finding, Note
+from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Example, Options, Rule
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.beside_ddp import place_beside_ddp
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.settings import ARGUMENTS, DEVICES
+from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.visible import written
-from dp2ddp.edits import Finding, InsertBefore, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 # What should come before the processes start, and doesn't: what follows from it, and what to do.

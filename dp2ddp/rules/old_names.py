@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Edit, Finding, Span
+from dp2ddp.rewrite.edits import Edit, Finding
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.spans import Span
 
 
 class OldNamesRule(Rule):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import WrappedOptimizer
-from dp2ddp.edits import Finding, RemoveStatement, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 _REASON = "an optimizer needs no wrapper"

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import Opened
-from dp2ddp.edits import Finding, Note, ReplaceExpr
+from dp2ddp.analysis.files.opened import Opened
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 #: Where a writer's reports lie.

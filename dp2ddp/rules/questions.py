@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
 
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import CHANGING
+from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Wrapped
-from dp2ddp.analysis.source import argument
-from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.program import argument
 
 
 class SavingRule(Rule):

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import same
-from dp2ddp.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.program import same
 
 _OTHERS = frozenset({"random.seed", "numpy.random.seed"})
 # What makes generators of the script's own.

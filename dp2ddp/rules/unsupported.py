@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dp2ddp import wrapcalls
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.replicas import Copy
-from dp2ddp.edits import Finding, InsertBefore, Note
+from dp2ddp.analysis.wraps.replicas import Copy
+from dp2ddp.project import wrapcalls
+from dp2ddp.rewrite.edits import Finding, InsertBefore, Note
 from dp2ddp.rules.base import Example, Options, Rule
 
 

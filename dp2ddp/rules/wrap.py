@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.wraps import Wrap
-from dp2ddp.edits import Finding, Note, RemoveStatement, ReplaceExpr, Span
+from dp2ddp.analysis.wraps.wraps import Wrap
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.source.spans import Span
 
 _REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
 

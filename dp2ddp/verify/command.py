@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from dp2ddp.errors import BadInput
-
-from . import repeats, runs, scratch, sides
-from .causes import Finding, explain
-from .compare import TOLERANCE, Comparison, compare
-from .repeats import Repeats
-from .runs import Options, Run
-from .synthetic import MadeUp
+from dp2ddp.verify.compare import repeats
+from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.compare import TOLERANCE, Comparison, compare
+from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.run import runs, scratch, sides
+from dp2ddp.verify.run.runs import Options, Run
 
 AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
