@@ -8,6 +8,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
+from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
 from dp2ddp.analysis.files.fetching import Fetching, Step
@@ -186,7 +187,10 @@ class Facts:
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches, self.files.shared)
+        ingredients = Ingredients(self.provenance)
+        return OwnValues(
+            self.source, self.names, self.resolver, self.loops, self.launches, ingredients, self.files.shared
+        )
 
     @cached_property
     def callers(self) -> Callers:

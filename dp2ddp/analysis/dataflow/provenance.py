@@ -28,7 +28,7 @@ class Provenance:
 
     def elements_of(self, name: ast.expr) -> list[ast.expr]:
         """What `name` is an element of, where a loop binds it."""
-        return [each for key in self.keys(name) for each in self._bound[1].get(key, ())]
+        return [each for key in self.keys(name) for each in self.bound[1].get(key, ())]
 
     def _follow(self, node: ast.expr, seen: set[Hashable]) -> set[ast.expr]:
         inner: list[ast.expr] | None = None
@@ -52,14 +52,14 @@ class Provenance:
             for value in self._new(key, seen):
                 found |= self._follow(value, seen)
         known = found or any(key in seen for key in keys)
-        return found if known and not any(key in self._bound[1] for key in keys) else found | {node}
+        return found if known and not any(key in self.bound[1] for key in keys) else found | {node}
 
     def _new(self, key: Hashable, seen: set[Hashable]) -> list[ast.expr]:
         """The values of a key that was not followed yet."""
-        if key in seen or key not in self._bound[0]:
+        if key in seen or key not in self.bound[0]:
             return []
         seen.add(key)
-        return self._bound[0][key]
+        return self.bound[0][key]
 
     def keys(self, node: ast.expr) -> list[Hashable]:
         """Under what a name or an attribute is bound. Attributes of what isn't known go by their names."""
@@ -87,7 +87,7 @@ class Provenance:
         return {*found, *((self.source.scope(n), n.arg) for n in arguments)}
 
     @cached_property
-    def _bound(self) -> tuple[dict[Hashable, list[ast.expr]], dict[Hashable, list[ast.expr]]]:
+    def bound(self) -> tuple[dict[Hashable, list[ast.expr]], dict[Hashable, list[ast.expr]]]:
         """What each name, attribute and return can be; and what each is an element of."""
         values: dict[Hashable, list[ast.expr]] = {}
         elements: dict[Hashable, list[ast.expr]] = {}

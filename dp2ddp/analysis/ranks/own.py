@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.analysis.control.loops import Loops
-from dp2ddp.analysis.dataflow.flow import Flow
+from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names
@@ -46,6 +46,7 @@ _SEEDS = frozenset(
     "torch.cuda.manual_seed torch.cuda.manual_seed_all".split()
 )
 _METHODS = frozenset({"manual_seed", "savefig", "mkdir", "joinpath", "write_text", "to_csv"})
+_HOLDING = (ast.Name, ast.Attribute, ast.Subscript)
 _KEYWORDS = frozenset("seed random_state filename log_dir logdir save_dir out_dir output_dir run_dir".split())
 
 
@@ -65,6 +66,7 @@ class OwnValues:
     resolver: Resolver
     loops: Loops
     launches: Sequence[Launch]
+    ingredients: Ingredients
     shared: Collection[ast.Call]
     values: list[ast.expr] = field(default_factory=list)
     files: list[ast.expr] = field(default_factory=list)
@@ -74,16 +76,24 @@ class OwnValues:
         if not made:
             return
         before = self._before_launch()
-        after = [n for n in self.source.nodes if n not in before]
-        origins: set[ast.expr] = {c for c in made if c not in before}
-        if len(origins) < len(made):
-            early = Flow(self.source, self.resolver, {c for c in made if c in before}, before)
-            origins.update(n for n in after if isinstance(n, ast.expr) and early.is_held(n))
-        flow = Flow(self.source, self.resolver, origins, after)
-        ending = {origin for end in self._ends() if end not in before for origin in flow.of(end)}
-        for node in sorted(ending, key=lambda n: (n.lineno, n.col_offset)):
+        ends = [end for end in self._ends() if end not in before]
+        for node in sorted(self._origins(ends, made, before), key=lambda n: (n.lineno, n.col_offset)):
             is_file = node in self.shared and not self._stays(node)
             (self.files if is_file else self.values).append(self._with_methods(node))
+
+    def _origins(
+        self, ends: Collection[ast.expr], made: Collection[ast.expr], before: Collection[ast.AST]
+    ) -> set[ast.expr]:
+        """What goes into the values of `ends`: of `made` what runs after the launch, or what holds an earlier one."""
+        early = {call for call in made if call in before}
+        holding: set[ast.expr] = set()
+        if early:
+            loads = (n for n in self.source.nodes if isinstance(n, _HOLDING) and isinstance(n.ctx, ast.Load))
+            for node in loads:
+                earlier = [] if node in before else [v for v in self.ingredients.held(node) if v in before]
+                if self.ingredients.reached(earlier, early):
+                    holding.add(node)
+        return self.ingredients.reached(ends, holding.union(made).difference(early))
 
     def _stays(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and self.names.qualified(node.func) in _STAYING
