@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.loops import local_names
-from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.source.names import Own
 from dp2ddp.source.program import FunctionNode
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
 
 
 def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:

@@ -17,8 +17,6 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules
-from dp2ddp.rules.old_names import OldNamesRule
-from dp2ddp.rules.wrap import WrapRule
 from dp2ddp.source.program import File, Source, link, parse
 from dp2ddp.source.spans import Span, moved
 
@@ -68,7 +66,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         EditError: a mistake in dp2ddp.
     """
     check_rules(options)
-    source = parse(text, filename, modernize=options.runs(OldNamesRule.id))
+    source = parse(text, filename)
     return _convert(source, {filename: text}, options)[filename]
 
 
@@ -100,7 +98,7 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    source = link(read, entries, resolve, modernize=options.runs(OldNamesRule.id), commands=commands)
+    source = link(read, entries, resolve, commands=commands)
     done = _convert(source, read, options)
     return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
 
@@ -133,7 +131,7 @@ def _left_behind(file: File, converted: set[str]) -> list[Note]:
     others = ", ".join(sorted(converted))
     return [
         Note(
-            WrapRule.id,
+            next(rule.id for rule in all_rules() if rule.explains),
             span,
             f"still uses nn.DataParallel, in one program with {others}, which was converted before",
             "convert them together, from the originals",
@@ -146,13 +144,13 @@ def _convert_file(file: File, original: str, source: Source, planned: Plan, opti
     edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
-    if not planned.edits or not (edits or notes or file.renamed):
+    if not planned.edits or not (edits or notes):
         return Conversion(original, notes=notes, refused=planned.refused)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     new_text = _rewrite(file.text, file.name, [*edits, *comments])
     return Conversion(
         new_text,
-        edits=sorted([*edits, *map(OldNamesRule.renaming, file.renamed)], key=lambda edit: edit.span.start),
+        edits=sorted(edits, key=lambda edit: edit.span.start),
         notes=notes,
         changed=new_text != original,
     )

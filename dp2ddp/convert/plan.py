@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, Note
-from dp2ddp.rules import Options, all_rules
-from dp2ddp.rules.unsupported import UnsupportedRule
+from dp2ddp.rules import Decisions, Options, all_rules
 from dp2ddp.source.program import Source
 
 
@@ -19,41 +18,32 @@ class Plan:
     Attributes:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
-        nothing_to_do: the script uses no `DataParallel`.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
-    nothing_to_do: bool = False
     refused: bool = False
 
 
 def plan(source: Source, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
-        return Plan(nothing_to_do=True)
-    facts = Facts.of(source)
-    wraps = facts.wraps
-    facts.sync_bn = options.sync_bn
-    if not any((wraps.models, wraps.optimizers, wraps.functional, wraps.values, wraps.type_checks, facts.blockers)):
-        found = UnsupportedRule().edits(facts, options) if options.runs(UnsupportedRule.id) else ()
-        return Plan(notes=[each for each in found if isinstance(each, Note)], nothing_to_do=True)
-    facts.beside_ddp = options.allow_ddp and facts.own_ddp.present
-    rules = [rule for rule in all_rules() if options.runs(rule.id)]
-    if facts.blockers:
+        return Plan()
+    facts = Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp)
+    if facts.blockers or not facts.wraps.found:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
-        rules = [rule for rule in all_rules() if isinstance(rule, UnsupportedRule)]
-    for rule in rules:
-        rule.prepare(facts, options)
-        facts.wrap_keywords.update(rule.wrap_keywords(facts, options))
-    findings = [finding for rule in rules for finding in rule.edits(facts, options)]
+        rules = [rule for rule in all_rules() if rule.explains]
+    else:
+        rules = [rule for rule in all_rules() if options.runs(rule.id)]
+    decisions = Decisions(options, {k: v for rule in rules for k, v in rule.wrap_keywords(facts, options).items()})
+    findings = [finding for rule in rules for finding in rule.edits(facts, decisions)]
     findings = [_left_out(finding) if finding.rule in options.ignore else finding for finding in findings]
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
-    edits = [f for f in findings if isinstance(f, Edit)]
+    edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
     return Plan(edits, notes, refused=bool(facts.blockers))
 
 

@@ -16,7 +16,7 @@ import libcst as cst
 
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.rewrite import fstrings, templates
-from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
+from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.rewrite.imports import place_imports, runtime_name
 from dp2ddp.rewrite.locate import EditWithHoles, Located, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
@@ -42,6 +42,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
         NotRewritable: libcst can't read the source, or not keep it, though Python can read it.
         EditError: an edit's span or hole is no node, or its template is no Python: a rule's mistake.
     """
+    edits = [edit for edit in edits if not isinstance(edit, Done)]
     if not edits:
         return text
     head, body, tail = _split(text)

@@ -109,6 +109,11 @@ class AddImport(Edit):
 
 
 @dataclass(frozen=True)
+class Done(Edit):
+    """What was changed while the source was read, as nothing else could read it; for the report."""
+
+
+@dataclass(frozen=True)
 class Note:
     """Something that a person has to look at.
 

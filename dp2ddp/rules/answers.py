@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.program import is_main_guard
 
 _READING = frozenset(
@@ -48,7 +48,7 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:
@@ -75,7 +75,7 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
         reason = "rank 0 asks, all ranks get the answer"
         # The prompt is every rank's: it may hold a number that is summed up over all of them.
         yield ReplaceExpr(self.id, asking, reason, "ddp.main_only(__h_f__)", {"f": asking})
-        if not facts.is_in_own_test(call):
+        if not facts.own_tests.contains(call):
             yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"

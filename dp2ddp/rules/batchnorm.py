@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Options, Rule
 
 
 class BatchNormRule(Rule):
@@ -56,8 +56,8 @@ net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)),
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        for call in facts.replicas.patches if options.sync_bn else ():
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        for call in facts.replicas.patches if decisions.options.sync_bn else ():
             span, name = facts.source.span(call), facts.source.brief(call.func)
             yield RemoveStatement(self.id, facts.source.span(facts.source.statement(call)), "there are no replicas")
             yield Note(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, keyword
 from dp2ddp.source.spans import Span
 
@@ -79,7 +79,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         dropped = self._dropped(facts)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.control.loops import EpochLoop
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertBefore
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class EpochsRule(Rule):
@@ -58,7 +58,7 @@ for epoch in range(3):
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel or facts.source.mentions("set_epoch"):
             return  # a script that has a `set_epoch` of its own calls it when it wants to
         told: set[tuple[ast.For, str]] = set()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.program import argument
 from dp2ddp.source.spans import Span
 
@@ -60,7 +60,7 @@ class Generator(nn.Module):
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.wraps.functional:
             holes: dict[str, Span] = {}
             given = []

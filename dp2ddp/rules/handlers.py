@@ -9,7 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.ranks.handlers import Handlers
 from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class HandlersRule(Rule):
@@ -51,7 +51,7 @@ print(net(torch.randn(8, 4)))
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _UNSEEDED = frozenset({"numpy.random.default_rng", "numpy.random.RandomState", "random.Random"})
 _RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
@@ -60,7 +60,7 @@ print(time.strftime("%H:%M"), time.time() - start)
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]

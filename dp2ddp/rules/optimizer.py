@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import WrappedOptimizer
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "an optimizer needs no wrapper"
 
@@ -70,7 +70,7 @@ optimizer.step()
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         span = facts.source.span
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)

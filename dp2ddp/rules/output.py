@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.files.opened import Opened
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 #: Where a writer's reports lie.
 _FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
@@ -60,7 +60,7 @@ print(open("notes.txt").read())
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         yield from self._tracker_values(facts)

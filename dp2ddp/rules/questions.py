@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class QuestionsRule(Rule):
@@ -81,7 +81,7 @@ for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:
@@ -93,7 +93,7 @@ for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
             span = facts.source.span(whole)
             template = "ddp.broadcast(list(__h_it__))" if lazy else "ddp.broadcast(__h_it__)"
             yield ReplaceExpr(self.id, span, "the ranks must go over the same files", template, {"it": span})
-        for test in facts.own_tests:
+        for test in facts.own_tests.shared:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)
                 reason = "the ranks' own clocks and terminals must not part them"
@@ -106,7 +106,7 @@ for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
         node: ast.AST = call
         for above in facts.source.ancestors(call):
             if isinstance(above, (ast.If, ast.While)):
-                return above.test is node and above not in facts.own_branches
+                return above.test is node and above not in facts.own_tests.branches
             if isinstance(above, ast.IfExp):
                 return above.test is node
             if isinstance(above, ast.stmt):

@@ -9,7 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.program import argument
 
 
@@ -65,7 +65,7 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         span = facts.source.span
@@ -86,7 +86,7 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
                     "ddp.main_only(__h_f__)",
                     {"f": span(call.func)},
                 )
-            elif options.clean_keys and self._is_wrapped_state(facts, call):
+            elif decisions.options.clean_keys and self._is_wrapped_state(facts, call):
                 assert isinstance(call.func, ast.Attribute)
                 model = call.func.value
                 yield ReplaceExpr(

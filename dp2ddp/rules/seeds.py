@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.program import same
 
 _OTHERS = frozenset({"random.seed", "numpy.random.seed"})
@@ -83,7 +83,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         seeds = [c for c in facts.source.calls if self._seeds(facts, c)]

@@ -8,7 +8,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.wraps.replicas import Copy
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class UnsupportedRule(Rule):
@@ -16,6 +16,7 @@ class UnsupportedRule(Rule):
 
     id = "DDP016"
     title = "Leave what can't be converted, and say so"
+    explains = True
     why = (
         "Half a conversion trains something else. Where one use of DataParallel has no safe counterpart, nothing in "
         "the script is changed, and a note says what to do."
@@ -88,7 +89,7 @@ net = wrap(nn.Linear(4, 2), [4, 4])
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for blocker in facts.blockers:
             what = f"{blocker.why}; nothing was converted"
             yield Note(self.id, facts.source.span(blocker.node), what, blocker.todo)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.spans import Span
 
 _REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
@@ -162,30 +162,30 @@ net = wrappers["open"](nn.Linear(4, 2))
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for wrap in facts.wraps.models:
-            yield self._in_place(facts, wrap)
+            yield self._in_place(facts, wrap, decisions)
         for value in facts.wraps.values:
-            if facts.wrap_keywords:
+            if decisions.wrap_keywords:
                 yield Note(
                     self.id,
                     facts.source.span(value),
-                    f"`DataParallel` is handed on here, and takes no {', '.join(facts.wrap_keywords)}",
+                    f"`DataParallel` is handed on here, and takes no {', '.join(decisions.wrap_keywords)}",
                     "wrap the model by a plain call of `nn.DataParallel`, then convert again",
                 )
             yield ReplaceExpr(self.id, facts.source.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, wrap: Wrap) -> Finding:
+    def _in_place(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> Finding:
         assert wrap.model is not None
         span = facts.source.span
-        template, holes = self._call(facts, wrap)
+        template, holes = self._call(facts, wrap, decisions)
         return ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
 
-    def _call(self, facts: Facts, wrap: Wrap) -> tuple[str, dict[str, Span]]:
+    def _call(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> tuple[str, dict[str, Span]]:
         assert wrap.model is not None
         holes = {"model": facts.source.span(wrap.model)}
-        keywords = dict(facts.wrap_keywords)
+        keywords = dict(decisions.wrap_keywords)
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"

@@ -217,13 +217,13 @@ class Source:
         return len(text.encode("utf-8")[:byte_column].decode("utf-8"))
 
 
-def parse(text: str, filename: str, *, modernize: bool = True) -> Source:
+def parse(text: str, filename: str) -> Source:
     """One script by itself.
 
     Raises:
         BadInput: it is no Python that this interpreter reads.
     """
-    return link({filename: text}, [filename], lambda importer, module, level, name: None, modernize=modernize)
+    return link({filename: text}, [filename], lambda importer, module, level, name: None)
 
 
 def link(
@@ -231,14 +231,12 @@ def link(
     entries: Sequence[str],
     resolve: Resolve,
     *,
-    modernize: bool = True,
     commands: Mapping[str, Sequence[str]] | None = None,
 ) -> Source:
     """The files of one program, `texts` by name.
 
     Args:
         commands: of the entries, the functions by which commands start them.
-        modernize: read `async=` in calls as `non_blocking=`.
 
     Raises:
         BadInput: one of them is no Python that this interpreter reads.
@@ -246,7 +244,7 @@ def link(
     files: list[File] = []
     before = 0
     for name, text in texts.items():
-        now, renamed = syntax.without_async_arguments(text) if modernize else (text, [])
+        now, renamed = syntax.without_async_arguments(text)
         file = File(name, now, syntax.parse(now, name), before, renamed)
         if before:
             ast.increment_lineno(file.tree, before)

@@ -111,5 +111,5 @@ def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
     Path("late.py").write_text("import torch.nn as nn\nimport good\nnet = nn.DataParallel(good.net.module)\n")
     result = run("late.py", "-o", "out.py")
     assert result.exit_code == 2
-    assert "late.py:3  DDP002  still uses nn.DataParallel, in one program with good.py" in result.stderr
+    assert "late.py:3  DDP016  still uses nn.DataParallel, in one program with good.py" in result.stderr
     assert not Path("out.py").exists()

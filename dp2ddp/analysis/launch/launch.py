@@ -26,6 +26,7 @@ class Launch:
             and `settings.DEVICES` (chosen).
         folders: calls that make folders, before it, and that must not mind another process being faster.
         early: calls that write files before it, in each process.
+        test: under which the processes start, beside the script's own DistributedDataParallel; None for always.
     """
 
     entry: ast.Module
@@ -34,6 +35,7 @@ class Launch:
     late: Sequence[tuple[str, ast.stmt]] = ()
     folders: Sequence[ast.Call] = ()
     early: Sequence[ast.Call] = ()
+    test: str | None = None
 
 
 @dataclass(frozen=True)

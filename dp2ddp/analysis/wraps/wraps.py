@@ -90,6 +90,11 @@ class Wraps:
             if self.names.qualified(node) == "torch.nn.DataParallel":
                 self._reference(node)
 
+    @property
+    def found(self) -> bool:
+        """Whether there is any use of `DataParallel` that can be converted."""
+        return any((self.models, self.optimizers, self.functional, self.values, self.type_checks))
+
     @cached_property
     def device_ids(self) -> list[tuple[ast.expr, ast.Call]]:
         """The `device_ids` that models are wrapped with, and the calls that give them."""
