@@ -14,7 +14,7 @@ from dp2ddp.errors import BadInput, EditError
 from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
-    from dp2ddp.verify.command import Verdict
+    from dp2ddp.verify.verdict import Verdict
 
 NOTES_OPEN = 1
 BAD_INPUT = 2
@@ -227,15 +227,16 @@ def verify(
 
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
-    from dp2ddp.verify import command
     from dp2ddp.verify import plot as drawing
+    from dp2ddp.verify.command import verifying
     from dp2ddp.verify.run import runs
+    from dp2ddp.verify.verdict import Request
 
     if plot is not None:
         drawing.check(plot)
     options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = command.Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
-    with command.verifying(request) as verdict:
+    request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
+    with verifying(request) as verdict:
         _show_verdict(verdict, script.name, as_json)
         if plot is not None and verdict.comparison is not None:
             drawing.draw(verdict.comparison, plot, script.name)

@@ -14,7 +14,8 @@ from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
-from dp2ddp.source.program import FUNCTIONS, in_order
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
+from dp2ddp.analysis.control.epochs import Epochs
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
@@ -26,7 +27,8 @@ from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.project.uses import Uses
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import Source, in_order
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import Source
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ class Facts:
     def model_loops(self) -> list[DataLoop]:
         """The loops over loaders that feed a model."""
         return [loop for loop in self.loops.data_loops if self.loops.uses_model(loop)]
+
+    @cached_property
+    def epochs(self) -> Epochs:
+        """The loops over epochs."""
+        return Epochs(self.loops)
 
     @cached_property
     def loader_sites(self) -> list[ast.Call]:

@@ -57,7 +57,7 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
     calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
     there = facts.source.module(launch.statement)
     return bool(calls) and all(
-        facts.loops.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
+        facts.epochs.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
     )
 
 

@@ -14,7 +14,7 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.project.sources import Sources
 from dp2ddp.project.uses import Uses
 from dp2ddp.source import syntax
-from dp2ddp.source.program import is_main_guard
+from dp2ddp.source.nodes import is_main_guard
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _WORD = re.compile(rb"\w+")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dp2ddp.source.program import is_main_guard
+from dp2ddp.source.nodes import is_main_guard
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: By these a function may be picked by a name that is computed, or said in text.

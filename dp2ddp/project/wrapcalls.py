@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dp2ddp.source.program import attribute_got
+from dp2ddp.source.nodes import attribute_got
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"

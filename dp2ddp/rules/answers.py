@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.program import is_main_guard
+from dp2ddp.source.nodes import is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "

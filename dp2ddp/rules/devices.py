@@ -10,7 +10,8 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, keyword
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
 from dp2ddp.source.spans import Span
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")

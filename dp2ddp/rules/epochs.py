@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dp2ddp.analysis.control.loops import EpochLoop
+from dp2ddp.analysis.control.epochs import EpochLoop
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, InsertBefore
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -65,7 +65,7 @@ for epoch in range(3):
         for loop in facts.model_loops:
             if not facts.loops.trains(loop):
                 continue
-            for epochs in facts.loops.epoch_loops(loop):
+            for epochs in facts.epochs.around(loop):
                 if (epochs.node, epochs.loader) in told or self._built_inside(facts, epochs):
                     continue
                 told.add((epochs.node, epochs.loader))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.program import argument
+from dp2ddp.source.nodes import argument
 from dp2ddp.source.spans import Span
 
 

@@ -10,7 +10,7 @@ from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.program import argument
+from dp2ddp.source.nodes import argument
 
 
 class SavingRule(Rule):

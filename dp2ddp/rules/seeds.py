@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.program import same
+from dp2ddp.source.nodes import same
 
 _OTHERS = frozenset({"random.seed", "numpy.random.seed"})
 # What makes generators of the script's own.

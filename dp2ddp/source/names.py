@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple, Union
 
-from dp2ddp.source.program import SCOPES, ScopeNode, Source, attribute_got
+from dp2ddp.source.nodes import attribute_got
+from dp2ddp.source.program import SCOPES, ScopeNode, Source
 from dp2ddp.source.starred import starred
 
 # Other paths under which the same object can be imported.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Callable, Optional, TypeVar, Union
+from typing import Callable, Optional, Union
 
 from dp2ddp.source import syntax
+from dp2ddp.source.nodes import in_order
 from dp2ddp.source.spans import Position, Span
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
@@ -135,12 +136,12 @@ class Source:
     @cached_property
     def calls(self) -> list[ast.Call]:
         """Every call, in the order of the text."""
-        return sorted((n for n in self.nodes if isinstance(n, ast.Call)), key=_place)
+        return in_order(n for n in self.nodes if isinstance(n, ast.Call))
 
     @cached_property
     def functions(self) -> list[FunctionNode]:
         """Every function and method, in the order of the text."""
-        return sorted((n for n in self.nodes if isinstance(n, FUNCTIONS)), key=_place)
+        return in_order(n for n in self.nodes if isinstance(n, FUNCTIONS))
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node that `node` is a part of, None for the module."""
@@ -251,57 +252,3 @@ def link(
         files.append(file)
         before += len(file.lines)
     return Source(files, entries, resolve, commands or {})
-
-
-_Node = TypeVar("_Node", bound=ast.AST)
-
-
-def in_order(nodes: Iterable[_Node]) -> list[_Node]:
-    """Nodes in the order of the text."""
-    return sorted(nodes, key=_place)
-
-
-def _place(node: ast.AST) -> tuple[int, int]:
-    return node.lineno, node.col_offset  # type: ignore[attr-defined]
-
-
-def same(a: ast.AST | None, b: ast.AST | None) -> bool:
-    """Whether two expressions are written alike, whatever their place and context."""
-    if a is None or b is None:
-        return a is b
-    return _shape(a) == _shape(b)
-
-
-def _shape(node: ast.AST) -> str:
-    return ast.dump(node).replace("Store()", "Load()")
-
-
-def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """The value of the keyword argument `name`, None where it isn't given by name."""
-    return next((k.value for k in call.keywords if k.arg == name), None)
-
-
-def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    """An argument given by position or by name."""
-    if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
-        return call.args[position]
-    return keyword(call, name)
-
-
-def is_main_guard(node: ast.AST) -> bool:
-    """Whether `node` is `if __name__ == "__main__":`."""
-    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):
-        return False
-    sides = [node.test.left, node.test.comparators[0]]
-    names = any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
-    return names and any(isinstance(s, ast.Constant) and s.value == "__main__" for s in sides)
-
-
-def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:
-    """The object and the attribute of `getattr(object, "attribute")`; None for anything else."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"):
-        return None
-    name = node.args[1] if len(node.args) == 2 else None
-    if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-        return None
-    return node.args[0], name.value

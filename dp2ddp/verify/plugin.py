@@ -19,9 +19,9 @@ from dp2ddp.verify import COUNT
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dp2ddp.verify.command import Verdict
     from dp2ddp.verify.run.recording import Recording
     from dp2ddp.verify.run.runs import Run
+    from dp2ddp.verify.verdict import Verdict
 
 ACCURACY = r"acc[^0-9]*([0-9.]+)"
 
@@ -149,11 +149,12 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
         synthetic_data: bool | int = False,
     ) -> Compared:
         __tracebackhide__ = True
-        from dp2ddp.verify import command
+        from dp2ddp.verify.command import verifying
         from dp2ddp.verify.run import runs
+        from dp2ddp.verify.verdict import Request
 
         samples = COUNT if synthetic_data is True else synthetic_data or None
-        request = command.Request(
+        request = Request(
             Path(script),
             [str(argument) for argument in args],
             None if converted is None else Path(converted),
@@ -161,7 +162,7 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
             tolerance,
             repeats,
         )
-        verdict = stack.enter_context(command.verifying(request))
+        verdict = stack.enter_context(verifying(request))
         if verdict.failure is not None:
             failure = verdict.failure
             pytest.fail(f"{failure.stderr}\nthe {failure.side} script could not run: {failure.reason}", pytrace=False)

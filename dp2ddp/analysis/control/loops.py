@@ -1,9 +1,8 @@
-"""The loops of a script: which go over a loader's batches, which over epochs, and what they reach."""
+"""The loops of a script: which go over a loader's batches, and what they reach."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +21,8 @@ from dp2ddp.analysis.roles import (
     Wrapped,
 )
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, in_order
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 # Calls that draw as soon as they are made.
 _EXHAUSTING = frozenset(
@@ -46,21 +46,6 @@ class DataLoop:
     loader: ast.expr | None
     sites: frozenset[ast.Call]
     batch: ast.expr
-
-
-@dataclass(frozen=True)
-class EpochLoop:
-    """`for epoch in range(...):` around a pass over a loader.
-
-    Attributes:
-        node: the `for` statement.
-        epoch: the name of its variable.
-        loader: the loader's name as it is written in the loop's scope.
-    """
-
-    node: ast.For
-    epoch: str
-    loader: str
 
 
 class Loops:
@@ -137,14 +122,14 @@ class Loops:
 
     def _named(self, loader: ast.expr, loop: ast.For) -> ast.expr | None:
         """The expression that names the loader itself: `pbar = tqdm(loader)` iterated as `pbar` names `loader`."""
-        if not _is_path(loader):
+        if not is_path(loader):
             return None
         if isinstance(loader, ast.Name):
             bars = [v for v in self._values(loader.id, loop) if self._is_bar(v)]
             if bars:
                 inside = bars[-1].args[0]  # type: ignore[attr-defined]
                 itself = isinstance(inside, ast.Name) and inside.id == loader.id
-                return inside if len(bars) == 1 and _is_path(inside) and not itself else None
+                return inside if len(bars) == 1 and is_path(inside) and not itself else None
         return loader
 
     def _values(self, name: str, near: ast.AST) -> list[ast.expr]:
@@ -198,9 +183,9 @@ class Loops:
         for node in loops:
             batch = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
             iterated, _ = self._iterated(node)
-            if not _is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
+            if not is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
-            if isinstance(iterated, ast.Name) and any(self._is_count(v) for v in self._values(iterated.id, node)):
+            if isinstance(iterated, ast.Name) and any(self.is_count(v) for v in self._values(iterated.id, node)):
                 continue
             body = list(self.reached(*node.body))
             inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
@@ -224,66 +209,7 @@ class Loops:
             for n in self.reached(*loop.node.body)
         )
 
-    # -- epochs ----------------------------------------------------------------------------------------------------
-
-    def epoch_loops(self, loop: DataLoop) -> list[EpochLoop]:
-        """The epoch loops around a data loop, in its own function or in the callers of that function."""
-        if loop.loader is None:
-            return []
-        return self._epochs_above(loop.node, self.source.segment(loop.loader), loop.loader, frozenset())
-
-    def _epochs_above(
-        self, node: ast.AST, text: str, loader: ast.expr | None, seen: frozenset[FunctionNode]
-    ) -> list[EpochLoop]:
-        for above in self.source.ancestors(node):
-            if isinstance(above, ast.For) and self._counts_epochs(above):
-                assert isinstance(above.target, ast.Name)
-                return [EpochLoop(above, above.target.id, text)]
-            if isinstance(above, FUNCTIONS):
-                return [] if above in seen else self._epochs_of_callers(above, text, seen | {above})
-        return []
-
-    def _epochs_of_callers(self, function: FunctionNode, text: str, seen: frozenset[FunctionNode]) -> list[EpochLoop]:
-        found: list[EpochLoop] = []
-        for call in self.source.calls:
-            for callee in self.resolver.functions_called(call):
-                if callee.definition is not function:
-                    continue
-                theirs = self.written_by_caller(call, function, text)
-                if theirs is not None:
-                    found += self._epochs_above(call, theirs, None, seen)
-        return list({e.node: e for e in found}.values())
-
-    def written_by_caller(self, call: ast.Call, function: FunctionNode, text: str) -> str | None:
-        """How the caller writes what `function` knows as `text`, None where it has no name there."""
-        root = root_of(text)
-        index = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - {root}
-        if index & local_names(function):
-            return None  # the caller has no such index
-        parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-        is_method = isinstance(self.source.parent(function), ast.ClassDef)
-        if is_method and parameters and root == parameters[0]:
-            if isinstance(call.func, ast.Attribute) and _is_path(call.func.value):
-                return self.source.segment(call.func.value) + text[len(root) :]
-            return None
-        if root not in parameters:
-            local = any(
-                isinstance(n, ast.Name) and n.id == root and isinstance(n.ctx, ast.Store) for n in ast.walk(function)
-            )
-            here = self.source.module(call) is self.source.module(function)
-            return text if here and not local else None
-        position = parameters.index(root) - int(is_method)
-        given = next((k.value for k in call.keywords if k.arg == root), None)
-        if given is None and position < len(call.args):
-            given = call.args[position]
-        return self.source.segment(given) + text[len(root) :] if given is not None and _is_path(given) else None
-
-    def _counts_epochs(self, node: ast.For) -> bool:
-        """Whether a `for` counts, and isn't within a pass over a loader."""
-        is_plain = isinstance(node.target, ast.Name)
-        return is_plain and self._is_count(node.iter) and not self._stands_in_data_loop(node)
-
-    def _is_count(self, node: ast.expr) -> bool:
+    def is_count(self, node: ast.expr) -> bool:
         """Whether an expression is `range(...)` or `trange(...)`, perhaps under a progress bar."""
         while isinstance(node, ast.Call) and node.args:
             path = self.names.qualified(node.func) or ""
@@ -293,10 +219,6 @@ class Loops:
                 return False
             node = node.args[0]
         return False
-
-    def _stands_in_data_loop(self, node: ast.For) -> bool:
-        nodes = {loop.node for loop in self.data_loops}
-        return any(above in nodes for above in self.source.ancestors(node))
 
 
 def _hands_out(loop: ast.For) -> bool:
@@ -324,7 +246,7 @@ def _unstarred(node: ast.expr) -> ast.expr:
     return node.value if isinstance(node, ast.Starred) else node
 
 
-def _is_path(node: ast.expr) -> bool:
+def is_path(node: ast.expr) -> bool:
     """Whether an expression names something: `self.train_loader`, `loaders["train"]`, `loaders[phase]`."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Constant, ast.Name)):
@@ -340,8 +262,3 @@ def local_names(root: ast.Module | FunctionNode) -> set[str]:
     shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
     bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared
-
-
-def root_of(path: str) -> str:
-    """The name that a path starts with."""
-    return re.split(r"[.\[]", path, maxsplit=1)[0]

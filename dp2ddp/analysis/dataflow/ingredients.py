@@ -8,7 +8,8 @@ from functools import cached_property
 
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import is_property
-from dp2ddp.source.program import FUNCTIONS, keyword
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS
 
 
 class Ingredients:

@@ -13,7 +13,8 @@ from functools import cached_property
 
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, in_order, is_main_guard
+from dp2ddp.source.nodes import in_order, is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 from dp2ddp.source.spans import Span
 
 _JOIN = "init_process_group"

@@ -12,7 +12,8 @@ from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.writers import Writers
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, keyword
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 #: What fetches a file to a place, and whether it looks itself first if the file is there.
 _DOWNLOADS = {

@@ -12,7 +12,8 @@ from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.files.file_names import FileNames
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import Source, argument
+from dp2ddp.source.nodes import argument
+from dp2ddp.source.program import Source
 
 #: What changes files by their names, and which arguments name what is changed.
 CHANGING = {

@@ -10,7 +10,7 @@ from functools import cached_property
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, Function, Instance, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import argument, keyword
+from dp2ddp.source.nodes import argument, keyword
 
 #: Functions that write a file, and where they take its name.
 FUNCTIONS_THAT_WRITE = {

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, is_main_guard
+from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 
 class Effects:

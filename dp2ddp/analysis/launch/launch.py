@@ -11,7 +11,8 @@ from dp2ddp.analysis.launch.effects import Effects, given_to
 from dp2ddp.analysis.launch.settings import Settings
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, is_main_guard
+from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from functools import cached_property
 from dp2ddp.analysis.launch.effects import Effects, given_to
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FunctionNode, Source, argument, keyword
+from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.program import FunctionNode, Source
 
 ARGUMENTS = "arguments"
 DEVICES = "devices"

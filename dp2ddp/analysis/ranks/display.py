@@ -12,7 +12,8 @@ from dp2ddp.analysis.control.loops import Loops, local_names
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, keyword
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 _SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
 _MAKING_BARS = (*PROGRESS_BARS, "tqdm.trange", "tqdm.auto.trange", "logging.getLogger")

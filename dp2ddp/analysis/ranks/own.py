@@ -15,7 +15,8 @@ from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, Source, argument, is_main_guard
+from dp2ddp.source.nodes import argument, is_main_guard
+from dp2ddp.source.program import FUNCTIONS, Source
 
 _OWN = frozenset(
     "time.time time.time_ns time.strftime time.ctime time.asctime time.localtime time.gmtime datetime.datetime.now "

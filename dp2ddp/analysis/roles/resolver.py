@@ -9,7 +9,8 @@ from dp2ddp.analysis.roles.classes import is_static
 from dp2ddp.analysis.roles.kinds import Class, Function, Group, Instance, Module, Role, Table, Wrapped
 from dp2ddp.analysis.roles.values import Values
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, same
+from dp2ddp.source.nodes import same
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 # Nodes over which roles move.
 _FLOWING = (

@@ -17,7 +17,8 @@ from dp2ddp.analysis.control.reached import is_reached, means
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source, in_order
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 # The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
 _STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})

@@ -11,7 +11,8 @@ from dp2ddp.analysis.control.reached import is_reached
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
 from dp2ddp.analysis.wraps.parts import Parts
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, Source, argument, keyword
+from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.program import FUNCTIONS, Source
 
 _MOVES = frozenset({"cuda", "to"})
 _KNOWN = frozenset({"torch", "dp2ddp_runtime"})

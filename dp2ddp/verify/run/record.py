@@ -21,7 +21,7 @@ import dp2ddp_runtime
 import torch
 from dp2ddp_runtime import world
 
-from dp2ddp.verify.emulate import cuda, mixed, synthetic
+from dp2ddp.verify.emulate import cuda, cuda_module, mixed, synthetic
 from dp2ddp.verify.emulate.stand_in import emulate, seed, shift_seeds
 from dp2ddp.verify.run import scratch, terminal
 from dp2ddp.verify.run.recorder import Recorder, StepsDone
@@ -77,7 +77,7 @@ def _prepare(options: argparse.Namespace) -> None:
     _show_terminal()
     scratch.protect(options.out)  # the working directory, and the script's own where that is another one
     if options.cpu is not None:
-        cuda.without_cuda(options.cpu)
+        cuda_module.without_cuda(options.cpu)
         mixed.without_cuda()
         _show_cuda()
     if options.emulate is not None:
