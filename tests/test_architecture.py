@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,14 @@ MOST_LINES = 300
 MOST_AT_THE_TOP = 5
 
 
+@cache
 def _modules(package: str) -> dict[str, Path]:
     root = PACKAGES[package].parent
     paths = {path: path.relative_to(root).with_suffix("") for path in PACKAGES[package].rglob("*.py")}
     return {".".join(name.parts).removesuffix(".__init__"): path for path, name in paths.items()}
 
 
+@cache
 def _imports(package: str) -> dict[str, set[str]]:
     """What each module imports when it runs: of its package by full name, of others the top package."""
     modules = _modules(package)
