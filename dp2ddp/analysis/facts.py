@@ -197,17 +197,14 @@ class Facts:
     @cached_property
     def alone(self) -> Alone:
         """Where a rank may be alone."""
-        branches, steps = self.own_tests.branches, self._in_turn
-        return Alone(self.loops, self.listings, self.writers, self.callers, self.needing_all, branches, steps)
-
-    @cached_property
-    def _in_turn(self) -> list[Step]:
-        return [step for step in self.fetching.steps if not step.needs_all]
+        return Alone(self.fetching, self.own_tests.branches)
 
     @cached_property
     def steps(self) -> list[Step]:
         """What the first rank of each machine runs before the others, to fetch files."""
-        return [s for s in self._in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)]
+        return [
+            s for s in self.fetching.in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)
+        ]
 
     def in_fetch(self, node: ast.AST) -> bool:
         """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""

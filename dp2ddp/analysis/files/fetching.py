@@ -80,8 +80,8 @@ class Fetching:
         self.loops = loops
         self.listings = listings
         self.writers = writers
-        self._callers = callers
-        self._needing_all = needing_all
+        self.callers = callers
+        self.needing_all = needing_all
         self._is_temporary = is_temporary
 
     @cached_property
@@ -89,6 +89,11 @@ class Fetching:
         """The steps, outer ones before those inside."""
         found = [step for call, looks in self._fetches() for step in self._steps(call, call, looks, frozenset())]
         return sorted(dict.fromkeys(found), key=lambda step: (step.statement.lineno, -(step.statement.end_lineno or 0)))
+
+    @property
+    def in_turn(self) -> list[Step]:
+        """The steps that the ranks of a machine can take one after the other."""
+        return [step for step in self.steps if not step.needs_all]
 
     def once(self, step: Step) -> list[ast.expr]:
         """The functions that only the first rank of a machine may call, where the others would fetch again."""
@@ -134,13 +139,13 @@ class Fetching:
         """The steps of what fetches at `node`: with the question around it, here or where this function is called."""
         statement, guarded = self._climb(node)
         function = self.source.function(node)
-        here = [Step(statement, call, looks or bool(guarded), guarded, self._needing_all.inside(statement))]
+        here = [Step(statement, call, looks or bool(guarded), guarded, self.needing_all.inside(statement))]
         if guarded or function is None or function in seen or len(seen) == _MOST_CALLERS:
             return here
         guarded = self._behind_question(statement, function)
         callers = [
             replace(step, looks=step.looks or bool(guarded), guarded=step.guarded or guarded)
-            for site in self._callers.of(function)
+            for site in self.callers.of(function)
             for step in self._steps(site, call, looks, seen | {function})
         ]
         fine = callers and all(step.guarded and not step.needs_all for step in callers)
@@ -155,7 +160,7 @@ class Fetching:
             if isinstance(above, (*FUNCTIONS, ast.Module, ast.ClassDef)):
                 break
             if isinstance(above, (ast.If, ast.For, ast.With, ast.Try)):
-                if self._needing_all.inside(above):
+                if self.needing_all.inside(above):
                     break
                 if not isinstance(above, ast.If):
                     found = above
@@ -210,7 +215,7 @@ class Fetching:
     @cached_property
     def _asking(self) -> set[FunctionNode]:
         """The functions that ask for files."""
-        return self._callers.coming_to(call for call in self.source.calls if self._is_question(call))
+        return self.callers.coming_to(call for call in self.source.calls if self._is_question(call))
 
 
 def _is_method_call(call: ast.Call) -> bool:

@@ -6,11 +6,7 @@ import ast
 from collections.abc import Collection, Iterator
 from functools import cached_property
 
-from dp2ddp.analysis.control.callers import Callers, NeedingAll
-from dp2ddp.analysis.control.loops import Loops
-from dp2ddp.analysis.files.fetching import Step
-from dp2ddp.analysis.files.listings import Listings
-from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.files.fetching import Fetching
 from dp2ddp.analysis.roles import Function, is_property
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
@@ -30,30 +26,21 @@ class Alone:
     """Finds the lines.
 
     Args:
-        needing_all: what takes all ranks.
+        fetching: what the first rank of each machine does before the others; and what that asks, asked here as well.
         branches: branches that the ranks take each for itself.
     """
 
-    def __init__(
-        self,
-        loops: Loops,
-        listings: Listings,
-        writers: Writers,
-        callers: Callers,
-        needing_all: NeedingAll,
-        branches: Collection[ast.stmt],
-        steps: Collection[Step],
-    ) -> None:
-        self.source = loops.source
-        self.names = loops.names
-        self.resolver = loops.resolver
-        self.loops = loops
-        self.listings = listings
-        self.writers = writers
-        self._callers = callers
-        self._needing_all = needing_all
+    def __init__(self, fetching: Fetching, branches: Collection[ast.stmt]) -> None:
+        self.source = fetching.source
+        self.names = fetching.names
+        self.resolver = fetching.resolver
+        self.loops = fetching.loops
+        self.listings = fetching.listings
+        self.writers = fetching.writers
+        self._callers = fetching.callers
+        self._needing_all = fetching.needing_all
         self._branches = branches
-        self._steps = steps
+        self._steps = fetching.in_turn
 
     @cached_property
     def nodes(self) -> set[ast.AST]:
