@@ -39,10 +39,10 @@ class Sources(Mapping[str, str]):
     def __contains__(self, path: object) -> bool:
         if path in self._known:
             return True
-        if not isinstance(path, str) or _is_runtime(path) or not self._late(path):
+        if not isinstance(path, str):
             return False
-        if path not in self._found:
-            self._found[path] = (self.root / path).is_file()
+        if path not in self._found:  # imports are looked for in the same places over and over
+            self._found[path] = not _is_runtime(path) and self._late(path) and (self.root / path).is_file()
         return self._found[path]
 
     def __getitem__(self, path: str) -> str:

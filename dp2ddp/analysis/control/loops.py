@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from dp2ddp.analysis.roles import (
     DRAWING,
@@ -55,6 +56,7 @@ class Loops:
         self.source = source
         self.names = names
         self.resolver = resolver
+        self._walked: dict[FunctionNode, list[ast.AST]] = {}
         self.data_loops: list[DataLoop] = []
         self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
         self.given_away: list[ast.Call] = []  # calls of what isn't known with a loader
@@ -134,8 +136,11 @@ class Loops:
 
     def _values(self, name: str, near: ast.AST) -> list[ast.expr]:
         """What a name is bound to in the scope of `near`, by assignment or `with ... as`."""
-        scope = self.source.scope(near)
-        found: list[ast.expr] = []
+        return self._assigned.get((self.source.scope(near), name), [])
+
+    @cached_property
+    def _assigned(self) -> dict[tuple[ast.AST, str], list[ast.expr]]:
+        found: dict[tuple[ast.AST, str], list[ast.expr]] = {}
         for node in self.source.nodes:
             if isinstance(node, ast.Assign):
                 targets, value = node.targets, node.value
@@ -143,9 +148,9 @@ class Loops:
                 targets, value = [node.optional_vars], node.context_expr
             else:
                 continue
-            bound = any(isinstance(t, ast.Name) and t.id == name for t in targets)
-            if bound and self.source.scope(node) is scope:
-                found.append(value)
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault((self.source.scope(node), target.id), []).append(value)
         return found
 
     def _is_bar(self, node: ast.expr) -> bool:
@@ -162,10 +167,18 @@ class Loops:
             if root in seen:
                 continue
             seen.add(root)
-            for node in ast.walk(root):
+            for node in self._inside(root):
                 yield node
                 if isinstance(node, ast.Call):
                     todo.extend(f.definition for f in self.resolver.functions_called(node))
+
+    def _inside(self, root: ast.AST) -> Iterable[ast.AST]:
+        """A node and all in it; functions are kept, as many questions come by them."""
+        if not isinstance(root, FUNCTIONS):
+            return ast.walk(root)
+        if root not in self._walked:
+            self._walked[root] = list(ast.walk(root))
+        return self._walked[root]
 
     def uses_model(self, loop: DataLoop) -> bool:
         """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
