@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from . import world
-from .collectives import all_gather, bytes_of, carrier
+from .collectives import all_gather, bytes_of, gather_rows
 
 
-def average(grad: torch.Tensor | None, param: torch.Tensor, group: Any) -> torch.Tensor | None:
-    """The sum of the ranks' gradients divided by their number, coalesced; None if no rank has one.
+def average(grad: torch.Tensor | None, param: torch.Tensor) -> torch.Tensor | None:
+    """The sum of the ranks' gradients divided by their number, coalesced; None if no rank has one. A collective.
 
     Args:
-        grad: this rank's sparse COO gradient, None if it has none.
+        grad: this rank's sparse COO gradient, whose values are rows of the parameter; None if it has none.
         param: the parameter, for its shape, dtype and device.
-        group: the process group that carries it. All ranks must call.
 
     Raises:
         RuntimeError: the gradient is dense (the parameter is also used elsewhere than in its embedding).
@@ -26,25 +23,13 @@ def average(grad: torch.Tensor | None, param: torch.Tensor, group: Any) -> torch
             f"the weight of a sparse embedding (shape {tuple(param.shape)}) has a dense gradient, because it is also "
             "used elsewhere: build the embedding with sparse=False"
         )
-    route = carrier(param.device)
-    own = [-1, 0] if grad is None else [grad._nnz(), grad.sparse_dim()]
-    told = [row.tolist() for row in _gather(torch.tensor(own, device=route), group)]
-    counts, dims = [count for count, _ in told], max(dim for _, dim in told)
-    most = max(counts)
-    if most < 0:
+    own = torch.tensor([-1 if grad is None else grad._nnz()])
+    counts = all_gather(bytes_of(own)).view(torch.int64).flatten().tolist()
+    if max(counts) < 0:
         return None
-    indices = torch.zeros((dims, most), dtype=torch.int64, device=route)
-    values = torch.zeros((most, *param.shape[dims:]), dtype=param.dtype, device=route)
-    if grad is not None:
-        indices[:, : grad._nnz()] = grad._indices()
-        values[: grad._nnz()] = grad._values()
-    all_indices, all_values = _gather(indices, group), _gather(values.div_(world.world_size()), group)
-    kept = [(i[:, :n], v[:n]) for i, v, n in zip(all_indices, all_values, counts) if n >= 0]
-    rows = torch.cat([i for i, _ in kept], 1).to(param.device)
-    data = torch.cat([v for _, v in kept]).to(param.device)
-    return torch.sparse_coo_tensor(rows, data, param.shape, check_invariants=False).coalesce()
-
-
-def _gather(tensor: torch.Tensor, group: Any) -> list[torch.Tensor]:
-    rows = all_gather(bytes_of(tensor.contiguous()), group)
-    return [row.view(tensor.dtype).view(tensor.shape) for row in rows.unbind(0)]
+    if grad is None:
+        grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), param[:0], param.shape)
+    sizes = [max(0, count) for count in counts]
+    rows = gather_rows(grad._indices(), sizes, 1)
+    values = gather_rows(grad._values() / world.world_size(), sizes, 0)
+    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False).coalesce()
