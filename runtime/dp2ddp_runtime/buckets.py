@@ -1,4 +1,4 @@
-"""Gradients on their way over the ranks: in buckets, each of which travels in one all-reduce."""
+"""Gradients on their way over the ranks: in buckets, each of which travels in one all-reduce, and sparse ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import world
+from .collectives import all_gather, bytes_of, gather_rows
 
 _FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
 _BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
@@ -54,7 +55,8 @@ class Bucket:
 
     def launch(self, group: Any) -> None:
         """Start the all-reduce of what there is, with zeros where this rank has no gradient."""
-        self._wait()  # for what a backward left that failed
+        if self._work is not None:
+            self._work.wait()  # a backward began it and failed
         grads = [param.grad for param in self.params]
         self._sent = [(view, grad) for view, grad in zip(self._views, grads) if grad is not None]
         self._versions = [grad._version for _, grad in self._sent]
@@ -81,14 +83,10 @@ class Bucket:
                     "torch.utils.checkpoint: pass use_reentrant=False to it"
                 )
 
-    def _wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
     def finish(self) -> None:
         """Put the averages where this rank's gradients were, and a new gradient where only other ranks have one."""
-        self._wait()
+        self._work.wait()
+        self._work = None
         if len(self._sent) < len(self.params):  # else the flags aren't looked at, which would wait for the device
             for param, view, flag in zip(self.params, self._views, self._flags.tolist()):
                 if flag > 0 and param.grad is None:
@@ -114,3 +112,30 @@ def _carried_as(param: torch.Tensor) -> torch.dtype:
         return param.detach().real.dtype
     # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
     return torch.float32 if param.dtype in _HALF and param.device.type == "cpu" else param.dtype
+
+
+def average_sparse(grad: torch.Tensor | None, param: torch.Tensor) -> torch.Tensor | None:
+    """The mean of the ranks' sparse gradients, coalesced, and never dense; None if no rank has one. A collective.
+
+    Args:
+        grad: this rank's sparse COO gradient, whose values are rows of the parameter; None if it has none.
+        param: the parameter, for its shape, dtype and device.
+
+    Raises:
+        RuntimeError: the gradient is dense (the parameter is also used elsewhere than in its embedding).
+    """
+    if grad is not None and grad.layout != torch.sparse_coo:
+        raise RuntimeError(
+            f"the weight of a sparse embedding (shape {tuple(param.shape)}) has a dense gradient, because it is also "
+            "used elsewhere: build the embedding with sparse=False"
+        )
+    own = torch.tensor([-1 if grad is None else grad._nnz()])
+    counts = all_gather(bytes_of(own)).view(torch.int64).flatten().tolist()
+    if max(counts) < 0:
+        return None
+    if grad is None:
+        grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), param[:0], param.shape)
+    sizes = [max(0, count) for count in counts]
+    rows = gather_rows(grad._indices(), sizes, 1)
+    values = gather_rows(grad._values() / world.world_size(), sizes, 0)
+    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False).coalesce()

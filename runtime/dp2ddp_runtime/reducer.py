@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import collectives, sparse, watchdog
-from .buckets import Bucket, plan
+from . import collectives, watchdog
+from .buckets import Bucket, average_sparse, plan
 from .place import here
 
 Params = Sequence[torch.nn.Parameter]
@@ -56,10 +56,11 @@ class Reducer:
             self._signature = signature
             self.params = dict.fromkeys(param for param in params if param.requires_grad)
             self._sparse = dict.fromkeys(param for param in sparse_params if param.requires_grad)
-            known = dict.fromkeys(param for param in self._order if param in set(params))
-            self._order = [*known, *(param for param in reversed(self.params) if param not in known)]
-            self._observing = len(self._order) > len(known)
             self._first.intersection_update(params)
+            given = set(params)
+            known = [param for param in self._order if param in given]
+            self._order = list(dict.fromkeys([*known, *reversed(self.params)]))
+            self._observing = len(self._order) > len(known)
             self._build()
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.finish()
         for param in self._sparse:
-            param.grad = sparse.average(param.grad, param)
+            param.grad = average_sparse(param.grad, param)
         self.piled_up = False
         if self._observing:
             self._agree_on_order()
@@ -124,8 +125,8 @@ class Reducer:
     def _agree_on_order(self) -> None:
         """Take over what rank 0 saw, if it saw any gradient; parameters that it saw none for come last."""
         params = list(self.params)
-        seen = [place for param in self._arrived for place, other in enumerate(params) if param is other]
-        told = torch.tensor(seen + [-1] * (len(params) - len(seen)))
+        places = {param: place for place, param in enumerate(params)}
+        told = torch.tensor([places[param] for param in self._arrived] + [-1] * (len(params) - len(self._arrived)))
         collectives.broadcast_coalesced([told])
         order = [params[place] for place in told.tolist() if place >= 0]
         if order:
