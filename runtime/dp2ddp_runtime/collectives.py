@@ -38,12 +38,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def start_sum(tensor: torch.Tensor, group: Any = None) -> Any:
-    """Start adding up a tensor over the ranks, in place, as `dist.all_reduce(async_op=True)`. Returns the `Work`."""
-    return _group(group).allreduce([tensor])
-
-
-def all_gather(row: torch.Tensor, group: Any = None) -> torch.Tensor:
+def all_gather(row: torch.Tensor) -> torch.Tensor:
     """Every rank's row of bytes, one under the other, on the row's device.
 
     Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
@@ -54,16 +49,16 @@ def all_gather(row: torch.Tensor, group: Any = None) -> torch.Tensor:
     if not len(row):
         return rows.to(row.device)
     if sent.device.type != "cpu":
-        dist.all_gather_into_tensor(rows, sent, group)
+        dist.all_gather_into_tensor(rows, sent)
     elif rows.numel() > _DIRECT:
-        _group(group).allgather([list(rows.unbind(0))], [sent]).wait()
+        _group().allgather([list(rows.unbind(0))], [sent]).wait()
     else:
-        _group(group).alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+        _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
     return rows.to(row.device)
 
 
-def _group(group: Any) -> Any:
-    return dist.group.WORLD if group is None else group
+def _group() -> Any:
+    return dist.group.WORLD
 
 
 _DIRECT = 1 << 18  # bytes
@@ -86,7 +81,7 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
             member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
             for member in members
         ]
-        dist._broadcast_coalesced(_group(None), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(_group(), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
         for member, came in zip(members, sent):
             if came.data_ptr() != member.data_ptr() and world.rank() != source:
                 member.copy_(came.view(member.dtype).view(member.shape))
