@@ -37,14 +37,26 @@ class Ingredients:
 
     def of(self, node: ast.expr) -> Iterator[ast.expr]:
         """The expressions that a value is computed from, one step back."""
+        if isinstance(node, ast.Call):
+            yield from self._of_call(node)
+            return
         held = self.held(node)
         yield from held
-        called = self.provenance.resolver.functions_called(node) if isinstance(node, ast.Call) else ()
-        for function in called:
-            yield from self._held.get(function.definition, ())
-        if not (called or isinstance(node, (ast.Compare, ast.Lambda)) or (held and isinstance(node, ast.Subscript))):
+        if not (isinstance(node, (ast.Compare, ast.Lambda)) or (held and isinstance(node, ast.Subscript))):
             for child in ast.iter_child_nodes(node):
                 yield from _expressions(child)
+
+    def _of_call(self, call: ast.Call) -> Iterator[ast.expr]:
+        """What the script's own function gives back; of any other one what it is given, and its object."""
+        called = self.provenance.resolver.functions_called(call)
+        for function in called:
+            yield from self._held.get(function.definition, ())
+        if not called:
+            # (A method is no attribute that holds something: `x.sum()` is not a meter's `sum`.)
+            if isinstance(call.func, ast.Attribute):
+                yield call.func.value
+            yield from call.args
+            yield from (given.value for given in call.keywords)
 
     def held(self, node: ast.expr) -> list[ast.expr]:
         """What a name, an attribute or an item holds."""
