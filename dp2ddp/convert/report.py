@@ -87,15 +87,25 @@ def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
 
 
 def rule_lines(rule: Rule) -> Iterator[str]:
-    """One rule with its examples."""
+    """One rule with its examples, and with what it leaves alone."""
     yield from rules_lines([rule])
     for example in rule.examples:
-        for title, code in (("before", example.before), ("after", example.after)):
-            flags = f" with {flags_of(example)}" if title == "after" and flags_of(example) else ""
-            yield ""
-            yield style(f"{title}{flags}:", bold=True)
-            for line in code.rstrip("\n").split("\n"):
-                yield f"    {line}".rstrip()
+        if example.after:
+            yield from _script("before", example.before)
+        yield from _converted("after" if example.after else "only noted", example)
+    for example in rule.valid:
+        yield from _converted("left alone", example)
+
+
+def _converted(title: str, example: Example) -> Iterator[str]:
+    return _script(f"{title} with {flags_of(example)}" if flags_of(example) else title, example.converted)
+
+
+def _script(title: str, code: str) -> Iterator[str]:
+    yield ""
+    yield style(f"{title}:", bold=True)
+    for line in code.rstrip("\n").split("\n"):
+        yield f"    {line}".rstrip()
 
 
 def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[str]:

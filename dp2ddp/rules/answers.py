@@ -47,6 +47,26 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+for input, target in [(torch.ones(8, 4), torch.zeros(8).long())]:  # a batch; nobody types
+    nn.functional.cross_entropy(net(input), target).backward()
+"""),
+        Example("""\
+import torch
+import torch.nn as nn
+
+def input(size):  # the script's own
+    return torch.ones(size, 4)
+
+net = nn.DataParallel(nn.Linear(4, 2))
+print(net(input(8)))
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:

@@ -52,14 +52,22 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """A whole small script before and after the rule, with that rule selected, and the rules in `also`."""
+    """A whole small script before and after the rule, with that rule selected, and the rules in `also`.
+
+    Without an `after` the script stays as it is.
+    """
 
     before: str
-    after: str
+    after: str = ""
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     clean_keys: bool = False
     allow_ddp: bool = False
+
+    @property
+    def converted(self) -> str:
+        """What becomes of the script."""
+        return self.after or self.before
 
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
@@ -82,7 +90,8 @@ class Rule(ABC):
         essential: whether what other rules do is only right together with it: then it can't be ignored.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
             where no other rule is.
-        examples: at least one; run as tests, shown by ``dp2ddp rules ID``.
+        examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
+        valid: what it leaves alone, where a reader may expect otherwise; at least one, without `after`. Tests, too.
     """
 
     id: ClassVar[str]
@@ -91,6 +100,7 @@ class Rule(ABC):
     essential: ClassVar[bool] = False
     explains: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]]
+    valid: ClassVar[tuple[Example, ...]] = ()
 
     @abstractmethod
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

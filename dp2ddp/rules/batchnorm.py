@@ -55,6 +55,14 @@ net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)),
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+
+# Without --sync-bn each rank normalises its own chunk, as each replica did.
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.replicas.patches if decisions.options.sync_bn else ():

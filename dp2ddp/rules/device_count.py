@@ -59,7 +59,6 @@ net = nn.Linear(4, 2)
 several = torch.cuda.device_count() > 1
 if several:
     net = nn.DataParallel(net, device_ids=[0, 1])
-workers = 4 * torch.cuda.device_count()
 """,
             after="""\
 import torch
@@ -70,7 +69,6 @@ net = nn.Linear(4, 2)
 several = ddp.device_count() > 1
 if several:
     net = nn.DataParallel(net, device_ids=[0, 1])
-workers = 4 * torch.cuda.device_count()
 """,
         ),
         Example(
@@ -123,6 +121,17 @@ def main(args):
         worker(None, args)
 """,
         ),
+    )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+# Whether there is a GPU at all each rank sees itself.
+device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).to(device)
+workers = 4 * torch.cuda.device_count()  # all that are visible, not only these two
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

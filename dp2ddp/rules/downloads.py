@@ -64,6 +64,18 @@ with ddp.main_first():
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+from torchvision import datasets, models
+from urllib.request import urlopen
+
+train_set = datasets.MNIST("data")  # reads, downloads nothing
+names = urlopen("https://example.com/names.txt").read().split()  # writes no file
+# torch.hub itself moves the file into place when it is whole.
+net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:

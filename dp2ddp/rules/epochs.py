@@ -57,6 +57,32 @@ for epoch in range(3):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+from samplers import Balanced
+from torch.utils.data import DataLoader
+
+sampler = Balanced(range(10))
+loader = DataLoader(range(10), batch_size=5, sampler=sampler)
+net = nn.DataParallel(nn.Linear(1, 1))
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x in loader:
+        net(x).mean().backward()
+"""),
+        Example("""\
+import torch.nn as nn
+from torch.utils.data import DataLoader
+
+net = nn.DataParallel(nn.Linear(1, 1))
+for fold in range(3):
+    # A new loader each time: there is none yet that could be told.
+    loader = DataLoader(range(fold, 10), batch_size=5)
+    for x in loader:
+        net(x).mean().backward()
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel or facts.source.mentions("set_epoch"):

@@ -59,6 +59,16 @@ class Generator(nn.Module):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+
+def data_parallel(net, ids):  # the script's own: its wrap is DDP002's
+    return nn.DataParallel(net, ids)
+
+net = data_parallel(nn.Linear(4, 2), [0, 1])
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.wraps.functional:

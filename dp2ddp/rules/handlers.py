@@ -36,19 +36,24 @@ except KeyboardInterrupt:
     torch.save(net.state_dict(), "stopped.pt")
 print(net(torch.randn(8, 4)))
 """,
-            after="""\
+        ),
+    )
+    valid = (
+        Example("""\
 import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
+batches = iter(torch.randn(64, 4).split(8))
 try:
     for _ in range(1000):
-        net(torch.randn(8, 4)).sum().backward()
-except KeyboardInterrupt:
+        try:
+            net(next(batches)).sum().backward()
+        except StopIteration:  # comes to all ranks alike
+            batches = iter(torch.randn(64, 4).split(8))
+except KeyboardInterrupt:  # saves, and that's the end
     torch.save(net.state_dict(), "stopped.pt")
-print(net(torch.randn(8, 4)))
-""",
-        ),
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

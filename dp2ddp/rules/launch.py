@@ -73,36 +73,6 @@ net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
         ),
         Example(
             before="""\
-import torch
-from torch import nn
-
-
-def main():
-    torch.manual_seed(0)
-    net = nn.DataParallel(nn.Linear(4, 2))
-
-
-if __name__ == "__main__":
-    main()
-""",
-            after="""\
-import torch
-from torch import nn
-import dp2ddp_runtime as ddp
-
-
-def main():
-    ddp.setup()
-    torch.manual_seed(0)
-    net = nn.DataParallel(nn.Linear(4, 2))
-
-
-if __name__ == "__main__":
-    main()
-""",
-        ),
-        Example(
-            before="""\
 import argparse
 import os
 import torch
@@ -192,6 +162,15 @@ else:
     net = ddp.wrap_model(net)
 """,
         ),
+    )
+    valid = (
+        Example("""\
+import torch.nn as nn
+import torch.optim as optim
+
+net = nn.Linear(4, 2)  # no model is wrapped: one process, as before
+optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

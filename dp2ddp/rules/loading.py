@@ -41,6 +41,19 @@ net = net.module
 """,
         ),
     )
+    valid = (
+        Example("""\
+import copy
+import json
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+best = copy.deepcopy(net.state_dict())
+net.load_state_dict(best)  # from memory
+with open("config.json") as file:  # nothing here writes it
+    config = json.load(file)
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:

@@ -40,6 +40,19 @@ x = torch.ones(3, 4).cuda(non_blocking=True)
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+async def fetch(url):  # Python's own `async`
+    return url
+
+net = nn.DataParallel(nn.Linear(4, 2))
+x = torch.ones(3, 4).cuda(non_blocking=True)
+print("was .cuda(async=True)")
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for file in facts.source.files:

@@ -69,6 +69,20 @@ optimizer.step()
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+import torch.optim as optim
+
+class Warmup:
+    def __init__(self, optimizer):
+        self.module = optimizer
+
+net = nn.DataParallel(nn.Linear(4, 2))
+optimizer = Warmup(optim.SGD(net.module.parameters(), lr=0.1))  # the model's `.module`
+optimizer.module.step()  # a `.module` of the script's own
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         span = facts.source.span

@@ -30,8 +30,6 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-if not os.path.isdir("out"):
-    os.makedirs("out")
 if os.path.isfile("out/best.pt"):
     net.load_state_dict(torch.load("out/best.pt"))
 """,
@@ -42,8 +40,6 @@ import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-if not os.path.isdir("out"):
-    os.makedirs("out")
 if ddp.broadcast(os.path.isfile("out/best.pt")):
     net.load_state_dict(torch.load("out/best.pt"))
 """,
@@ -56,12 +52,12 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-shown = time.time()
+start = time.time()
 for path in sorted(glob.glob("out/*.pt")):
     net.load_state_dict(torch.load(path))
-    if time.time() - shown > 5:
-        print(path)
-        shown = time.time()
+    print(path, net(torch.ones(8, 4)).mean())
+    if time.time() - start > 3600:
+        break
 """,
             after="""\
 import glob
@@ -71,14 +67,45 @@ import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-shown = time.time()
+start = time.time()
 for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
     net.load_state_dict(torch.load(path))
-    if time.time() - shown > 5:
-        print(path)
-        shown = time.time()
+    print(path, net(torch.ones(8, 4)).mean())
+    if ddp.broadcast(time.time() - start > 3600):
+        break
 """,
         ),
+    )
+    valid = (
+        Example("""\
+import os
+import time
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.isdir("out"):
+    os.makedirs("out")
+shown = time.time()
+for step in range(1000):
+    net(torch.randn(8, 4)).sum().backward()
+    if time.time() - shown > 5:  # only shows something
+        print(step)
+        shown = time.time()
+"""),
+        Example("""\
+import os
+import torch
+import torch.nn as nn
+from torch.utils.data import Dataset
+
+class Faces(Dataset):
+    def __getitem__(self, index):
+        path = f"{index}.pt"  # asked for by the one rank that loads the sample
+        return torch.load(path) if os.path.exists(path) else torch.zeros(4)
+
+net = nn.DataParallel(nn.Linear(4, 2))
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

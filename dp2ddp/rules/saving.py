@@ -64,6 +64,24 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
 """,
         ),
     )
+    valid = (
+        Example("""\
+import io
+import os
+import tempfile
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+buffer = io.BytesIO()
+torch.save(net.state_dict(), buffer)  # in memory: each rank has its own
+with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
+    path = os.path.join(folder, "net.pt")
+    torch.save(net, path)
+    print(len(buffer.getvalue()), os.path.getsize(path))
+    os.remove(path)
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:

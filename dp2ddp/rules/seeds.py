@@ -59,28 +59,27 @@ def init_seeds(seed):
 net = nn.DataParallel(nn.Linear(4, 2))
 """,
         ),
-        Example(
-            before="""\
+    )
+    valid = (
+        Example("""\
 import numpy as np
 import torch
 import torch.nn as nn
 
 np.random.seed(1)
 order = np.random.permutation(10)
-torch.manual_seed(2)
+torch.manual_seed(2)  # NumPy's stream is not to begin again here
 net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import numpy as np
+"""),
+        Example("""\
 import torch
 import torch.nn as nn
+from torch.utils.data import random_split
 
-np.random.seed(1)
-order = np.random.permutation(10)
-torch.manual_seed(2)
 net = nn.DataParallel(nn.Linear(4, 2))
-""",
-        ),
+generator = torch.Generator().manual_seed(0)  # a stream of its own
+train, test = random_split(range(100), [80, 20], generator=generator)
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

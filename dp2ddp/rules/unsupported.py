@@ -33,15 +33,6 @@ class Own(nn.DataParallel):
 
 net = Own(nn.Linear(4, 2))
 """,
-            after="""\
-import torch.nn as nn
-
-class Own(nn.DataParallel):
-    def scatter(self, inputs, kwargs, device_ids):
-        return super().scatter(inputs, kwargs, device_ids[1:])
-
-net = Own(nn.Linear(4, 2))
-""",
         ),
         Example(
             also=("DDP002",),
@@ -87,6 +78,19 @@ def wrap(net, sizes):
 net = wrap(nn.Linear(4, 2), [4, 4])
 """,
         ),
+    )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+class Own(nn.DataParallel):  # used by nobody here
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[1:])
+
+net = nn.DataParallel(nn.Linear(4, 2))
+picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's `gather`
+"""),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:

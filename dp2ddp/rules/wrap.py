@@ -47,7 +47,6 @@ import torch.nn as nn
 
 net = nn.Linear(4, 2)
 if torch.cuda.device_count() > 1:
-    print("Let's use", torch.cuda.device_count(), "GPUs!")
     net = nn.DataParallel(net)
 net.to("cuda")
 """,
@@ -58,7 +57,6 @@ import dp2ddp_runtime as ddp
 
 net = nn.Linear(4, 2)
 if torch.cuda.device_count() > 1:
-    print("Let's use", torch.cuda.device_count(), "GPUs!")
     net = ddp.wrap_model(net)
 net.to("cuda")
 """,
@@ -161,6 +159,23 @@ net = wrappers["open"](nn.Linear(4, 2))
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+net = nn.Linear(4, 2)
+out = nn.parallel.data_parallel(net, torch.ones(8, 4))  # wraps nothing: DDP017
+optimizer = nn.DataParallel(torch.optim.SGD(net.parameters(), lr=0.1))  # no model: DDP003
+"""),
+        Example("""\
+import torch.nn as nn
+from torch_geometric.nn import DataParallel
+
+# Another contract: it takes lists of graphs. DDP016 says so.
+net = DataParallel(nn.Linear(4, 2))
+"""),
+    )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for wrap in facts.wraps.models:
@@ -198,7 +213,7 @@ net = wrappers["open"](nn.Linear(4, 2))
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
         converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
-        converted.update(facts.wraps.values, facts.wraps.type_checks)
+        converted.update(facts.wraps.values, facts.wraps.type_checks if facts.parallel else ())
         for node in facts.source.nodes:
             if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
                 continue

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -286,9 +288,10 @@ def test_rules_are_listed_and_shown() -> None:
     for each in all_rules():
         assert f"{each.id}  {each.title}\n" in listed.stdout
         shown = run("rules", each.id.lower())
-        titles = [line.split()[0].rstrip(":") for line in shown.stdout.splitlines() if line.startswith(("be", "af"))]
-        assert titles == ["before", "after"] * len(each.examples)
-        for line in each.examples[0].after.splitlines():
+        titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
+        expected = [["before", "after"] if example.after else ["only noted"] for example in each.examples]
+        assert titles == [*chain.from_iterable(expected), *(["left alone"] * len(each.valid))]
+        for line in (*each.examples[0].converted.splitlines(), *each.valid[-1].before.splitlines()):
             assert line in shown.stdout
     unknown = run("rules", "DDP999")
     assert unknown.exit_code == 2

@@ -113,7 +113,8 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
         id = "DDP900"
         title = "Show"
         why = "To be\nshown."
-        examples = (Example("x\n", "y\n", sync_bn=True, also=("DDP901",)),)
+        examples = (Example("x\n", "y\n", sync_bn=True, also=("DDP901",)), Example("z\n"))
+        valid = (Example("v\n", allow_ddp=True),)
         edits = None  # type: ignore[assignment]
 
     monkeypatch.setattr(rules_doc, "all_rules", lambda: (Shown(),))
@@ -121,3 +122,6 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
     assert "| [DDP900](#ddp900) | Show |" in page
     assert "**Show.** To be shown." in page
     assert "After (`--sync-bn`, together with DDP901):\n\n```python\ny\n```\n" in page
+    assert "Only noted:\n\n```python\nz\n```\n\nLeft alone (`--allow-ddp`):\n\n```python\nv\n```\n" in page
+    shown = [click.unstyle(line) for line in report.rule_lines(Shown())]
+    assert shown[-3:] == ["", "left alone with --allow-ddp:", "    v"]

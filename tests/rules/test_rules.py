@@ -25,13 +25,18 @@ EXAMPLES = [
     for each in all_rules()
     for number, example in enumerate(each.examples, start=1)
 ]
+VALID = [
+    pytest.param(each, example, id=f"{each.id}-{number}")
+    for each in all_rules()
+    for number, example in enumerate(each.valid, start=1)
+]
 
 
 @pytest.mark.parametrize(("each", "example"), EXAMPLES)
 def test_an_example_converts_exactly(each: Rule, example: Example) -> None:
     options = example.options(each.id)
     new = convert_source(example.before, "before.py", options).new_text
-    assert new == example.after
+    assert new == example.converted
     compile(new, "after.py", "exec")
     assert convert_source(new, "after.py", options).new_text == new
 
@@ -44,16 +49,28 @@ def test_an_example_converts_under_all_rules_once(each: Rule, example: Example) 
     assert convert_source(new, "after.py", options).new_text == new
 
 
+@pytest.mark.parametrize(("each", "example"), VALID)
+def test_what_a_rule_leaves_alone(each: Rule, example: Example) -> None:
+    assert not example.after
+    assert re.search("DataParallel|data_parallel", example.before), "no rule is asked about such a script"
+    compile(example.before, "valid.py", "exec")
+    alone = example.options(each.id)
+    for options in (alone, replace(alone, select=frozenset())):
+        done = convert_source(example.before, "valid.py", options)
+        assert not [finding for finding in (*done.edits, *done.notes) if finding.rule == each.id]
+
+
 @pytest.mark.parametrize("each", all_rules(), ids=lambda each: each.id)
 def test_a_rule_explains_itself(each: Rule) -> None:
     assert re.fullmatch(r"DDP\d{3}", each.id)
     assert each.examples
+    assert each.valid, "it needs a script that it leaves alone"
     assert each.title[0].isupper()
     assert not each.title.endswith(".")
     assert len(each.title) <= 60
     assert 1 <= len(re.findall(r"[.!](?:\s|$)", each.why)) <= 5
     assert type(each).__doc__
-    assert any(example.before != example.after or _notes(each, example) for example in each.examples)
+    assert all(example.before != example.converted or _notes(each, example) for example in each.examples)
 
 
 def _notes(each: Rule, example: Example) -> Sequence[Note]:
@@ -73,7 +90,7 @@ def test_edits_say_which_rule_asked_and_why(each: Rule, example: Example) -> Non
         assert note.rule in options.select
         assert note.what
         assert note.todo
-    assert apply(source.files[0].text, planned.edits) == example.after
+    assert apply(source.files[0].text, planned.edits) == example.converted
 
 
 @pytest.mark.parametrize(("each", "example"), [param for param in EXAMPLES if not param.values[0].essential])
