@@ -17,6 +17,7 @@ from dp2ddp.analysis.files.fetching import Fetching, Step
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.launch import Launch, LaunchFinder
 from dp2ddp.analysis.ranks.alone import Alone
 from dp2ddp.analysis.ranks.display import Display
@@ -103,6 +104,11 @@ class Facts:
         found = [launch for entry in entries for launch in self.launch_finder.find(entry)]
         return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
 
+    @cached_property
+    def before(self) -> BeforeLaunch:
+        """Finds what runs before the processes start."""
+        return BeforeLaunch(self.loops)
+
     def comes_to_a_wrap(self, entry: ast.Module) -> bool:
         """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
         lines: dict[str, list[int]] = {}
@@ -152,7 +158,7 @@ class Facts:
         """The values of a rank's own that end in paths and seeds."""
         ingredients = Ingredients(self.provenance)
         return OwnValues(
-            self.source, self.names, self.resolver, self.loops, self.launches, ingredients, self.files.shared
+            self.source, self.names, self.resolver, self.before, self.launches, ingredients, self.files.shared
         )
 
     @cached_property

@@ -19,7 +19,7 @@ def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
     seen: set[tuple[ast.AST | None, str]] = set()
     while node is not None:
         if visible(facts, launch, node):
-            return " ".join(facts.source.segment(node).split())
+            return None if _is_set_later(facts, launch, node) else " ".join(facts.source.segment(node).split())
         if not isinstance(node, ast.Name) or (facts.source.function(node), node.id) in seen:
             return None
         seen.add((facts.source.function(node), node.id))
@@ -49,6 +49,37 @@ def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
     # A name of another module: imported from the same place.
     target = facts.names.target(name) or Own(facts.source.module(name), name.id)
     return facts.names.follow(there, name.id) == target
+
+
+def _is_set_later(facts: Facts, launch: Launch, node: ast.expr) -> bool:
+    """Whether a name in an expression, or an attribute of it there, gets another value behind the launch, and before
+    the expression."""
+    assert launch.statement is not None
+    start = launch.statement
+    function, here = facts.source.function(start), facts.source.function(node)
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    attributes = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+
+    def sets(other: ast.AST) -> bool:
+        if not isinstance(getattr(other, "ctx", None), ast.Store):
+            return False
+        if isinstance(other, ast.Attribute):
+            return other.attr in attributes and isinstance(other.value, ast.Name)
+        if not isinstance(other, ast.Name) or other.id not in read:
+            return False
+        local = function is not None and other.id in local_names(function)
+        return facts.source.scope(other) is (function if local else facts.source.module(start))
+
+    setting = [other for other in facts.source.nodes if sets(other)]
+    earlier = facts.before.nodes(launch) if setting else set()
+    return any(
+        other not in earlier and not (facts.source.function(other) is here and _line(other) > node.lineno)
+        for other in setting
+    )
+
+
+def _line(node: ast.AST) -> int:
+    return node.lineno  # type: ignore[attr-defined,no-any-return]
 
 
 def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) -> bool:

@@ -1,0 +1,73 @@
+"""What runs before the processes start."""
+
+from __future__ import annotations
+
+import ast
+
+from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.program import FUNCTIONS, Source
+
+
+class BeforeLaunch:
+    """Walks the script in the order in which it runs, up to the place."""
+
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
+        self.source = loops.source
+        self.resolver = loops.resolver
+
+    def nodes(self, *launches: Launch) -> set[ast.AST]:
+        """What runs before the processes start: in the scripts, and while modules are imported."""
+        found: set[ast.AST] = set()
+        for launch in launches:
+            if launch.statement is None or self._run(launch.entry.body, launch.statement, found):
+                continue
+            function = self.source.function(launch.statement)  # which a library calls
+            if function is not None:
+                self._run(function.body, launch.statement, found)
+        started = self.source.entry_trees
+        for file in self.source.files:
+            if file.tree not in started:
+                found.update(n for n in ast.walk(file.tree) if not _is_inside(self.source, n))
+        return found
+
+    def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> bool:
+        """Add what runs of `block`, in order, up to the launch at `start`; whether that was met."""
+        for statement in block:
+            if statement is start:
+                return True
+            ran = set(self.loops.reached(*_run_at_once(statement)))
+            if start in ran:
+                self._enter(statement, start, found)
+                return True
+            found |= ran
+        return False
+
+    def _enter(self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST]) -> None:
+        """Add what runs of the statement in which the launch is, or that calls the function in which it is."""
+        if is_main_guard(statement) or isinstance(statement, (ast.Try, ast.With)):
+            self._run(statement.body, start, found)  # type: ignore[attr-defined]
+            return
+        found.update(ast.walk(statement))
+        calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
+        entered = [f.definition for c in calls for f in self.resolver.functions_called(c)]
+        inner = [f for f in entered if start in set(self.loops.reached(f))]
+        if inner:
+            self._run(inner[0].body, start, found)
+
+
+def _run_at_once(statement: ast.stmt) -> list[ast.AST]:
+    """What of a statement runs where it stands: of a function its defaults, of a class its body."""
+    if isinstance(statement, FUNCTIONS):
+        defaults = [*statement.args.defaults, *statement.args.kw_defaults]
+        return [*statement.decorator_list, *(d for d in defaults if d is not None)]
+    if isinstance(statement, ast.ClassDef):
+        return [*statement.decorator_list, *(part for inner in statement.body for part in _run_at_once(inner))]
+    return [statement]
+
+
+def _is_inside(source: Source, node: ast.AST) -> bool:
+    """Whether a node stands in a function, so that it runs when that is called."""
+    return any(isinstance(above, FUNCTIONS) for above in source.ancestors(node))
