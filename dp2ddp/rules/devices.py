@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
@@ -14,8 +15,9 @@ from dp2ddp.source.nodes import keyword
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 from dp2ddp.source.spans import Span
 
-_INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
+#: What an option is by default: the current device is this rank's.
+_OPTION = '"cuda"'
 _REASON = "each rank has its own device"
 
 
@@ -89,11 +91,22 @@ def build(net, args):
             return
         gone = self._dropped(facts)
         yield from self._several(facts, gone)
+        options = False
         for node in facts.source.nodes:
             edit = self._edit(facts, node) if isinstance(node, ast.expr) and node not in gone else None
             if edit is not None:
                 gone.update(_replaced_by(facts, node, edit))
+                options |= edit.template == _OPTION
                 yield edit
+        if options:
+            yield from self._compared(facts)
+
+    def _compared(self, facts: Facts) -> Iterator[Note]:
+        """A note where an option that says `cuda` now is asked for a number."""
+        for node in facts.source.nodes:
+            if isinstance(node, ast.expr) and is_indexed(node) and is_compared(facts.source, node):
+                what = f"the option's default is `cuda` now, which {facts.source.segment(node)} is compared with here"
+                yield Note(self.id, facts.source.span(node), what, "compare with `cuda`, or ask `.startswith('cuda')`")
 
     def _several(self, facts: Facts, dropped: set[ast.AST]) -> Iterator[Note]:
         """A note where the script itself spreads things over several GPUs."""
@@ -101,7 +114,7 @@ def build(net, args):
         each: ast.expr | None = None
         for node in facts.source.nodes:
             if isinstance(node, ast.expr) and node not in dropped:
-                index = self._literal_index(node)
+                index = literal_index(node)
                 if index is not None:
                     places.setdefault(index, node)
                 elif each is None and self._is_each_device(facts, node):
@@ -126,21 +139,6 @@ def build(net, args):
         loops = (above for above in facts.source.ancestors(node) if isinstance(above, ast.For))
         return any(isinstance(n, ast.Name) and n.id in picked for loop in loops for n in ast.walk(loop.target))
 
-    def _literal_index(self, node: ast.expr) -> int | None:
-        """The number in `"cuda:1"` or `.cuda(1)`."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found = re.fullmatch(r"cuda:(\d+)", node.value)
-            return int(found.group(1)) if found else None
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "cuda"
-            and node.args
-        ):
-            given = node.args[0]
-            return given.value if isinstance(given, ast.Constant) and type(given.value) is int else None
-        return None
-
     def _dropped(self, facts: Facts) -> set[ast.AST]:
         """What goes with the wraps: all of them but the models."""
         gone: set[ast.AST] = set()
@@ -162,7 +160,7 @@ def build(net, args):
                 return None if self._is_this_device(facts, node.args[0]) else self._replaced(facts, node.args[0])
             if path is None and isinstance(node.func, ast.Attribute):
                 return self._move(facts, node, node.func)
-        if self._is_indexed(node):
+        if is_indexed(node):
             return self._indexed(facts, node)
         return None
 
@@ -181,40 +179,26 @@ def build(net, args):
         given = call.args[0]
         if isinstance(given, ast.Constant) and type(given.value) is int:
             return True
-        if isinstance(given, ast.IfExp) and self._is_indexed(given.body):
+        if isinstance(given, ast.IfExp) and is_indexed(given.body):
             asks = (
                 isinstance(given.test, ast.Call) and facts.names.qualified(given.test.func) == "torch.cuda.is_available"
             )
             return asks and isinstance(given.orelse, ast.Constant) and given.orelse.value == "cpu"
-        return self._is_indexed(given)
+        return is_indexed(given)
 
     def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and facts.names.qualified(node.func) == "torch.cuda.current_device"
 
-    def _is_indexed(self, node: ast.expr) -> bool:
-        """Whether an expression spells `cuda:` with an index."""
-        if isinstance(node, ast.Constant):
-            return isinstance(node.value, str) and re.fullmatch(r"cuda:\d+", node.value) is not None
-        if isinstance(node, ast.JoinedStr):
-            first = node.values[0] if len(node.values) == 2 else None
-            return isinstance(first, ast.Constant) and first.value == "cuda:"
-        if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
-            text = node.left.value
-            spells = isinstance(text, str) and _INDEXED.fullmatch(text) is not None
-            return spells and isinstance(node.op, (ast.Add, ast.Mod))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-            text = node.func.value.value if isinstance(node.func.value, ast.Constant) else None
-            return isinstance(text, str) and text == "cuda:{}"
-        return False
-
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
-        if isinstance(above, (ast.Expr, ast.Compare, ast.Dict, ast.JoinedStr, ast.FormattedValue)):
+        if isinstance(above, (ast.Expr, ast.Dict, ast.JoinedStr, ast.FormattedValue)) or is_compared(
+            facts.source, node
+        ):
             return None
         call = next((a for a in facts.source.ancestors(node) if isinstance(a, ast.Call)), None)
         if call is not None and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            # A default stays text, as the option's type says: the current device is this rank's.
-            return ReplaceExpr(self.id, facts.source.span(node), _REASON, '"cuda"')
+            # A default stays text, as the option's type says.
+            return ReplaceExpr(self.id, facts.source.span(node), _REASON, _OPTION)
         if call is not None and facts.names.qualified(call.func) == "builtins.print":
             return None
         return self._replaced(facts, node)

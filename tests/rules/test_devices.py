@@ -102,3 +102,20 @@ def test_what_is_spread_over_several_gpus_is_noted(line: str, noted: str | None)
     notes = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).notes
     wanted = f"the script names several GPUs ({noted}), and now all of them mean this rank's own"
     assert [note.what for note in notes] == ([] if noted is None else [wanted])
+
+
+OPTION = "import argparse, torch.nn as nn\nparser = argparse.ArgumentParser()\n"
+OPTION += "parser.add_argument('--device', default='cuda:0')\nargs = parser.parse_args()\n"
+
+
+@pytest.mark.parametrize("test", ["args.device == 'cuda:0'", "args.device in ('cpu', 'cuda:0')"])
+def test_a_device_that_is_compared_stays_and_is_noted_where_options_name_it(test: str) -> None:
+    line = f"if {test}:\n    print(1)\n"
+    wrap = "net = nn.DataParallel(nn.Linear(4, 2).to(args.device))\n"
+    result = convert_source(OPTION + wrap + line, "train.py", Options())
+    assert 'default="cuda"' in result.new_text
+    assert line in result.new_text
+    assert [note.span.start.line for note in result.notes if note.rule == "DDP004"] == [6]
+    plain = convert_source("import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + line, "t.py", Options())
+    assert line in plain.new_text
+    assert not plain.notes
