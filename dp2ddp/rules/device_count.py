@@ -9,7 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
-_ASKS = "torch.cuda.device_count"
+_ASKS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 
 
 class DeviceCountRule(Rule):
@@ -153,7 +153,7 @@ workers = 4 * torch.cuda.device_count()  # all that are visible, not only these 
 
 
 def _asks(facts: Facts, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and facts.names.qualified(node.func) == _ASKS
+    return isinstance(node, ast.Call) and facts.names.qualified(node.func) in _ASKS
 
 
 def _whether_any(facts: Facts, call: ast.Call) -> bool:

@@ -16,6 +16,7 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 from dp2ddp.source.spans import Span
 
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
+_CHOOSING = ("torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index")
 #: What an option is by default: the current device is this rank's.
 _OPTION = '"cuda"'
 _REASON = "each rank has its own device"
@@ -156,7 +157,7 @@ def build(net, args):
             path = facts.names.qualified(node.func)
             if path == "torch.device" and self._is_whole_device(facts, node):
                 return self._replaced(facts, node)
-            if path in ("torch.cuda.set_device", "torch.cuda.device") and len(node.args) == 1:
+            if path in _CHOOSING and len(node.args) == 1:
                 return None if self._is_this_device(facts, node.args[0]) else self._replaced(facts, node.args[0])
             if path is None and isinstance(node.func, ast.Attribute):
                 return self._move(facts, node, node.func)

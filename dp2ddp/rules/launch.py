@@ -23,7 +23,8 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
-_ALL_DEVICES = frozenset({"range(torch.cuda.device_count())", "list(range(torch.cuda.device_count()))", "None"})
+_COUNTS = ("torch.cuda.device_count()", "torch.accelerator.device_count()")
+_ALL_DEVICES = frozenset({"None", *(text for n in _COUNTS for text in (f"range({n})", f"list(range({n}))"))})
 
 
 class LaunchRule(Rule):

@@ -74,6 +74,8 @@ class _Verification:
             self.notes.append(_renamed(comparison.names))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
+        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
+            self.notes.append("the original called no nn.DataParallel: no batch was split, so this run proves little")
         draws = any(recording.draws is not None for recording in comparison.recordings)
         if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
             return verdict

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
@@ -195,6 +196,23 @@ def test_a_script_of_another_folder_finds_its_modules_and_stays(
     assert "4 printed lines, 2 files" in result.output
     assert {path.name: path.read_text() for path in project.iterdir() if path.is_file()} == files
     assert [path.name for path in here.iterdir() if path.is_file()] == ["samples.txt"]
+
+
+@pytest.mark.parametrize("guard", ["torch.cuda.device_count() > 1", "torch.accelerator.device_count() > 1", "False"])
+def test_an_original_that_splits_no_batch_is_told(verify, workplace: Path, guard: str) -> None:
+    if "accelerator" in guard and not hasattr(torch, "accelerator"):
+        pytest.skip("this torch has no torch.accelerator")
+    script = workplace / "guarded.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\ntorch.manual_seed(1)\nnet = nn.Linear(4, 2)\n"
+        f"if {guard}:\n    net = nn.DataParallel(net)\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n    optimizer.zero_grad()\n"
+        "    net(torch.ones(4, 4)).sum().backward()\n    optimizer.step()\n"
+    )
+    done = verify("guarded.py", "--json")
+    notes = json.loads(done.stdout)["notes"]
+    assert any("called no nn.DataParallel" in note for note in notes) == (guard == "False"), notes
 
 
 def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Path) -> None:

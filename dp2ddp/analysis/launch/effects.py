@@ -158,7 +158,8 @@ _EFFECTS = frozenset(
 )
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
-    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
+    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count "
+    "torch.accelerator.is_available torch.accelerator.device_count torch.accelerator.current_accelerator".split()
 )
 
 

@@ -34,6 +34,7 @@ _TOGETHER = tuple(
 _ALONE = tuple(
     "torch.manual_seed torch.cuda.manual_seed torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device "
     "torch.use_deterministic_algorithms torch.autograd. torch.cuda.is_available torch.cuda.device_count "
+    "torch.accelerator.is_available torch.accelerator.device_count torch.accelerator.current_accelerator "
     "torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser transformers.logging. "
     "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
 )

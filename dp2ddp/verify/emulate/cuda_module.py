@@ -29,6 +29,8 @@ def without_cuda(devices: int) -> None:
         setattr(torch.cuda, name, value)
     for name in _TYPED:
         setattr(torch.cuda, name, getattr(torch, name))
+    if hasattr(torch, "accelerator"):
+        _stand_in_for_accelerator(devices)
     _replace_functions()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
         warnings.filterwarnings("ignore", message=message)
@@ -80,6 +82,27 @@ def _answers(devices: int) -> dict[str, Any]:
 def _is_available() -> bool:
     """Yes to the script and its libraries; no to torch itself, which would look for the driver."""
     return asked_by_script(sys._getframe(1))
+
+
+def _stand_in_for_accelerator(devices: int) -> None:
+    """`torch.accelerator` names the same devices to the script; torch's own loaders find none, as there are none."""
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: devices,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: torch.cuda.current_device(),
+        "set_device_index": lambda device: torch.cuda.set_device(device),
+        "synchronize": lambda device=None: None,
+    }
+    for name, answer in answers.items():
+        setattr(torch.accelerator, name, _to_script(answer, getattr(torch.accelerator, name)))
+
+
+def _to_script(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (answer if asked_by_script(sys._getframe(1)) else original)(*args, **kwargs)
+
+    return function
 
 
 def _effects() -> dict[str, Any]:

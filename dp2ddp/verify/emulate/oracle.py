@@ -65,11 +65,15 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         if self.n == 1:
             return self.module(*inputs, **kwargs)
         calls = _scatter_call(inputs, kwargs, self.n, self.dim)
+        self.splits()
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
             with stream:
                 outputs.append(replica(*args, **named))
         return _gather(outputs, self.dim)
+
+    def splits(self) -> None:
+        """Is called whenever a batch is split over several replicas, for who wants to know."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": None}

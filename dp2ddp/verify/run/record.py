@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.argv = [os.path.normpath(name), *options.arguments]
     try:
         with Recorder(options.out / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
+            if options.emulate is not None:
+                emulate(options.emulate, recorder.splits)
             if options.synthetic is not None:
                 synthetic.install(synthetic.Maker(options.synthetic, options.synthetic_folder, recorder.made_up))
             if options.cpu is not None or options.float64:
@@ -80,8 +82,6 @@ def _prepare(options: argparse.Namespace) -> None:
         cuda_module.without_cuda(options.cpu)
         mixed.without_cuda()
         _show_cuda()
-    if options.emulate is not None:
-        emulate(options.emulate)
     if options.float64:
         torch.set_default_dtype(torch.float64)
     if options.seed is not None:

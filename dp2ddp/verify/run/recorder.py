@@ -52,6 +52,7 @@ class Recorder:
         self._iterators = 0
         self._draws = False
         self._mixed = False
+        self._split = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
@@ -79,6 +80,12 @@ class Recorder:
     def made_up(self, data: MadeUp) -> None:
         """Note that a data set holds made-up samples."""
         self._write("synthetic", data=asdict(data))
+
+    def splits(self) -> None:
+        """Notes, once, that a batch was split over replicas."""
+        if not self._split:
+            self._split = True
+            self._write("split")
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)

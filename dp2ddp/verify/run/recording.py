@@ -68,6 +68,7 @@ class Recording:
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
+        split: whether a batch was split over emulated replicas.
         ended: False where the process was killed.
     """
 
@@ -79,6 +80,7 @@ class Recording:
     synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
     mixed: str | None = None
+    split: bool = False
     seconds: float = math.nan
     ended: bool = False
 
@@ -132,6 +134,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "random" and recording.draws is None:
         recording.draws = step
+    elif kind == "split":
+        recording.split = True
     elif kind == "mixed":
         recording.mixed = event["dtype"]
     elif kind == "end":
