@@ -10,7 +10,7 @@ from .functional import data_parallel
 from .loader import set_epoch, shard_loader
 from .model import WrappedModel, wrap_model
 from .operations import all_reduce, broadcast, gather
-from .rank_zero import main_first, main_only, open
+from .rank_zero import main_first, main_only, open, written
 from .rng import seed_everything
 from .setup import barrier, setup
 from .state_dict import load_state_dict
@@ -40,4 +40,5 @@ __all__ = [
     "shard_loader",
     "world_size",
     "wrap_model",
+    "written",
 ]

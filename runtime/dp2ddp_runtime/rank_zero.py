@@ -61,6 +61,19 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
     return handle
 
 
+def written(file: T) -> T:
+    """`file` itself, once rank 0 has written what this rank has passed: `np.load(ddp.written("mean.npy"))`.
+
+    Args:
+        file: a path, or whatever else is read from; it isn't looked at.
+
+    Raises:
+        PeerError: rank 0 hasn't written it in time.
+    """
+    file_sync.before_read(file, file_sync.callers_line())
+    return file
+
+
 def _content(path: Any, store: Any, line: str) -> bytes:
     """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
     if store is None:  # the first rank of the machine has done with it

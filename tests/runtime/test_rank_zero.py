@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,6 +46,24 @@ def _write_then_read(folder: Path) -> list[str]:
 
 def test_reader_sees_what_rank_0_wrote(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _write_then_read, tmp_path) == [["round 0", "round 1", "round 2"]] * 2
+
+
+def _save_then_load(folder: Path) -> list[float]:
+    seen = []
+    for n in range(3):
+        path = folder / f"{n}.npy"
+        main_only(_save_slowly)(path, float(n))
+        seen.append(float(np.load(rank_zero.written(path))))
+    return seen
+
+
+def _save_slowly(path: Path, value: float) -> None:
+    time.sleep(0.3)
+    np.save(path, value)
+
+
+def test_files_of_other_kinds_are_waited_for(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, _save_then_load, tmp_path) == [[0.0, 1.0, 2.0]] * 2
 
 
 def _write_and_read_on_rank_1_alone(path: Path) -> str | None:
