@@ -22,7 +22,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
         ("cv2.imwrite('a.png', image)\nshown = cv2.imread('a.png', 0)", "cv2.imread(ddp.written('a.png'), 0)"),
         ("p = Path('a')\np.write_text('x')\nprint(p.read_text())", "print(ddp.written(p).read_text())"),
         ("open('a.json', 'w').write('1')\nx = np.loadtxt(fname='a.json')", "np.loadtxt(fname=ddp.written('a.json'))"),
-        ("for i in range(3):\n    np.save(f'{i}.npy', x)\n    y = np.load(f'{i}.npy')", "np.load(ddp.written(f'{i}.npy'))"),
+        ("for i in range(3):\n    np.save(f'{i}.npy', x)\n    np.load(f'{i}.npy')", "np.load(ddp.written(f'{i}.npy'))"),
     ],
 )  # fmt: skip
 def test_what_the_script_writes_itself_is_waited_for(lines: str, expected: str) -> None:
