@@ -16,7 +16,10 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 from dp2ddp.source.spans import Span
 
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
-_CHOOSING = ("torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index")
+_CHOOSING = tuple(
+    "torch.cuda.set_device torch.cuda.device torch.cuda.synchronize torch.accelerator.set_device_index "
+    "torch.accelerator.synchronize".split()
+)
 #: What an option is by default: the current device is this rank's.
 _OPTION = '"cuda"'
 _REASON = "each rank has its own device"

@@ -68,6 +68,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         # One move within another.
         ("net.module(x.to('cuda:0')).to(0)", "net.module(x.to(ddp.device())).to(ddp.device())"),
         ("nn.Linear(4, 2, device='cuda:0').cuda(0)", "nn.Linear(4, 2, device=ddp.device()).cuda()"),
+        ("torch.cuda.synchronize(0)", "torch.cuda.synchronize(ddp.device())"),
         # An index for a parameter that means a device.
         ("Holder().to(0, x)", "Holder().to(ddp.device(), x)"),
         ("Holder().to(x, 0)", "Holder().to(x, 0)"),
