@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.existing_ddp.own_ddp import joined, opposite
 from dp2ddp.analysis.files.opened import CHANGING
-from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
 from dp2ddp.source.nodes import in_order

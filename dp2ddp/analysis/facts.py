@@ -18,11 +18,11 @@ from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.launch.before import BeforeLaunch
-from dp2ddp.analysis.launch.launch import Launch, LaunchFinder
+from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
 from dp2ddp.analysis.ranks.alone import Alone
 from dp2ddp.analysis.ranks.display import Display
-from dp2ddp.analysis.ranks.own import OwnValues
-from dp2ddp.analysis.ranks.own_tests import Clocks, OwnTests
+from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
+from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps

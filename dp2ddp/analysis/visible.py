@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.loops import local_names
-from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.names import Own
 from dp2ddp.source.program import FunctionNode
 

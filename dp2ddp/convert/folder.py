@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import choice, overview, programs
-from dp2ddp.convert.naming import Names
+from dp2ddp.convert import entry_choice, overview, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
+from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
 from dp2ddp.project import entries, placing, vendor, wrapcalls
 from dp2ddp.project import tree as trees
@@ -113,11 +113,11 @@ def _convert(request: Request, tree: Tree, names: Names) -> _Job:
     layout = Layout(sources)
     warnings = list(_linked(tree, sources))
     given = request.entries
-    chosen = choice.named(given, tree, sources) if given else choice.guessed(tree, sources, layout)
+    chosen = entry_choice.named(given, tree, sources) if given else entry_choice.guessed(tree, sources, layout)
     warnings += chosen.unread
     outcome = _run(request, chosen.functions, sources, layout)
     warnings += [*_unread(outcome, warnings), *_ignored(outcome, sources), *_shared(outcome)]
-    warnings += choice.unfollowed(chosen, outcome.conversions)
+    warnings += entry_choice.unfollowed(chosen, outcome.conversions)
     touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
     return _Job(request, tree, sources, names, outcome, warnings, chosen.commands, touched)
 

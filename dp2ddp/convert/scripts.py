@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.convert import overview, programs
-from dp2ddp.convert.naming import Names
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
+from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.modules import Layout

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.visible import written
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr

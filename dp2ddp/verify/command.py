@@ -15,26 +15,20 @@ from pathlib import Path
 import torch
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.compare import repeats
-from dp2ddp.verify.compare.causes import Finding, explain
-from dp2ddp.verify.compare.compare import Comparison, compare
-from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.compare import over_seeds
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.over_seeds import Repeats
+from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.precision import Compared, Precision, beyond
 from dp2ddp.verify.run import runs, scratch, sides
 from dp2ddp.verify.run.runs import Options, Run
-from dp2ddp.verify.verdict import REPEATS, Failure, Request, Verdict
+from dp2ddp.verify.verdict import REPEATS, CouldNotRun, Failure, Request, Verdict
 
-ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
 _RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
-
-
-class _CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
 
 
 @contextmanager
@@ -62,11 +56,11 @@ class _Verification:
     def verdict(self) -> Verdict:
         try:
             return self._verdict()
-        except _CouldNotRun as stopped:
-            return Verdict(self._options(), notes=self.notes, failure=stopped.failure)
+        except CouldNotRun as stopped:
+            return Verdict(self.request.options, notes=self.notes, failure=stopped.failure)
 
     def _verdict(self) -> Verdict:
-        options, comparison, findings = self._compared()
+        options, comparison, findings = Precision(self.request, self._once, self.notes).compared()
         verdict = Verdict(options, comparison, findings, self.notes)
         if options.synthetic is not None:
             self.notes.append(_synthetic(verdict.synthetic))
@@ -89,74 +83,23 @@ class _Verification:
         repeated = self._repeat(options, comparison)
         return replace(verdict, findings=repeated.findings(), repeats=repeated)
 
-    def _options(self, float64: bool = False) -> Options:
-        return replace(self.request.options, float64=float64)
-
-    def _compared(self) -> tuple[Options, Comparison, list[Finding]]:
-        """Compare in the precision that can tell: float32 on up to two ranks, float64 on more, or where it differs."""
-        many = self.request.options.replicas > 2
-        if self.request.options.cuda:
-            self.notes.append(f"on CUDA, in the script's own precision: differences up to {ROUNDING:g} are rounding's")
-            return self._once(self._options(), max(self.request.tolerance, ROUNDING))
-        if many:
-            why = "sums over three and more ranks round differently in float32"
-            return self._in_float64(why) or self._in_float32_only(None)
-        first = self._once(self._options(), self.request.tolerance)
-        mixed = first[1].recordings[0].mixed
-        own = f"float32 and {mixed}" if mixed else "float32"
-        largest = max((finding.size for finding in first[2]), default=0.0)
-        # Half precision has 8 bits, and Adam makes a whole step of the sign of a gradient near 0: any size may be
-        # rounding.
-        if not largest or (largest > ROUNDING and not mixed):
-            self.notes.append(f"compared in {own}")
-            return first
-        why = f"in {own} they differ by at most {largest:.0e}, as rounding does"
-        return self._in_float64(why) or self._in_float32_only(first)
-
-    def _in_float64(self, why: str) -> tuple[Options, Comparison, list[Finding]] | None:
-        """Compare in float64; None where the script doesn't compute in it."""
-        try:
-            found = self._once(self._options(float64=True), self.request.tolerance)
-        except _CouldNotRun as stopped:
-            self.notes.append(f"in float64 the {stopped.failure.side} script fails ({stopped.failure.reason})")
-            return None
-        slots = [slot for step in found[1].recordings[0].steps[:1] for slot in step.slots]
-        if any(slot.dtype.is_floating_point and slot.dtype.itemsize < 8 for slot in slots):
-            self.notes.append("the script makes its parameters less precise than float64 itself")
-            return None
-        self.notes.append(f"compared in float64: {why}")
-        if found[1].recordings[0].mixed:
-            more = " (two ranks are compared in half precision first)" if self.request.options.replicas > 2 else ""
-            self.notes.append(f"autocast casts nothing in float64{more}")
-        return found
-
-    def _in_float32_only(
-        self, first: tuple[Options, Comparison, list[Finding]] | None
-    ) -> tuple[Options, Comparison, list[Finding]]:
-        tolerance = max(self.request.tolerance, ROUNDING)
-        self.notes.append(f"compared in float32: differences up to {tolerance:g} are taken for rounding")
-        if first is None:
-            return self._once(self._options(), tolerance)
-        comparison = replace(first[1], tolerance=tolerance)
-        return first[0], comparison, _beyond(explain(comparison), tolerance)
-
-    def _once(self, options: Options, tolerance: float) -> tuple[Options, Comparison, list[Finding]]:
+    def _once(self, options: Options, tolerance: float) -> Compared:
         original, converted = self._run(options)
         try:
             comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE)
         except FileNotFoundError as missing:
-            raise _CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
+            raise CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
         if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
             reason = f"exit code {original.exit_code} before the first optimizer step"
-            raise _CouldNotRun(Failure("original", reason, original.stderr))
-        return options, comparison, _beyond(explain(comparison), tolerance)
+            raise CouldNotRun(Failure("original", reason, original.stderr))
+        return options, comparison, beyond(explain(comparison), tolerance)
 
     def _repeat(self, options: Options, first: Comparison) -> Repeats:
         pairs = [(_final(first.original, options), _final(first.converted, options))]
         for shift in range(1, max(2, self.request.repeats or REPEATS)):
             original, converted = self._run(replace(options, shift=shift, seed=options.seed + shift))
             pairs.append((_final(original, options), _final(converted, options)))
-        return repeats.judge(pairs)
+        return over_seeds.judge(pairs)
 
     def _run(self, options: Options) -> tuple[Run, Run]:
         """Both sides, at the same time unless they share GPUs."""
@@ -200,13 +143,6 @@ class _Verification:
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
 
 
-def _beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
-    """Without what a coarse `tolerance` takes for rounding in printed numbers, too."""
-    if tolerance < ROUNDING:
-        return list(findings)
-    return [finding for finding in findings if finding.size > tolerance]
-
-
 def _synthetic(datasets: Sequence[MadeUp]) -> str:
     """What to say about data that was made up."""
     if not datasets:
@@ -246,7 +182,7 @@ def _finish(side: str, running: runs.Running) -> Run:
         return running.wait()
     except subprocess.TimeoutExpired as late:
         stderr = "".join(path.read_text(errors="replace") for path in sorted(running.folder.glob("rank*/stderr.txt")))
-        raise _CouldNotRun(Failure(side, f"still running after {late.timeout:.0f} seconds", stderr)) from late
+        raise CouldNotRun(Failure(side, f"still running after {late.timeout:.0f} seconds", stderr)) from late
 
 
 def _exception_in(stderr: str) -> str:
@@ -262,6 +198,6 @@ def _check(side: str, run: Run, codes: Sequence[int]) -> None:
     outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
     own = next((text for text in outputs if _TRACEBACK in text), None)
     if own is not None:
-        raise _CouldNotRun(Failure(side, _exception_in(own), own))
+        raise CouldNotRun(Failure(side, _exception_in(own), own))
     if run.exit_code < 0 or (side == "converted" and not codes[0]):
-        raise _CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))
+        raise CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dp2ddp.verify.compare.compare import Comparison, StepDifference
-from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.compare.over_seeds import Repeats
+from dp2ddp.verify.compare.recordings import Comparison, StepDifference
 from dp2ddp.verify.verdict import AGREE, Verdict
 
 _SHOWN = 12  # rows of the table, at most

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dp2ddp.verify.compare.causes import Finding
-from dp2ddp.verify.compare.compare import TOLERANCE, Comparison
-from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.compare.over_seeds import Repeats
+from dp2ddp.verify.compare.recordings import TOLERANCE, Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.runs import Options
 
@@ -81,3 +81,11 @@ class Verdict:
     def synthetic(self) -> Sequence[MadeUp]:
         """The data sets whose samples were made up."""
         return self.comparison.recordings[0].synthetic if self.comparison else ()
+
+
+class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program
+    """A side could not run."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure

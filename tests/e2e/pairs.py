@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fixture_data
 
-from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.runs import Options, Run
 

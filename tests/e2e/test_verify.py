@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dp2ddp.verify.compare import printed, saved
-from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run.recording import is_union
 from dp2ddp.verify.run.runs import Options, Run, start_converted, start_original
 

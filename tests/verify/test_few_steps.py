@@ -10,7 +10,7 @@ from pathlib import Path
 import fixture_data
 import pytest
 
-from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs
 
 #: Arguments with which each makes a dozen steps or more on `few_digits`.

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dp2ddp.verify.compare import printed, repeats, saved, stamps
-from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.compare import clock_names, over_seeds, printed, saved
+from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
 
 OVERWRITES = """
@@ -138,21 +138,21 @@ def _outputs(*pairs: tuple[float, float]) -> list[tuple[str, str]]:
 
 
 def test_final_numbers_agree_within_their_spread() -> None:
-    found = repeats.judge(_outputs((0.50, 0.52), (0.54, 0.50), (0.51, 0.53)))
+    found = over_seeds.judge(_outputs((0.50, 0.52), (0.54, 0.50), (0.51, 0.53)))
     assert found.findings() == []
     assert [number.name for number in found.numbers] == ["loss", "accuracy"]
     assert found.numbers[0].means == (pytest.approx(0.51667, rel=1e-3), pytest.approx(0.51667, rel=1e-3))
 
 
 def test_final_numbers_beyond_their_spread_differ() -> None:
-    (finding,) = repeats.judge(_outputs((0.50, 0.82), (0.54, 0.80), (0.51, 0.83))).findings()
+    (finding,) = over_seeds.judge(_outputs((0.50, 0.82), (0.54, 0.80), (0.51, 0.83))).findings()
     assert "over 3 seeds 'loss' is 0.5167 (spread 0.021), converted 0.8167" in finding.what
 
 
 def test_final_lines_that_are_not_alike_can_t_be_compared() -> None:
-    (finding,) = repeats.judge([("loss 1\n", "done 1\n")] * 2).findings()
+    (finding,) = over_seeds.judge([("loss 1\n", "done 1\n")] * 2).findings()
     assert "the last lines with numbers are not alike" in finding.what
-    (finding,) = repeats.judge([("done\n", "done\n")] * 2).findings()
+    (finding,) = over_seeds.judge([("done\n", "done\n")] * 2).findings()
     assert "neither script prints a number" in finding.what
 
 
@@ -241,11 +241,11 @@ def test_names_of_the_clock_are_matched(
     file.touch()
     os.utime(file, (_WRITTEN.timestamp(), _WRITTEN.timestamp()))
     pair = (dict.fromkeys(paths, file) for paths in (original, converted))
-    assert stamps.renamed(*pair, timedelta(seconds=60)) == names
+    assert clock_names.renamed(*pair, timedelta(seconds=60)) == names
 
 
 def test_times_are_restored_as_a_whole() -> None:
-    restore = stamps.restoring({"101113": "101112"}, str)
+    restore = clock_names.restoring({"101113": "101112"}, str)
     assert (
         restore("runs/101113/net.pt, 0.101113, 1011130, id=101113")
         == "runs/101112/net.pt, 0.101113, 1011130, id=101112"
@@ -258,7 +258,7 @@ def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> No
         (tmp_path / side).mkdir()
         (tmp_path / side / "log.txt").write_text(f"saved runs/{name}/net.pt\nloss 0.5\n")
         torch.save({"folder": f"runs/{name}", "net": torch.ones(2)}, tmp_path / side / "net.pt")
-    hide = (str, stamps.restoring({sides["converted"]: sides["original"]}, str))
+    hide = (str, clock_names.restoring({sides["converted"]: sides["original"]}, str))
     for file in ("log.txt", "net.pt"):
         pair = tmp_path / "original" / file, tmp_path / "converted" / file
         assert len(list(saved.differences(file, *pair))) == 1

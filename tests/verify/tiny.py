@@ -7,7 +7,7 @@ from pathlib import Path
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify.compare.causes import Finding, explain
-from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs, scratch
 
 ORIGINAL = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from dp2ddp.analysis.control.loops import Loops
-from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.program import FUNCTIONS, Source
 

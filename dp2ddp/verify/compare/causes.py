@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dp2ddp.verify.compare.compare import Comparison, StepDifference
+from dp2ddp.verify.compare.recordings import Comparison, StepDifference
 from dp2ddp.verify.compare.saved import FileDifference, negligible, relative_difference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.before import BeforeLaunch
-from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dp2ddp.verify.compare import printed, saved, stamps
+from dp2ddp.verify.compare import clock_names, printed, saved
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.saved import FileDifference, Hiding, relative_difference
 from dp2ddp.verify.run import recording, runs
@@ -144,8 +144,8 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
     ours, theirs = one.recordings(), other.recordings()
     batch = _batch(ours[0], theirs)
     files = _outputs(one), _outputs(other)
-    names = stamps.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
-    hide = one.hide, stamps.restoring(names, other.hide)
+    names = clock_names.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
+    hide = one.hide, clock_names.restoring(names, other.hide)
     return Comparison(
         original=one,
         converted=other,
