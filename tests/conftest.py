@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402
+from nursery import Nursery  # noqa: E402
 
 # Odd sizes, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
 SMALL_TRAIN, SMALL_TEST = 1207, 301
@@ -38,3 +40,18 @@ def small_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("small")
     subset: Path = fixture_data.digits.subset(whole, target, SMALL_TRAIN, SMALL_TEST)
     return subset
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where runs are forked from: importing torch is most of a short run."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quick_starts(nursery: Nursery) -> Iterator[None]:
+    """All runs of a test are forked."""
+    with nursery.installed():
+        yield

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fixture_data
+from nursery import Nursery
 
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
@@ -40,6 +41,7 @@ class Pairs:
     """Starts pairs below `root` and keeps them."""
 
     root: Path
+    nursery: Nursery
     _kept: dict[tuple[object, ...], Pair] = field(default_factory=dict)
 
     def run(self, name: str, arguments: Sequence[str], options: Options) -> Pair:
@@ -58,6 +60,7 @@ class Pairs:
         scripts = (fixture_data.original(name), fixture_data.golden(name))
         starts: tuple[Start, Start] = (runs.start_original, runs.start_converted)
         with (
+            self.nursery.installed(),
             starts[0](scripts[0], arguments[0], folder / "original", options) as before,
             starts[1](scripts[1], arguments[1], folder / "converted", options) as after,
         ):

@@ -59,14 +59,14 @@ def in_project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("arch", "replicas"), [("vgg_tiny", 3), ("plain", 2)])
-@pytest.mark.usefixtures("in_project")
+@pytest.mark.usefixtures("in_project", "quick_starts")
 def test_the_project_trains_the_same(arch: str, replicas: int, small_digits: Path, tmp_path: Path) -> None:
     options = Options(replicas, steps=10)
     done = verdict_of("train.py", tmp_path, options, "--data", str(small_digits), "--arch", arch, "--epochs", "1")
     assert len(done.steps) == 10
 
 
-@pytest.mark.usefixtures("in_project")
+@pytest.mark.usefixtures("in_project", "quick_starts")
 def test_the_project_s_checkpoints_are_the_same_and_load(small_digits: Path, tmp_path: Path) -> None:
     """Also the keys of a part that is wrapped, `features.module.`."""
     arguments = ["--data", str(small_digits), "--arch", "vgg_tiny"]
@@ -80,6 +80,7 @@ def test_the_project_s_checkpoints_are_the_same_and_load(small_digits: Path, tmp
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.usefixtures("quick_starts")
 def test_the_loop_without_epochs_trains_the_same(replicas: int, small_digits: Path, tmp_path: Path) -> None:
     script = fixture_data.original("mnist_iterations")
     arguments = ["--data", str(small_digits), "--max-iter", "12", "--val-every", "5", "--batch-size", "150"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,9 @@ import tiny  # noqa: E402
 from nursery import Nursery  # noqa: E402
 
 
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Where runs are forked from."""
-    made = Nursery()
-    yield made
-    made.close()
-
-
 @pytest.fixture(autouse=True)
-def quick_starts(nursery: Nursery) -> Iterator[None]:
+def _forked(quick_starts: None) -> None:
     """All runs of these tests are forked."""
-    with nursery.installed():
-        yield
 
 
 @pytest.fixture(scope="session")
