@@ -16,6 +16,16 @@ from nursery import Nursery  # noqa: E402
 SMALL_TRAIN, SMALL_TEST = 1207, 301
 
 
+#: Whole trainings and real starts: left out by `-m "not slow"`.
+_SLOW = ("tests/e2e/", "tests/benchmarks/", "tests/runtime/test_launch.py", "tests/runtime/test_converted_files.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(_SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def sklearn_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`--data` for a fixture script: scikit-learn's digits, enough to reach 95 % in seconds."""
