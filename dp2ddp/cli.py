@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
-from dp2ddp.verify import COUNT
+from dp2ddp.verify.cli import verify
 
-if TYPE_CHECKING:
-    from dp2ddp.verify.verdict import Verdict
-
-NOTES_OPEN = 1
+NOTES_OPEN = FOUND = 1
 BAD_INPUT = 2
 INTERNAL = 3
 
@@ -32,6 +27,7 @@ Examples:
   dp2ddp convert train.py                      show what would change
   dp2ddp convert train.py -o train_ddp.py      write the converted script
   dp2ddp convert train.py --in-place --strict  exit 1 if a person has to look at something
+  dp2ddp check .                               list what would change, exit 1 if there is anything
   dp2ddp verify train.py -- --epochs 1         run both and compare them, step by step
   dp2ddp rules DDP003                          what a rule does, before and after
 """
@@ -57,18 +53,16 @@ Examples:
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
 
-_VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
-same model. ARGS, after --, are the script's own.
+_CHECK_HELP = """List what would be converted in scripts and directories; change nothing.
 
-Both run in scratch copies of the current directory; without --device cuda on the CPU, where nn.DataParallel is
-emulated. Compared are the parameters after every optimizer step, the losses, the printed lines, the files written and
-the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
+Each line that a conversion would change, and each that needs a person, with its rule. In continuous integration the
+form can be one that GitHub, GitLab, or a reader of SARIF shows in the pull request. Exit codes: 0 nothing to convert,
+1 something found, 2 bad input.
 
 \b
 Examples:
-  dp2ddp verify train.py --nproc 2 -- --epochs 1
-  dp2ddp verify train.py --converted train_ddp.py --steps 50 --plot losses.png
-  dp2ddp verify cifar.py --synthetic-data --steps 10 -- --batch-size 32
+  dp2ddp check .
+  dp2ddp check train.py tools/ --format github
 """
 
 
@@ -84,17 +78,6 @@ class _Main(click.Group):
         except EditError as error:
             click.echo(f"dp2ddp: internal error, nothing written; please report it with the script: {error}", err=True)
             ctx.exit(INTERNAL)
-
-
-class _Verify(click.Command):
-    """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = args.index("--") if "--" in args else len(args)
-        for at, argument in enumerate(args[:own]):
-            if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
-                args = [*args[:at], f"--synthetic-data={COUNT}", *args[at + 1 :]]
-        return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Main, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
@@ -176,71 +159,30 @@ def convert(
     ctx.exit(conversion.run(request))
 
 
-@main.command(help=_VERIFY_HELP, cls=_Verify)
-@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
-@click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
-@click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
-@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
-@click.option("--steps", type=click.IntRange(1), help="End both after so many optimizer steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
+@main.command(help=_CHECK_HELP)
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=1e-6,
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github", "gitlab", "sarif"]),
+    default="text",
     show_default=True,
-    help="The largest relative difference that counts as agreement.",
+    help="The form of what is found, on standard output.",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--allow-ddp", is_flag=True, help="As in convert.")
-@click.option("--repeats", type=click.IntRange(2), help="Seeds, where augmentation rules out exactness.  [default: 3]")
-@click.option(
-    "--synthetic-data",
-    metavar="[N]",
-    type=click.IntRange(1),
-    help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
-)
-@click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
-@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
-@click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw losses and difference (.png, .svg)."
-)
+@click.option("--allow-ddp", is_flag=True, help="As for `convert`.")
+@click.option("--sync-bn", is_flag=True, help="As for `convert`.")
 @click.pass_context
-def verify(
-    ctx: click.Context,
-    script: Path,
-    arguments: Sequence[str],
-    converted: Path | None,
-    nproc: int,
-    steps: int | None,
-    seed: int,
-    tolerance: float,
-    device: str,
-    allow_ddp: bool,
-    repeats: int | None,
-    synthetic_data: int | None,
-    timeout: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
-    """Verifies one conversion."""
-    from importlib.util import find_spec
+def check(ctx: click.Context, inputs: Sequence[str], form: str, allow_ddp: bool, sync_bn: bool) -> None:
+    """Lists what would be converted."""
+    gc.set_threshold(_GARBAGE_AFTER)
+    from dp2ddp.convert.check import check as find
+    from dp2ddp.convert.formats import FORMATS
+    from dp2ddp.convert.report import show_lines
+    from dp2ddp.rules import Options
 
-    if find_spec("torch") is None:
-        raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
-    from dp2ddp.verify import plot as drawing
-    from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.run import runs
-    from dp2ddp.verify.verdict import Request
-
-    if plot is not None:
-        drawing.check(plot)
-    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
-    with verifying(request) as verdict:
-        _show_verdict(verdict, script.name, as_json)
-        if plot is not None and verdict.comparison is not None:
-            drawing.draw(verdict.comparison, plot, script.name)
-    ctx.exit(verdict.exit_code)
+    found = find(inputs, Options(allow_ddp=allow_ddp, sync_bn=sync_bn))
+    show_lines(filter(None, [FORMATS[form](found)]), to_error=False)
+    ctx.exit(FOUND if found else 0)
 
 
 @main.command()
@@ -272,14 +214,4 @@ def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vend
         raise click.UsageError("several files can't go to standard output")
 
 
-def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
-    import json
-
-    from rich.console import Console
-
-    from dp2ddp.verify import report
-
-    if as_json:
-        click.echo(json.dumps(report.as_data(verdict, name), indent=2))
-    if not as_json or verdict.failure is not None:
-        report.show(Console(highlight=False), Console(stderr=True, highlight=False), verdict, name)
+main.add_command(verify)

@@ -88,6 +88,14 @@ def convert(request: Request) -> int:
     return NOTES_OPEN if request.strict and is_open else 0
 
 
+def outcome_of(request: Request) -> tuple[Names, Outcome]:
+    """What would become of the directory of a request, and how to call its files. Raises as `convert`."""
+    root = Path(request.inputs[0])
+    names = Names(root)
+    with names.in_errors():
+        return names, _convert(request, trees.scan(root), names).outcome
+
+
 def _check_output(root: Path, request: Request) -> None:
     if request.output is None:
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dp2ddp.errors import BadInput
 from dp2ddp.project.text_files import STANDARD
 from dp2ddp.rules import Options
 
@@ -42,3 +44,14 @@ class Request:
     def writes(self) -> bool:
         """Whether files are written."""
         return self.in_place or self.output not in (None, STANDARD)
+
+
+def folders(inputs: Sequence[str]) -> list[str]:
+    """Those of the inputs that are directories.
+
+    Raises:
+        BadInput: one has no name, as an unset variable of the shell has none.
+    """
+    if "" in inputs:
+        raise BadInput("INPUT", what="an empty name", todo="name a script, or a folder")
+    return [name for name in inputs if Path(name).is_dir()]

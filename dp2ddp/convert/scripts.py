@@ -72,6 +72,12 @@ def convert(request: Request) -> int:
     return NOTES_OPEN if request.strict and is_open else 0
 
 
+def outcome_of(request: Request) -> tuple[Names, Outcome]:
+    """What would become of the scripts of a request, and how to call their files. Raises as `convert`."""
+    job = _convert(request, [text_files.read(name) for name in request.inputs])
+    return job.names, job.outcome
+
+
 def _folder(request: Request, given: Sequence[SourceFile]) -> Path | None:
     """The folder that the output is, None where it is a file or nothing."""
     if request.output in (None, STANDARD):

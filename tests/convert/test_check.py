@@ -1,0 +1,123 @@
+"""`dp2ddp check`: what would be converted, in the forms that people and machines read; nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dp2ddp.cli import main
+from dp2ddp.convert.check import NOTE, Found
+from dp2ddp.convert.formats import as_github
+
+SCRIPT = """\
+import torch
+import torch.nn as nn
+net = nn.DataParallel(nn.Linear(4, 2))
+torch.save(net, "net.pt")
+"""
+OWN_DDP = """\
+import torch.distributed as dist
+import torch.nn as nn
+dist.init_process_group("nccl")
+net = nn.DataParallel(nn.Linear(4, 2))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "plain.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+def findings(*arguments: str) -> Any:
+    told = json.loads(run(*arguments, "--format", "json").stdout)
+    assert told["version"] == 1
+    return told["findings"]
+
+
+def test_each_line_is_named_with_its_rule_and_nothing_is_written(folder: Path) -> None:
+    done = run("train.py")
+    assert done.exit_code == 1
+    assert [line.split(": ")[0] for line in done.stdout.splitlines()[:-1]] == [
+        "train.py:3:1",
+        "train.py:3:7",
+        "train.py:4:1",
+    ]
+    assert " DDP002 " in done.stdout
+    assert "3 to change in 1 file; `dp2ddp convert` makes the changes" in done.stdout
+    assert sorted(path.name for path in folder.iterdir()) == ["plain.py", "train.py"]
+    assert (folder / "train.py").read_text() == SCRIPT
+
+
+def test_a_folder_is_looked_through(folder: Path) -> None:
+    assert {each["file"] for each in findings(".")} == {"train.py"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_needs_no_conversion_is_fine() -> None:
+    done = run("plain.py")
+    assert (done.exit_code, done.stdout) == (0, "nothing to convert\n")
+    assert findings("plain.py") == []
+    assert run("plain.py", "--format", "github").stdout == ""
+
+
+def test_a_converted_script_is_fine(folder: Path) -> None:
+    assert CliRunner().invoke(main, ["convert", "train.py", "--in-place"]).exit_code == 0
+    assert run("train.py").exit_code == 0
+
+
+def test_a_wrap_that_can_t_be_converted_is_refused(folder: Path) -> None:
+    (folder / "own.py").write_text(
+        "import torch.nn as nn\nclass Wrap(nn.DataParallel):\n    def scatter(self, *args):\n        return args\n"
+        "net = Wrap(nn.Linear(4, 2))\n"
+    )
+    assert [(each["kind"], each["rule"]) for each in findings("own.py")] == [("refused", "DDP016")]
+
+
+def test_a_script_with_ddp_of_its_own_is_bad_input_by_itself_and_refused_in_a_folder(folder: Path) -> None:
+    (folder / "ddp.py").write_text(OWN_DDP)
+    assert run("ddp.py").exit_code == 2
+    (refused,) = [each for each in findings(".") if each["file"] == "ddp.py"]
+    assert (refused["kind"], refused["rule"], refused["line"]) == ("refused", "", 3)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("given", ["missing.py", ""])
+def test_bad_input_is_one_line(given: str) -> None:
+    done = run(given)
+    assert done.exit_code == 2
+    assert done.output.startswith("dp2ddp: ")
+
+
+def test_annotations_escape_what_scripts_contain() -> None:
+    found = Found("a:b,c.py", 3, 1, "DDP011", NOTE, "50% of\n`x`: y, z")
+    assert as_github([found]) == ("::warning file=a%3Ab%2Cc.py,line=3,col=1,title=dp2ddp DDP011::50%25 of%0A`x`: y, z")
+
+
+@pytest.mark.usefixtures("folder")
+def test_gitlab_gets_a_code_quality_report() -> None:
+    issues = json.loads(run("train.py", "--format", "gitlab").stdout)
+    assert [issue["location"] for issue in issues][1] == {"path": "train.py", "lines": {"begin": 3}}
+    assert len({issue["fingerprint"] for issue in issues}) == len(issues) == 3
+    assert {issue["severity"] for issue in issues} == {"minor"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_sarif_has_results_and_their_rules() -> None:
+    told = json.loads(run("train.py", "--format", "sarif").stdout)
+    assert told["version"] == "2.1.0"
+    (one,) = told["runs"]
+    assert {rule["id"] for rule in one["tool"]["driver"]["rules"]} == {each["ruleId"] for each in one["results"]}
+    place = one["results"][1]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 3, "startColumn": 7}}
+    assert {each["level"] for each in one["results"]} == {"note"}
