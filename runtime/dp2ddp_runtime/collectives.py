@@ -6,7 +6,6 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 from collections.abc import Sequence
@@ -44,21 +43,19 @@ def start_sum(tensor: torch.Tensor, group: Any = None) -> Any:
 
 
 def all_gather(row: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """Every rank's row of bytes, one under the other, on the row's device.
+    """Every rank's row of bytes, one under the other, on the row's device. No collective if there is nothing in it.
 
-    Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
-    ranks wait for each other's turn.
+    On the CPU they go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose ranks
+    wait for each other's turn.
     """
     sent = row.to(carrier(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
         return rows.to(row.device)
-    if sent.device.type != "cpu":
-        dist.all_gather_into_tensor(rows, sent, group)
-    elif rows.numel() > _DIRECT:
-        _group(group).allgather([list(rows.unbind(0))], [sent]).wait()
-    else:
+    if sent.device.type == "cpu":
         _group(group).alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+    else:
+        dist.all_gather_into_tensor(rows, sent, group)
     return rows.to(row.device)
 
 
@@ -66,7 +63,6 @@ def _group(group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
 
-_DIRECT = 1 << 18  # bytes
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
@@ -112,21 +108,12 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
         most = max(sizes)
         if own.size(0) < most:
             own = torch.cat([own, own.new_zeros([most - own.size(0), *own.shape[1:]])])
-        whole = all_gather(bytes_of(own)).view(-1).view(own.dtype).view([len(sizes), *own.shape])
-        if list(sizes) == _packed(sizes, most):
-            gathered = whole.flatten(0, 1)[: sum(sizes)]  # padded at the end alone
-        else:
-            gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
-        gathered = gathered.movedim(0, dim)
-        # By itself: autograd lets nobody write into views of ours.
-        alone: torch.Tensor = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
-        channels_last = (
-            rows.dim() == 4
-            and dim == 0
-            and not rows.is_contiguous()
-            and rows.is_contiguous(memory_format=torch.channels_last)
-        )
-        return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
+        shares = all_gather(bytes_of(own)).view(-1).view(own.dtype).view([len(sizes), *own.shape])
+        whole = torch.cat([share[:size].movedim(0, dim) for share, size in zip(shares, sizes)], dim)
+        channels_last = dim == 0 and rows.dim() == 4 and not rows.is_contiguous()
+        if channels_last and rows.is_contiguous(memory_format=torch.channels_last):
+            return whole.contiguous(memory_format=torch.channels_last)
+        return whole
 
 
 @torch.no_grad()
@@ -139,15 +126,14 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
         numbers: of the rows in the whole batch, from 0; as many as there are rows.
     """
     starts = list(itertools.accumulate(sizes, initial=0))
-    owner = [bisect.bisect_right(starts, number) - 1 for number in numbers]
-    wanted = [range(starts[rank], starts[rank + 1]) if sizes[rank] else range(sizes[0]) for rank in range(len(sizes))]
+    owner = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+    wanted = [numbers[start : start + size] if size else numbers[: sizes[0]] for start, size in zip(starts, sizes)]
     me = world.rank()
-    mine = [[numbers[place] - starts[me] for place in places if owner[place] == me] for places in wanted]
+    mine = [[number - starts[me] for number in each if owner[number] == me] for each in wanted]
     theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
-    counts = [sum(owner[place] == rank for place in wanted[me]) for rank in range(len(sizes))]
+    counts = [sum(owner[number] == rank for number in wanted[me]) for rank in range(len(sizes))]
     with normal_mode():
-        route = carrier(rows.device)
-        sent = plain(rows)[[number for numbers_of_rank in mine for number in numbers_of_rank]].to(route)
+        sent = plain(rows)[list(itertools.chain(*mine))].to(carrier(rows.device))
         received = sent.new_empty([len(theirs), *rows.shape[1:]])
         width = received[:1].numel() * received.element_size()
         dist.all_to_all_single(
@@ -159,8 +145,3 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
         picked = torch.empty_like(received)
         picked[theirs] = received
         return picked.to(rows.device)
-
-
-def _packed(sizes: Sequence[int], most: int) -> list[int]:
-    total = sum(sizes)
-    return [max(0, min(most, total - index * most)) for index in range(len(sizes))]
