@@ -73,12 +73,12 @@ def broadcast(value: Any) -> Any:
     if world.world_size() == 1:
         return value
     value = settle(value)
-    return exchange("ddp.broadcast", note=value if world.is_main() else None)[0].note
+    return exchange("ddp.broadcast", value if world.is_main() else None)[0]
 
 
 def _columns(kind: str, leaves: list[Any]) -> Iterator[Sequence[Any]]:
     """Each leaf of all ranks, in rank order."""
-    return zip(*(part.note for part in exchange(kind, note=leaves)))
+    return zip(*exchange(kind, leaves))
 
 
 def _combine(own: Any, column: Sequence[Any], op: str) -> Any:

@@ -222,7 +222,7 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
     device = _cuda_device()
     with shared():
         told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
-        received = exchange("the random state", note=told)[0].note
+        received = exchange("the random state", told)[0]
         *states, own = nesting.map_tensors(torch.clone, received)  # torch reads a state at its storage's beginning
         restore(State(*states), device)
     for generator, state in zip(generators, own):
