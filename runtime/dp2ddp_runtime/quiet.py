@@ -16,24 +16,18 @@ from contextlib import redirect_stderr
 from typing import Any
 
 
-class HeldOutput:
-    """Standard output leads nowhere until `release`: the launcher has run, and printed, what comes before `setup`."""
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._kept = os.dup(1)
-        _lead_nowhere()
-
-    def release(self) -> None:
-        sys.stdout.flush()
-        os.dup2(self._kept, 1)
-        os.close(self._kept)
+def hold_output() -> int:
+    """Let standard output lead nowhere. Returns a descriptor of what it was, for `lead_output`."""
+    kept = os.dup(1)
+    lead_output(os.open(os.devnull, os.O_WRONLY))
+    return kept
 
 
-def _lead_nowhere() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+def lead_output(descriptor: int) -> None:
+    """Let standard output lead where `descriptor` leads, which is closed."""
+    sys.stdout.flush()
+    os.dup2(descriptor, 1)
+    os.close(descriptor)
 
 
 def quiet() -> None:
@@ -42,8 +36,7 @@ def quiet() -> None:
     Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
     """
-    sys.stdout.flush()
-    _lead_nowhere()
+    os.close(hold_output())
     nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
     nowhere.isatty = sys.stderr.isatty  # type: ignore[method-assign] # by which bars are disabled, or not
     sys.stderr = nowhere

@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import failure, file_sync, launcher, rng, watchdog, world
-from .quiet import HeldOutput, quiet
+from .quiet import hold_output, lead_output, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
 _LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
 
-_held = HeldOutput() if "LAUNCHER" in world.environment() and launcher.JOINED not in os.environ else None
+# The launcher has run, and printed, what comes before `setup`.
+_held = hold_output() if "LAUNCHER" in world.environment() and launcher.JOINED not in os.environ else None
 
 
 def setup(
@@ -73,7 +74,7 @@ def setup(
         if nproc > 1:
             launcher.launch(nproc)
     if _held is not None:
-        _held.release()
+        lead_output(_held)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
@@ -173,11 +174,10 @@ def _join(place: world.World, backend: str, init_method: str | None, timeout: fl
     if timeout is not None:
         limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         place.timeout = limits["timeout"].total_seconds()
-    store = launcher.launchers_store() or _meet(init_method or "env://", place)
-    place.store = file_sync.prefixed(store)
+    place.store = launcher.launchers_store() or _meet(init_method or "env://", place)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
+    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, **limits)
     failure.install()
     watchdog.start(place.store)
     _tell_of_repeated_work()

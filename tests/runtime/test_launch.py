@@ -297,7 +297,7 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None
             if ddp.is_main():
                 lines = [n for n, line in enumerate(open(__file__), 1) if line.endswith("ddp.main_first():\\n")]
                 first, second = [f"first train.py:{n} 1/0" for n in lines]
-                attack(first, "dp2ddp/" + first, place["SECRET"] + "/dp2ddp/" + second)
+                attack(first, place["SECRET"] + "/" + second)
         try:
             with ddp.main_first():
                 time.sleep(0.5)
