@@ -11,6 +11,7 @@ import collections
 import ctypes
 import json
 import math
+import struct
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any, Callable, NamedTuple
@@ -20,11 +21,10 @@ from torch._compile import _disable_dynamo
 from torch.nn.functional import pad
 
 from . import codec, watchdog, world
-from .collectives import all_gather, bytes_of, carrier, normal_mode, plain
+from .collectives import all_gather, bytes_of, carrier, plain
 from .place import Place, here
 
-_ALIGN = 16  # bytes: tensors start where any dtype may
-_SIZES = 16  # bytes: a message begins with two int64, the bytes of all of it and of its head
+_SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
 _MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
 
@@ -53,6 +53,8 @@ _lock = threading.RLock()  # a thread that reads ahead may take part, as long as
 
 
 @_disable_dynamo
+@torch.inference_mode(False)
+@torch.no_grad()
 def exchange(kind: str, value: Any = None) -> list[Any]:
     """Tell all ranks this rank's value, and be told theirs. A collective.
 
@@ -68,7 +70,7 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
     """
     global _count
-    with _lock, torch.no_grad(), normal_mode():
+    with _lock:
         _count += 1
         boarded, place = dict(passengers), here()
         tensors: list[torch.Tensor] = []
@@ -78,7 +80,7 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
         head = {"kind": kind, "count": _count, "place": place, "specs": specs, "value": packed}
         with watchdog.Waiting(f"{kind} (exchange {_count})", place.line):
             rows = _gather(_message(head, [each for each in sent if each.device.type == "cpu"]))
-        heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES, _sizes(row)[1])) for row in rows]
+        heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1])) for row in rows]
         _compare(heads)
         others = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
         told = [codec.unpack(each["value"], _tensors(each, *came)) for each, *came in zip(heads, rows, others)]
@@ -90,25 +92,21 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
 
 
 def _message(head: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sizes, the head as text, and the tensors' bytes."""
     text = json.dumps(head, separators=(",", ":")).encode()
-    message = _laid(torch.frombuffer(bytearray(_SIZES) + text, dtype=torch.uint8), tensors)
-    message[:_SIZES].view(torch.int64).copy_(torch.tensor([len(message), len(text)]))
+    start = torch.frombuffer(bytearray(_SIZES.size) + text, dtype=torch.uint8)
+    message = torch.cat([start, *map(bytes_of, tensors)])
+    ctypes.memmove(message.data_ptr(), _SIZES.pack(len(message), len(text)), _SIZES.size)
     return message
 
 
-def _sizes(message: torch.Tensor) -> list[int]:
-    sizes: list[int] = message[:_SIZES].view(torch.int64).tolist()
-    return sizes
-
-
-def _laid(first: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The bytes of all, one after the other."""
-    parts = [first, *map(bytes_of, tensors)]
-    return torch.cat([pad(part, (0, -len(part) % _ALIGN)) for part in parts])
+def _sizes(message: torch.Tensor) -> tuple[int, int]:
+    size, head = _SIZES.unpack(ctypes.string_at(message.data_ptr(), _SIZES.size))
+    return size, head
 
 
 def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
-    """As many bytes of a row, or more."""
+    """As many bytes of a row; zeros behind it if it has less."""
     return pad(row, (0, size - len(row)))
 
 
@@ -126,26 +124,20 @@ def _gather(message: torch.Tensor) -> torch.Tensor:
 
 def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[Any]) -> torch.Tensor:
     """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
-    largest = max(sum(_aligned(_nbytes(spec)) for spec in head["specs"] if not spec[2]) for head in heads)
+    largest = max(sum(_nbytes(spec) for spec in head["specs"] if not spec[2]) for head in heads)
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
-    return all_gather(_fit(_laid(nothing, tensors), largest))
+    return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest))
 
 
 def _tensors(head: Any, row: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
-    """One rank's tensors, as views of the rows in which they came: by way of the CPU, and from its device."""
-    ways = {True: row[_aligned(_SIZES + _sizes(row)[1]) :], False: other}
+    """One rank's tensors, out of the rows in which they came: by way of the CPU, and from its device."""
+    rest = {True: row[_SIZES.size + _sizes(row)[1] :], False: other}
     tensors = []
     for spec in head["specs"]:
         name, shape, on_cpu = spec
-        way, size = ways[on_cpu], _nbytes(spec)
-        data = way[:size] if size else way.new_empty(0)  # an empty row may begin anywhere
-        tensors.append(data.view(getattr(torch, name)).view(shape))
-        ways[on_cpu] = way[_aligned(size) :]
+        data, rest[on_cpu] = rest[on_cpu][: _nbytes(spec)], rest[on_cpu][_nbytes(spec) :]
+        tensors.append(data.clone().view(getattr(torch, name)).view(shape))  # a row may begin anywhere, a number not
     return tensors
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
 
 
 def _nbytes(spec: Any) -> int:
@@ -161,7 +153,4 @@ def _compare(heads: Sequence[Any]) -> None:
         f"rank {rank} at {Place(*head['place']).line or 'an unknown line'}: {head['kind']}"
         for rank, head in enumerate(heads)
     ]
-    raise Divergence(
-        "the ranks have diverged: " + "; ".join(places) + ". Each rank must run every line: what decides on the way "
-        "there has to be the same on all of them (ddp.broadcast gives all ranks rank 0's value)"
-    )
+    raise Divergence(f"the ranks have diverged: {'; '.join(places)}. {watchdog.ADVICE}")
