@@ -19,6 +19,11 @@ except ImportError:  # torch works without NumPy, and so does this runtime
 
 # By name: the types, how such a value is taken apart into others, and how it is made of these again. The first fits.
 _KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "array": (
+        () if np is None else (np.ndarray, np.generic),
+        lambda value: [value.dtype.str, list(value.shape), value.tobytes()],
+        lambda parts: np.frombuffer(parts[2], parts[0]).reshape(parts[1]).copy()[()],
+    ),
     "struct_time": (time.struct_time, list, time.struct_time),
     "tuple": (tuple, list, tuple),
     "set": (set, list, set),
@@ -37,15 +42,6 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "float": (float, float, float),
     "str": (str, str, str),
 }
-if np is not None:
-    _KINDS = {
-        "array": (
-            (np.ndarray, np.generic),
-            lambda value: [value.dtype.str, list(value.shape), value.tobytes()],
-            lambda parts: np.frombuffer(parts[2], parts[0]).reshape(parts[1]).copy()[()],
-        ),
-        **_KINDS,
-    }
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Any:

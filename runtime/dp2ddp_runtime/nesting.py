@@ -51,7 +51,8 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bo
     kind: Any = type(value)
     mapped = {key: map_leaves(fn, item, is_leaf) for key, item in items.items()}
     if isinstance(value, (tuple, list)):
-        return kind(*mapped.values()) if hasattr(value, "_fields") and hasattr(value, "_asdict") else kind(mapped.values())
+        is_named = hasattr(value, "_fields") and hasattr(value, "_asdict")
+        return kind(*mapped.values()) if is_named else kind(mapped.values())
     if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
         return kind(mapped)
     result = copy.copy(value)  # keeps a defaultdict's factory, an OrderedDict's class, ...
