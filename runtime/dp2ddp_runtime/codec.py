@@ -19,16 +19,16 @@ except ImportError:  # torch works without NumPy, and so does this runtime
 
 # By name: the types, how such a value is taken apart into others, and how it is made of these again. The first fits.
 _KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "dict": (dict, lambda value: [list(item) for item in value.items()], dict),
+    "struct_time": (time.struct_time, list, time.struct_time),
+    "tuple": (tuple, list, tuple),
     "array": (
         () if np is None else (np.ndarray, np.generic),
         lambda value: [value.dtype.str, list(value.shape), value.tobytes()],
         lambda parts: np.frombuffer(parts[2], parts[0]).reshape(parts[1]).copy()[()],
     ),
-    "struct_time": (time.struct_time, list, time.struct_time),
-    "tuple": (tuple, list, tuple),
     "set": (set, list, set),
     "frozenset": (frozenset, list, frozenset),
-    "dict": (dict, lambda value: [list(item) for item in value.items()], dict),
     "bytes": ((bytes, bytearray), lambda value: value.hex(), bytes.fromhex),
     "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),

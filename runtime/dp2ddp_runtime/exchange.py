@@ -126,6 +126,8 @@ def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[Any]) 
     """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
     largest = max(sum(_nbytes(spec) for spec in head["specs"] if not spec[2]) for head in heads)
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
+    if not largest:
+        return nothing.expand(len(heads), 0)
     return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest))
 
 
