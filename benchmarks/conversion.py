@@ -23,10 +23,11 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from dp2ddp import entries, programs, tree
-from dp2ddp import project as reading
-from dp2ddp.modules import Layout
-from dp2ddp.pipeline import convert_source
+from dp2ddp.convert import programs
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.project import entries, tree
+from dp2ddp.project import text_files as reading
+from dp2ddp.project.modules import Layout
 from dp2ddp.rules import Options
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -27,12 +27,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dp2ddp import entries, programs, syntax, tree, wrapcalls
+from dp2ddp.convert import programs
+from dp2ddp.convert.pipeline import Conversion, convert_files
+from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
-from dp2ddp.modules import Layout
-from dp2ddp.pipeline import Conversion, convert_files
-from dp2ddp.programs import Program
+from dp2ddp.project import entries, tree, wrapcalls
+from dp2ddp.project.modules import Layout
 from dp2ddp.rules import Options
+from dp2ddp.source import syntax
 
 
 @dataclass

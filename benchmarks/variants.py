@@ -72,7 +72,7 @@ def _stepping(text: str) -> str:
 
 
 def _converted(case: Case) -> str:
-    from dp2ddp.pipeline import convert_source
+    from dp2ddp.convert.pipeline import convert_source
     from dp2ddp.rules import Options
 
     conversion = convert_source(case.original.read_text(), str(case.original), Options())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dp2ddp.report import flags_of
+from dp2ddp.convert.report import flags_of
 from dp2ddp.rules import Example, Rule, all_rules
 
 _ESSENTIAL = ", ".join(rule.id for rule in all_rules() if rule.essential)
@@ -15,6 +15,7 @@ _INTRODUCTION = f"""\
 
 Made by `python -m dp2ddp.rules_doc > docs/rules.md` from the rules themselves; do not edit. Every example is a test.
 An example shows its own rule alone (and those named with it); a real conversion runs them all, as they need each other.
+"Left alone" is what one might expect a rule to change, and it doesn't: another rule may, or nothing has to.
 `dp2ddp rules DDP002` shows one rule in the terminal. `--ignore DDP011` leaves a rule's edits to you, with a note for
 each; what can't be left out, because the others are only right together with it: {_ESSENTIAL}.
 """
@@ -35,18 +36,22 @@ def _section(rule: Rule) -> Iterator[str]:
     yield f"Source: `{type(rule).__module__.replace('.', '/')}.py`"
     yield ""
     for example in rule.examples:
-        yield from _example(example)
+        if example.after:
+            yield from _code("Before", example.before)
+        yield from _converted("After" if example.after else "Only noted", example)
+    for example in rule.valid:
+        yield from _converted("Left alone", example)
 
 
-def _example(example: Example) -> Iterator[str]:
+def _converted(title: str, example: Example) -> Iterator[str]:
+    flags = f"`{flags_of(example)}`" if flags_of(example) else ""
     others = f"together with {', '.join(example.also)}" if example.also else ""
-    conditions = ", ".join(filter(None, [f"`{flags_of(example)}`" if flags_of(example) else "", others]))
-    yield from _code("Before:", example.before)
-    yield from _code(f"After ({conditions}):" if conditions else "After:", example.after)
+    conditions = ", ".join(filter(None, [flags, others]))
+    yield from _code(f"{title} ({conditions})" if conditions else title, example.converted)
 
 
 def _code(title: str, code: str) -> Iterator[str]:
-    yield title
+    yield f"{title}:"
     yield ""
     yield "```python"
     yield code.rstrip("\n")

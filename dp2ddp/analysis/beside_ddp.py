@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import CHANGING
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.loops import local_names
-from dp2ddp.analysis.own_ddp import joined, opposite
-from dp2ddp.analysis.source import FUNCTIONS, in_order
+from dp2ddp.analysis.control.loops import local_names
+from dp2ddp.analysis.existing_ddp.own_ddp import joined, opposite
+from dp2ddp.analysis.files.opened import CHANGING
+from dp2ddp.analysis.launch.launch import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
 
 # What only looks at names and attributes: it may be asked earlier, and twice.
 _READING = (
@@ -23,12 +27,16 @@ _READING = (
 )
 
 
-def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Module]) -> tuple[str, Launch]:
-    """The test for a start that the script's own distributed training leaves alone, and the first place for it.
+def placed(facts: Facts, launch: Launch) -> Launch:
+    """The launch where the script's own distributed training leaves it alone: the first place where that can be told,
+    and the test for it. The launch itself where the script that is started has no such training.
 
     Raises:
         BadInput: it can't be told before the models are wrapped.
     """
+    modules = facts.names.reachable(launch.entry)
+    if launch.statement is None or not facts.own_ddp.begins(modules):
+        return launch
     condition = facts.own_ddp.condition(modules)
     # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
     passed: ast.stmt | None = None
@@ -43,7 +51,7 @@ def place_beside_ddp(facts: Facts, launch: Launch, modules: Collection[ast.Modul
             whole = [each for each in ran if here.statement not in facts.loops.reached(each)]
             folders = [*launch.folders, *facts.launch_finder.settings.folders(*whole)]
             early = _written_before(facts, here.statement, ran)
-            return opposite(facts.source, known), replace(here, folders=folders, early=early)
+            return replace(here, folders=folders, early=early, test=opposite(facts.source, known))
         if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):
             ran.append(here.statement)
             reached = set(facts.loops.reached(here.statement))

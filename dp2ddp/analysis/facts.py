@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from dp2ddp.analysis.alone import Alone
-from dp2ddp.analysis.callers import Callers, NeedingAll
-from dp2ddp.analysis.display import Display
-from dp2ddp.analysis.fetching import Fetching, Step
-from dp2ddp.analysis.files import Files
-from dp2ddp.analysis.launch import Launch, LaunchFinder
-from dp2ddp.analysis.listings import Listings
-from dp2ddp.analysis.loops import DataLoop, Loops
-from dp2ddp.analysis.names import Names
-from dp2ddp.analysis.own import OwnValues
-from dp2ddp.analysis.own_ddp import OwnDdp
-from dp2ddp.analysis.provenance import Provenance
-from dp2ddp.analysis.replicas import Blocker, Replicas
+from dp2ddp.analysis.beside_ddp import placed
+from dp2ddp.analysis.control.callers import Callers, NeedingAll
+from dp2ddp.analysis.control.epochs import Epochs
+from dp2ddp.analysis.control.loops import DataLoop, Loops
+from dp2ddp.analysis.dataflow.ingredients import Ingredients
+from dp2ddp.analysis.dataflow.provenance import Provenance
+from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
+from dp2ddp.analysis.files.fetching import Fetching, Step
+from dp2ddp.analysis.files.listings import Listings
+from dp2ddp.analysis.files.opened import Files
+from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.launch.launch import Launch, LaunchFinder
+from dp2ddp.analysis.ranks.alone import Alone
+from dp2ddp.analysis.ranks.display import Display
+from dp2ddp.analysis.ranks.own import OwnValues
+from dp2ddp.analysis.ranks.own_tests import Clocks, OwnTests
 from dp2ddp.analysis.roles import Resolver, Wrapped
-from dp2ddp.analysis.source import Source, in_order
-from dp2ddp.analysis.wraps import Wraps
-from dp2ddp.analysis.writers import Writers
-from dp2ddp.uses import Uses
+from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
+from dp2ddp.analysis.wraps.wraps import Wraps
+from dp2ddp.project.uses import Uses
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import Source
 
 
-@dataclass
+@dataclass(frozen=True)
 class Facts:
-    """What a script means.
+    """What a script means. Each fact is computed when it is asked for, once; what is done about it stands in the plan.
 
     Attributes:
         source: the script.
@@ -36,10 +41,8 @@ class Facts:
         resolver: the roles that names play.
         wraps: the uses of `DataParallel`.
         loops: the loops over loaders and epochs.
-        sync_bn: whether BatchNorm is to be synchronised, set by the plan.
-        beside_ddp: whether the script can also set up DistributedDataParallel itself, set by the plan.
-        wrap_keywords: the keyword arguments that every `ddp.wrap_model` gets, collected from the rules.
-        own_ddp_is_off: the test under which each entry's processes start, beside its own DistributedDataParallel.
+        sync_bn: whether BatchNorm is to be synchronised, which some of what reaches for replicas is fine with.
+        allow_ddp: whether a script may also set up DistributedDataParallel itself.
     """
 
     source: Source
@@ -47,18 +50,16 @@ class Facts:
     resolver: Resolver
     wraps: Wraps
     loops: Loops
-    wrap_keywords: dict[str, str] = field(default_factory=dict)
     sync_bn: bool = False
-    beside_ddp: bool = False
-    own_ddp_is_off: dict[ast.Module, str] = field(default_factory=dict)
+    allow_ddp: bool = False
 
     @classmethod
-    def of(cls, source: Source) -> Facts:
+    def of(cls, source: Source, *, sync_bn: bool = False, allow_ddp: bool = False) -> Facts:
         """Analyse a script."""
         names = Names(source)
         resolver = Resolver(source, names)
         wraps = Wraps(source, names, resolver)
-        return cls(source, names, resolver, wraps, Loops(source, names, resolver))
+        return cls(source, names, resolver, wraps, Loops(source, names, resolver), sync_bn, allow_ddp)
 
     @property
     def parallel(self) -> bool:
@@ -82,15 +83,25 @@ class Facts:
         return OwnDdp(self.source, self.names, self.resolver)
 
     @cached_property
+    def beside_ddp(self) -> bool:
+        """Whether the script can also set up DistributedDataParallel itself."""
+        return self.allow_ddp and self.own_ddp.present
+
+    @cached_property
     def launch_finder(self) -> LaunchFinder:
         """Finds places where the processes may start."""
         return LaunchFinder(self.source, self.names, self.resolver, self.loops)
 
     @cached_property
     def launches(self) -> list[Launch]:
-        """Where the processes start, in each file that is started."""
+        """Where the processes start, in each file that is started.
+
+        Raises:
+            BadInput: beside the script's own distributed training, and where that is off can't be told there.
+        """
         entries = (entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry))
-        return [launch for entry in entries for launch in self.launch_finder.find(entry)]
+        found = [launch for entry in entries for launch in self.launch_finder.find(entry)]
+        return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
 
     def comes_to_a_wrap(self, entry: ast.Module) -> bool:
         """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
@@ -109,6 +120,11 @@ class Facts:
         return [loop for loop in self.loops.data_loops if self.loops.uses_model(loop)]
 
     @cached_property
+    def epochs(self) -> Epochs:
+        """The loops over epochs."""
+        return Epochs(self.loops)
+
+    @cached_property
     def loader_sites(self) -> list[ast.Call]:
         """The `DataLoader(...)` calls whose batches feed a model."""
         sites = {site for loop in self.model_loops for site in loop.sites}
@@ -125,68 +141,19 @@ class Facts:
         return {site for part in parts if isinstance(part, ast.expr) for site in self.loops.sites_in(part)}
 
     @cached_property
-    def own_tests(self) -> list[ast.expr]:
-        """Tests that depend on what each rank has for itself: its clock, log level or terminal."""
-        tests = [n.test for n in self.source.nodes if isinstance(n, (ast.If, ast.While, ast.IfExp, ast.Assert))]
-        shown = {branch.test for branch in self.own_branches}
-        return [t for t in tests if t not in shown and self._is_own(t)]
-
-    @cached_property
-    def own_branches(self) -> list[ast.If]:
-        """Branches that each rank may take for itself: they show something, or make a folder where there is none."""
-        branches = [n for n in self.source.nodes if isinstance(n, ast.If)]
-        display = Display(self.source, self.names, self.loops, self.writers, self.callers, self._is_own)
-        shown = [b for b in branches if self._is_own(b.test) and display.only_shows(b)]
-        asking = [b for b in branches if not b.orelse and any(map(self.listings.is_question, _calls(b.test)))]
-        return shown + [b for b in asking if all(map(self._makes_folder, b.body))]
-
-    def _makes_folder(self, statement: ast.stmt) -> bool:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call):
-            return False
-        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
-        return method or self.names.qualified(call.func) in ("os.makedirs", "os.mkdir")
-
-    def is_in_own_test(self, node: ast.AST) -> bool:
-        """Whether a node stands in one of `own_tests`, which is rank 0's as a whole."""
-        tests = set(self.own_tests)
-        return any(above in tests for above in self.source.ancestors(node))
-
-    def _is_own(self, node: ast.expr) -> bool:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                path = self.names.qualified(part.func) or ""
-                method = part.func.attr if isinstance(part.func, ast.Attribute) else ""
-                if path.startswith(("time.", "datetime.")) or method in (
-                    "isEnabledFor",
-                    "getEffectiveLevel",
-                    "isatty",
-                    "tell",
-                ):
-                    return True
-            if isinstance(part, ast.Name) and (self.source.scope(part), part.id) in self._own_names:
-                return True
-        return False
-
-    @cached_property
-    def _own_names(self) -> set[tuple[ast.AST, str]]:
-        """The names that hold times, by scope."""
-        found: set[tuple[ast.AST, str]] = set()
-        self.__dict__["_own_names"] = found  # looked up while it grows
-        assigned = [n for n in self.source.nodes if isinstance(n, (ast.Assign, ast.AugAssign))]
-        before = -1
-        while len(found) != before:
-            before = len(found)
-            for node in assigned:
-                if self._is_own(node.value):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    found |= {(self.source.scope(t), t.id) for t in targets if isinstance(t, ast.Name)}
-        return found
+    def own_tests(self) -> OwnTests:
+        """What each rank may decide for itself."""
+        clocks = Clocks(self.source, self.names)
+        display = Display(self.source, self.names, self.loops, self.writers, self.callers, clocks.is_own)
+        return OwnTests(clocks, self.listings, display)
 
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        return OwnValues(self.source, self.names, self.resolver, self.loops, self.launches, self.files.shared)
+        ingredients = Ingredients(self.provenance)
+        return OwnValues(
+            self.source, self.names, self.resolver, self.loops, self.launches, ingredients, self.files.shared
+        )
 
     @cached_property
     def callers(self) -> Callers:
@@ -230,17 +197,14 @@ class Facts:
     @cached_property
     def alone(self) -> Alone:
         """Where a rank may be alone."""
-        branches, steps = self.own_branches, self._in_turn
-        return Alone(self.loops, self.listings, self.writers, self.callers, self.needing_all, branches, steps)
-
-    @cached_property
-    def _in_turn(self) -> list[Step]:
-        return [step for step in self.fetching.steps if not step.needs_all]
+        return Alone(self.fetching, self.own_tests.branches)
 
     @cached_property
     def steps(self) -> list[Step]:
         """What the first rank of each machine runs before the others, to fetch files."""
-        return [s for s in self._in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)]
+        return [
+            s for s in self.fetching.in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)
+        ]
 
     def in_fetch(self, node: ast.AST) -> bool:
         """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""
@@ -268,8 +232,11 @@ class Facts:
 
     def is_told(self, node: ast.AST) -> bool:
         """Whether a node stands in what rank 0 tells the others anyway."""
-        whole = {node for node, _ in self.told_listings} | set(self.own_tests)
-        return any(above in whole for above in self.source.ancestors(node))
+        return self.own_tests.contains(node) or any(above in self._told for above in self.source.ancestors(node))
+
+    @cached_property
+    def _told(self) -> set[ast.AST]:
+        return {node for node, _ in self.told_listings}
 
     @cached_property
     def per_sample(self) -> set[ast.AST]:
@@ -292,7 +259,3 @@ class Facts:
         module = self.source.module(node)
         launch = next((one for one in self.launches if one.entry is module), None)
         return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
-
-
-def _calls(node: ast.AST) -> list[ast.Call]:
-    return [n for n in ast.walk(node) if isinstance(n, ast.Call)]

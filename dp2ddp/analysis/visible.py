@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.loops import local_names
-from dp2ddp.analysis.names import Own
-from dp2ddp.analysis.source import FunctionNode
+from dp2ddp.analysis.control.loops import local_names
+from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.source.names import Own
+from dp2ddp.source.program import FunctionNode
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
 
 
 def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
@@ -54,7 +57,7 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
     calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
     there = facts.source.module(launch.statement)
     return bool(calls) and all(
-        facts.loops.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
+        facts.epochs.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
     )
 
 

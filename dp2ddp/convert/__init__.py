@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dp2ddp import pipeline
-from dp2ddp.convert import folder, scripts
+from dp2ddp.convert import pipeline, scripts
 from dp2ddp.convert.request import NOTES_OPEN, Request
 from dp2ddp.errors import BadInput
 
@@ -23,4 +22,8 @@ def run(request: Request) -> int:
     if folders and len(request.inputs) > 1:
         raise BadInput(folders[0], what="a directory among several inputs", todo="give one directory, or scripts")
     pipeline.check_rules(request.options)
-    return folder.convert(request) if folders else scripts.convert(request)
+    if not folders:
+        return scripts.convert(request)
+    from dp2ddp.convert import folder  # with what a single script doesn't need: ignore files, commands
+
+    return folder.convert(request)

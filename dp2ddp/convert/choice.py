@@ -7,11 +7,11 @@ import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dp2ddp import commands, entries
 from dp2ddp.errors import BadInput
-from dp2ddp.modules import Layout
-from dp2ddp.sources import Sources
-from dp2ddp.tree import Tree
+from dp2ddp.project import commands, entries
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.tree import Tree
 
 _INIT = "__init__.py"
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import posixpath
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
-
-from dp2ddp import entries, placing, programs, vendor, wrapcalls
-from dp2ddp import tree as trees
-from dp2ddp.convert import choice, overview
+from dp2ddp.convert import choice, overview, programs
 from dp2ddp.convert.naming import Names
+from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.errors import BadInput
-from dp2ddp.modules import Layout
-from dp2ddp.programs import Outcome, Program
-from dp2ddp.project import STANDARD, check_writable
-from dp2ddp.sources import Sources
-from dp2ddp.tree import Tree
+from dp2ddp.project import entries, placing, vendor, wrapcalls
+from dp2ddp.project import tree as trees
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.text_files import STANDARD, check_writable
+from dp2ddp.project.tree import Tree
 
 #: So many scripts take long enough for a progress bar.
 _MANY = 4
@@ -147,10 +145,14 @@ def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: Sources
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    if total < _MANY or not console.is_terminal:
+    if total < _MANY or not sys.stderr.isatty():
         yield lambda count: None
         return
+    # Slow to import, and wanted here alone.
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
         task = bar.add_task("converting scripts", total=total)
         yield lambda count: bar.advance(task, count)

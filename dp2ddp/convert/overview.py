@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+from click import style
 
-from dp2ddp import report
+from dp2ddp.convert import report
+from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.pipeline import Conversion
-from dp2ddp.project import SourceFile
+from dp2ddp.project.text_files import SourceFile
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"
@@ -34,10 +33,10 @@ class File:
     conversion: Conversion
     unchanged: str | None = None
 
-    def lines(self) -> Iterator[Text]:
+    def lines(self) -> Iterator[str]:
         """What became of it."""
         if self.unchanged and not (self.conversion.changed or self.conversion.notes):
-            yield Text(f"{self.name}: {self.unchanged}", "bold")
+            yield style(f"{self.name}: {self.unchanged}", bold=True)
         else:
             yield from report.summary_lines(self.conversion, self.name, self.output)
 
@@ -105,7 +104,7 @@ class Project:
     refused: bool = False
 
 
-_NOTHING_WRITTEN = Text("nothing was written: what can't be converted is named above", "bold red")
+_NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
 
 def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
@@ -114,7 +113,7 @@ def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[
         name = source.name if names is None else names[source.name]
         text = report.diff(name, source.text, conversion.new_text)
         if sys.stdout.isatty():
-            Console(highlight=False).print(report.colored(text), soft_wrap=True, end="")
+            report.show_lines([report.colored(text).removesuffix("\n")], to_error=False)
         else:
             # In the file's own bytes, so that the diff can be applied to it.
             sys.stdout.buffer.write(text.encode(source.encoding))
@@ -125,7 +124,7 @@ def show_scripts(done: Scripts, *, as_json: bool) -> None:
     if as_json:
         _show_json(_scripts_data(done))
     else:
-        report.show_lines(Console(stderr=True), _scripts_lines(done))
+        report.show_lines(_scripts_lines(done))
 
 
 def show_project(done: Project, *, as_json: bool) -> None:
@@ -133,7 +132,7 @@ def show_project(done: Project, *, as_json: bool) -> None:
     if as_json:
         _show_json(_project_data(done))
     else:
-        report.show_lines(Console(stderr=True), _project_lines(done))
+        report.show_lines(_project_lines(done))
 
 
 def _show_json(data: Mapping[str, Any]) -> None:
@@ -149,7 +148,7 @@ def _scripts_data(done: Scripts) -> dict[str, Any]:
     return {"files": [each.as_data() for each in done.given], **others, **warnings}
 
 
-def _scripts_lines(done: Scripts) -> Iterator[Text]:
+def _scripts_lines(done: Scripts) -> Iterator[str]:
     written = [each for each in done.others if each.output is not None or not each.conversion.changed]
     for each in [*done.given, *written]:
         yield from each.lines()
@@ -158,13 +157,13 @@ def _scripts_lines(done: Scripts) -> Iterator[Text]:
         return
     missing = [each for each in done.others if each not in written]
     if missing:
-        yield Text(f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", "bold yellow")
+        yield style(
+            f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", bold=True, fg="yellow"
+        )
         for each in missing:
             lines = sorted({edit.span.start[0] for edit in each.conversion.edits})
             places = ", ".join(map(str, lines))
-            yield Text.assemble(
-                "  ", (each.name, "bold"), f"  {report.count(each.conversion.edits, 'change')}: {places}"
-            )
+            yield f"  {style(each.name, bold=True)}  {report.count(each.conversion.edits, 'change')}: {places}"
     yield from _warnings("not looked into", done.unread)
     changed = any(each.conversion.changed for each in [*done.given, *done.others])
     yield from _how_to_run(done.given if changed else [], done.vendored)
@@ -183,50 +182,50 @@ def _project_data(done: Project) -> dict[str, Any]:
     }
 
 
-def _project_lines(done: Project) -> Iterator[Text]:
+def _project_lines(done: Project) -> Iterator[str]:
     changed = [each for each in done.files if each.conversion.changed]
     arrow = f" -> {done.output}" if done.output and done.output != done.name else ""
     if changed:
         scripts = report.count(done.entries, "script")
-        yield Text(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", "bold")
+        yield style(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", bold=True)
     else:
         noted = any(each.conversion.notes for each in done.files)
-        yield Text(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", "bold")
+        yield style(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", bold=True)
     for each in done.files:
         yield from each.lines()
     if done.left_alone:
-        yield Text(f"{report.count(done.left_alone, 'script')} left alone:", "bold yellow")
+        yield style(f"{report.count(done.left_alone, 'script')} left alone:", bold=True, fg="yellow")
         for name, why in done.left_alone:
-            yield Text(f"  {why}" if why.file == name else f"  {name}: {why}")
+            yield f"  {why}" if why.file == name else f"  {name}: {why}"
     if done.refused:
         yield _NOTHING_WRITTEN
         return
     yield from _touched(done)
     yield from _warnings("to be known", done.warnings)
     if done.left_out:
-        yield Text("left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items())))
+        yield "left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items()))
     commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
     yield from _how_to_run([each for each in done.entries if changed and each.name not in done.commands], done.vendored)
     if changed and commands:
         yield from report.how_to_run_commands(commands)
 
 
-def _touched(done: Project) -> Iterator[Text]:
+def _touched(done: Project) -> Iterator[str]:
     if done.touched:
-        yield Text("files that changed are also imported by, and need dp2ddp_runtime there:", "bold")
+        yield style("files that changed are also imported by, and need dp2ddp_runtime there:", bold=True)
     for name, files in done.touched.items():
         more = f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        yield Text(f"  {name}: {', '.join(files[:_FEW])}{more}")
+        yield f"  {name}: {', '.join(files[:_FEW])}{more}"
 
 
-def _warnings(title: str, warnings: Sequence[BadInput]) -> Iterator[Text]:
+def _warnings(title: str, warnings: Sequence[BadInput]) -> Iterator[str]:
     if warnings:
-        yield Text(f"{title}:", "bold yellow")
+        yield style(f"{title}:", bold=True, fg="yellow")
     for each in warnings:
-        yield Text(f"  {each}")
+        yield f"  {each}"
 
 
-def _how_to_run(scripts: Sequence[File], vendored: bool) -> Iterator[Text]:
+def _how_to_run(scripts: Sequence[File], vendored: bool) -> Iterator[str]:
     if len(scripts) == 1:
         yield from report.how_to_run(scripts[0].name, scripts[0].output, vendored)
     elif scripts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dp2ddp.project import STANDARD
+from dp2ddp.project.text_files import STANDARD
 from dp2ddp.rules import Options
 
 NOTES_OPEN = 1

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp import placing, programs, project, vendor
-from dp2ddp.convert import overview
+from dp2ddp.convert import overview, programs
 from dp2ddp.convert.naming import Names
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.errors import BadInput
-from dp2ddp.modules import Layout
-from dp2ddp.pipeline import convert_source
-from dp2ddp.programs import Outcome
-from dp2ddp.project import STANDARD, SourceFile
-from dp2ddp.sources import Sources
+from dp2ddp.project import placing, text_files, vendor
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.text_files import STANDARD, SourceFile
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def convert(request: Request) -> int:
         raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
     if request.entries:
         raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
-    given = [project.read(name) for name in request.inputs]
+    given = [text_files.read(name) for name in request.inputs]
     target = _folder(request, given)
     if target is not None:
         _check_folder(target, request)
     elif request.output is not None:
-        project.check_output(request.output, given[0], force=request.force)
+        text_files.check_output(request.output, given[0], force=request.force)
     _check_in_place(given, request)
     beside = _runtime_folders(request, given) if target is None else []
     for each in beside:
@@ -87,13 +87,13 @@ def _folder(request: Request, given: Sequence[SourceFile]) -> Path | None:
 def _check_folder(folder: Path, request: Request) -> None:
     if os.path.lexists(folder) and not folder.is_dir():
         raise BadInput(str(folder), what="not a folder")
-    project.check_writable(folder / "any" if folder.is_dir() else folder)
+    text_files.check_writable(folder / "any" if folder.is_dir() else folder)
 
 
 def _check_in_place(given: Sequence[SourceFile], request: Request) -> None:
     for source in given:
         if request.in_place and source.path is not None:
-            project.check_writable(source.path)
+            text_files.check_writable(source.path)
 
 
 def _runtime_folders(request: Request, given: Sequence[SourceFile]) -> list[Path]:
@@ -140,14 +140,14 @@ def _write(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
         return {}
     if job.uses_runtime():
         vendor.copy_all(beside)
-    project.write(Path(request.output), data, mode_of=job.source(path).path)
+    text_files.write(Path(request.output), data, mode_of=job.source(path).path)
     return {path: request.output}
 
 
 def _write_in_place(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
     contents = {job.sources.root / path: job.new_bytes(path) for path in job.outcome.changed()}
     for path in contents:
-        project.check_writable(path)
+        text_files.check_writable(path)
     with vendor.copied(beside if job.uses_runtime() else []):
         placing.overwrite(contents)
     return {path: job.names.shown(path) for path in [*job.given, *job.others()]}
@@ -159,7 +159,7 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
     top = posixpath.commonpath([posixpath.dirname(path) for path in paths])
     outputs = {path: target / posixpath.relpath(path, top or ".") for path in paths}
     for path, output in outputs.items():
-        project.check_new(output, job.sources.root / path, force=job.request.force)
+        text_files.check_new(output, job.sources.root / path, force=job.request.force)
     folders = [output.parent for path, output in outputs.items() if path in job.given]
     folders = list(dict.fromkeys(folders)) if job.request.vendored and job.uses_runtime() else []
     for folder in folders:

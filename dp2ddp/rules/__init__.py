@@ -7,9 +7,9 @@ import inspect
 import pkgutil
 from functools import lru_cache
 
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rules.base import Decisions, Example, Options, Rule
 
-__all__ = ["Example", "Options", "Rule", "all_rules", "rule"]
+__all__ = ["Decisions", "Example", "Options", "Rule", "all_rules", "rule"]
 
 
 @lru_cache(maxsize=1)

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import is_main_guard
-from dp2ddp.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "
@@ -47,8 +47,28 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+for input, target in [(torch.ones(8, 4), torch.zeros(8).long())]:  # a batch; nobody types
+    nn.functional.cross_entropy(net(input), target).backward()
+"""),
+        Example("""\
+import torch
+import torch.nn as nn
+
+def input(size):  # the script's own
+    return torch.ones(size, 4)
+
+net = nn.DataParallel(nn.Linear(4, 2))
+print(net(input(8)))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:
@@ -75,7 +95,7 @@ if ddp.broadcast(ddp.main_only(input)("Go on from net.pt? [y/N] ")).lower() == "
         reason = "rank 0 asks, all ranks get the answer"
         # The prompt is every rank's: it may hold a number that is summed up over all of them.
         yield ReplaceExpr(self.id, asking, reason, "ddp.main_only(__h_f__)", {"f": asking})
-        if not facts.is_in_own_test(call):
+        if not facts.own_tests.contains(call):
             yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from dp2ddp.edits import Finding
+from dp2ddp.rewrite.edits import Finding
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -38,16 +38,36 @@ class Options:
         return not self.select or rule_id in self.select
 
 
+class Decisions(NamedTuple):
+    """What is decided for the whole program before any rule is asked for edits.
+
+    Attributes:
+        options: what the user asked for.
+        wrap_keywords: the keyword arguments (name and source) that every `ddp.wrap_model(...)` gets.
+    """
+
+    options: Options
+    wrap_keywords: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Example:
-    """A whole small script before and after the rule, with that rule selected, and the rules in `also`."""
+    """A whole small script before and after the rule, with that rule selected, and the rules in `also`.
+
+    Without an `after` the script stays as it is.
+    """
 
     before: str
-    after: str
+    after: str = ""
     also: tuple[str, ...] = ()
     sync_bn: bool = False
     clean_keys: bool = False
     allow_ddp: bool = False
+
+    @property
+    def converted(self) -> str:
+        """What becomes of the script."""
+        return self.after or self.before
 
     def options(self, rule_id: str) -> Options:
         """What the example is converted with: its own rule, the others that it needs, and its flags."""
@@ -68,21 +88,23 @@ class Rule(ABC):
         title: what it converts, a few words.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
-        examples: at least one; run as tests, shown by ``dp2ddp rules ID``.
+        explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
+            where no other rule is.
+        examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
+        valid: what it leaves alone, where a reader may expect otherwise; at least one, without `after`. Tests, too.
     """
 
     id: ClassVar[str]
     title: ClassVar[str]
     why: ClassVar[str]
     essential: ClassVar[bool] = False
+    explains: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]]
+    valid: ClassVar[tuple[Example, ...]] = ()
 
     @abstractmethod
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
-
-    def prepare(self, facts: Facts, options: Options) -> None:  # noqa: B027 (most rules have nothing to prepare)
-        """Put what this rule decides, and others ask for, into the facts. Called on all rules before any edits."""
 
     def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
         """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, Note, RemoveStatement
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement
+from dp2ddp.rules.base import Decisions, Example, Options, Rule
 
 
 class BatchNormRule(Rule):
@@ -55,9 +55,17 @@ net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)),
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        for call in facts.replicas.patches if options.sync_bn else ():
+# Without --sync-bn each rank normalises its own chunk, as each replica did.
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        for call in facts.replicas.patches if decisions.options.sync_bn else ():
             span, name = facts.source.span(call), facts.source.brief(call.func)
             yield RemoveStatement(self.id, facts.source.span(facts.source.statement(call)), "there are no replicas")
             yield Note(

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _ASKS = "torch.cuda.device_count"
 
@@ -59,7 +59,6 @@ net = nn.Linear(4, 2)
 several = torch.cuda.device_count() > 1
 if several:
     net = nn.DataParallel(net, device_ids=[0, 1])
-workers = 4 * torch.cuda.device_count()
 """,
             after="""\
 import torch
@@ -70,7 +69,6 @@ net = nn.Linear(4, 2)
 several = ddp.device_count() > 1
 if several:
     net = nn.DataParallel(net, device_ids=[0, 1])
-workers = 4 * torch.cuda.device_count()
 """,
         ),
         Example(
@@ -124,8 +122,19 @@ def main(args):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+# Whether there is a GPU at all each rank sees itself.
+device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).to(device)
+workers = 4 * torch.cuda.device_count()  # all that are visible, not only these two
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         given = {ids for ids, _ in facts.wraps.device_ids}

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, keyword
-from dp2ddp.edits import Finding, Note, ReplaceExpr, Span
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
+from dp2ddp.source.spans import Span
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
@@ -35,10 +37,10 @@ import torch.nn as nn
 
 ids = [0, 1]
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+other = torch.device("cuda:0" if len(ids) > 1 else "cpu")
 net = nn.DataParallel(nn.Linear(4, 2), ids)
 x = torch.zeros(3, 4).cuda(0)
-y = torch.zeros(3).cuda(ids[0], non_blocking=True)
-z = y.to(f"cuda:{ids[0]}").cuda().to("cuda")
+y = torch.zeros(3).to(f"cuda:{ids[0]}").cuda(ids[0], non_blocking=True)
 state = torch.load("net.pt", map_location="cuda:0")
 torch.cuda.set_device(0)
 """,
@@ -49,50 +51,49 @@ import dp2ddp_runtime as ddp
 
 ids = [0, 1]
 device = ddp.device()
+other = torch.device(ddp.device() if len(ids) > 1 else "cpu")
 net = nn.DataParallel(nn.Linear(4, 2), ids)
 x = torch.zeros(3, 4).cuda()
-y = torch.zeros(3).cuda(non_blocking=True)
-z = y.to(ddp.device()).cuda().to("cuda")
+y = torch.zeros(3).to(ddp.device()).cuda(non_blocking=True)
 state = torch.load("net.pt", map_location=ddp.device())
 torch.cuda.set_device(ddp.device())
 """,
         ),
+    )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
+x = torch.zeros(3, 4).cuda().to(device)  # the current device: this rank's
+"""),
         Example(
+            allow_ddp=True,
             before="""\
-import torch
+import torch.distributed as dist
 import torch.nn as nn
 
-use_cuda = True
-device = torch.device("cuda:0" if use_cuda else "cpu")
-net = nn.DataParallel(nn.Linear(4, 2)).to(device)
-""",
-            after="""\
-import torch
-import torch.nn as nn
-import dp2ddp_runtime as ddp
-
-use_cuda = True
-device = torch.device(ddp.device() if use_cuda else "cpu")
-net = nn.DataParallel(nn.Linear(4, 2)).to(device)
+def build(net, args):
+    if args.distributed:  # the script's own distributed training
+        dist.init_process_group("nccl")
+        return nn.parallel.DistributedDataParallel(net.cuda(args.gpu))
+    return nn.DataParallel(net).cuda()
 """,
         ),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        dropped = self._dropped(facts)
-        yield from self._several(facts, dropped)
-        done: set[ast.AST] = set()
+        gone = self._dropped(facts)
+        yield from self._several(facts, gone)
         for node in facts.source.nodes:
-            if node in done or any(above in done for above in facts.source.ancestors(node)):
-                continue
-            if node in dropped or not isinstance(node, ast.expr):
-                continue
-            finding = self._edit(facts, node)
-            if finding is not None:
-                done.add(node)
-                yield finding
+            edit = self._edit(facts, node) if isinstance(node, ast.expr) and node not in gone else None
+            if edit is not None:
+                gone.update(_replaced_by(facts, node, edit))
+                yield edit
 
     def _several(self, facts: Facts, dropped: set[ast.AST]) -> Iterator[Note]:
         """A note where the script itself spreads things over several GPUs."""
@@ -152,7 +153,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             gone.update(n for a in call.args[1:] for n in ast.walk(a))
         return gone
 
-    def _edit(self, facts: Facts, node: ast.expr) -> Finding | None:
+    def _edit(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         if isinstance(node, ast.Call):
             path = facts.names.qualified(node.func)
             if path == "torch.device" and self._is_whole_device(facts, node):
@@ -165,7 +166,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return self._indexed(facts, node)
         return None
 
-    def _replaced(self, facts: Facts, node: ast.expr) -> Finding:
+    def _replaced(self, facts: Facts, node: ast.expr) -> ReplaceExpr:
         span = facts.source.span(node)
         if facts.beside_ddp:  # the script's own distributed training goes on with its own devices
             return ReplaceExpr(self.id, span, _REASON, "ddp.device(__h_it__)", {"it": span})
@@ -199,17 +200,14 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return isinstance(first, ast.Constant) and first.value == "cuda:"
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
             text = node.left.value
-            return (
-                isinstance(node.op, (ast.Add, ast.Mod))
-                and isinstance(text, str)
-                and _INDEXED.fullmatch(text) is not None
-            )
+            spells = isinstance(text, str) and _INDEXED.fullmatch(text) is not None
+            return spells and isinstance(node.op, (ast.Add, ast.Mod))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
             text = node.func.value.value if isinstance(node.func.value, ast.Constant) else None
             return isinstance(text, str) and text == "cuda:{}"
         return False
 
-    def _indexed(self, facts: Facts, node: ast.expr) -> Finding | None:
+    def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
         if isinstance(above, (ast.Expr, ast.Compare, ast.Dict, ast.JoinedStr, ast.FormattedValue)):
             return None
@@ -221,7 +219,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return None
         return self._replaced(facts, node)
 
-    def _move(self, facts: Facts, call: ast.Call, func: ast.Attribute) -> Finding | None:
+    def _move(self, facts: Facts, call: ast.Call, func: ast.Attribute) -> ReplaceExpr | None:
         span = facts.source.span
         if facts.resolver.functions_called(call):
             return self._own_move(facts, call)
@@ -250,7 +248,7 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return self._replaced(facts, call.args[0])
         return None
 
-    def _own_move(self, facts: Facts, call: ast.Call) -> Finding | None:
+    def _own_move(self, facts: Facts, call: ast.Call) -> ReplaceExpr | None:
         """A call of a method that the script defines itself: of its arguments only an index for a device changes."""
         for _, name, value in facts.resolver.arguments(call):
             if _DEVICE_WORDS.search(name) and self._is_index(facts, value):
@@ -273,6 +271,15 @@ net = nn.DataParallel(nn.Linear(4, 2)).to(device)
             return False
         ids = {ast.unparse(given) for given, _ in facts.wraps.device_ids}
         return ast.unparse(node.value) in ids
+
+
+def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast.AST]:
+    """The parts of an expression that an edit takes away, which leaves the `x` of `x.cuda(0)`."""
+    kept = [hole for hole in edit.holes.values() if hole != edit.span]
+    for part in (n for n in ast.walk(node) if isinstance(n, ast.expr)):
+        span = facts.source.span(part)
+        if edit.span.contains(span) and not any(hole.contains(span) for hole in kept):
+            yield part
 
 
 def _takes_device(facts: Facts, func: ast.Attribute, given: ast.expr) -> bool:

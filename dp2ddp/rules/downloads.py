@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, Note, ReplaceExpr, WrapStatement
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr, WrapStatement
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class DownloadsRule(Rule):
@@ -64,8 +64,20 @@ with ddp.main_first():
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+from torchvision import datasets, models
+from urllib.request import urlopen
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+train_set = datasets.MNIST("data")  # reads, downloads nothing
+names = urlopen("https://example.com/names.txt").read().split()  # writes no file
+# torch.hub itself moves the file into place when it is whole.
+net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for step in facts.fetching.steps:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.control.epochs import EpochLoop
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.loops import EpochLoop
-from dp2ddp.edits import Finding, InsertBefore
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, InsertBefore
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class EpochsRule(Rule):
@@ -57,15 +57,41 @@ for epoch in range(3):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+from samplers import Balanced
+from torch.utils.data import DataLoader
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+sampler = Balanced(range(10))
+loader = DataLoader(range(10), batch_size=5, sampler=sampler)
+net = nn.DataParallel(nn.Linear(1, 1))
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x in loader:
+        net(x).mean().backward()
+"""),
+        Example("""\
+import torch.nn as nn
+from torch.utils.data import DataLoader
+
+net = nn.DataParallel(nn.Linear(1, 1))
+for fold in range(3):
+    # A new loader each time: there is none yet that could be told.
+    loader = DataLoader(range(fold, 10), batch_size=5)
+    for x in loader:
+        net(x).mean().backward()
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel or facts.source.mentions("set_epoch"):
             return  # a script that has a `set_epoch` of its own calls it when it wants to
         told: set[tuple[ast.For, str]] = set()
         for loop in facts.model_loops:
             if not facts.loops.trains(loop):
                 continue
-            for epochs in facts.loops.epoch_loops(loop):
+            for epochs in facts.epochs.around(loop):
                 if (epochs.node, epochs.loader) in told or self._built_inside(facts, epochs):
                     continue
                 told.add((epochs.node, epochs.loader))

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import argument
-from dp2ddp.edits import Finding, ReplaceExpr, Span
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import argument
+from dp2ddp.source.spans import Span
 
 
 class FunctionalRule(Rule):
@@ -58,8 +59,18 @@ class Generator(nn.Module):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+def data_parallel(net, ids):  # the script's own: its wrap is DDP002's
+    return nn.DataParallel(net, ids)
+
+net = data_parallel(nn.Linear(4, 2), [0, 1])
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.wraps.functional:
             holes: dict[str, Span] = {}
             given = []

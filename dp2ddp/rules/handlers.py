@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.handlers import Handlers
+from dp2ddp.analysis.ranks.handlers import Handlers
 from dp2ddp.analysis.roles import Wrapped
-from dp2ddp.edits import Finding, Note
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class HandlersRule(Rule):
@@ -36,22 +36,27 @@ except KeyboardInterrupt:
     torch.save(net.state_dict(), "stopped.pt")
 print(net(torch.randn(8, 4)))
 """,
-            after="""\
+        ),
+    )
+    valid = (
+        Example("""\
 import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
+batches = iter(torch.randn(64, 4).split(8))
 try:
     for _ in range(1000):
-        net(torch.randn(8, 4)).sum().backward()
-except KeyboardInterrupt:
+        try:
+            net(next(batches)).sum().backward()
+        except StopIteration:  # comes to all ranks alike
+            batches = iter(torch.randn(64, 4).split(8))
+except KeyboardInterrupt:  # saves, and that's the end
     torch.save(net.state_dict(), "stopped.pt")
-print(net(torch.randn(8, 4)))
-""",
-        ),
+"""),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}

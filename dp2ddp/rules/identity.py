@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _UNSEEDED = frozenset({"numpy.random.default_rng", "numpy.random.RandomState", "random.Random"})
 _RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
@@ -36,10 +36,8 @@ torch.manual_seed(int(time.time()))
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
 os.makedirs(run_dir)
-start = time.time()
 torch.save(net.state_dict(), os.path.join(run_dir, "net.pt"))
 net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-print(time.strftime("%H:%M"), time.time() - start)
 """,
             after="""\
 import os
@@ -52,15 +50,29 @@ torch.manual_seed(int(ddp.broadcast(time.time())))
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
 os.makedirs(run_dir)
-start = time.time()
 torch.save(net.state_dict(), os.path.join(run_dir, "net.pt"))
 net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
-print(time.strftime("%H:%M"), time.time() - start)
 """,
         ),
     )
+    valid = (
+        Example("""\
+import os
+import tempfile
+import time
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+start = time.time()
+with tempfile.TemporaryDirectory() as folder:  # filled and deleted by each rank itself
+    torch.save(net.state_dict(), os.path.join(folder, "net.pt"))
+print(time.strftime("%H:%M"), time.time() - start)
+torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]

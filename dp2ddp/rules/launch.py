@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dp2ddp.analysis.beside_ddp import place_beside_ddp
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.launch import Launch
-from dp2ddp.analysis.settings import ARGUMENTS, DEVICES
+from dp2ddp.analysis.launch.launch import Launch
+from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.visible import written
-from dp2ddp.edits import Finding, InsertBefore, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 # What should come before the processes start, and doesn't: what follows from it, and what to do.
 _LATE = {
@@ -70,36 +69,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
 ddp.setup(device_ids=[0, 1])
 print("training")
 net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
-""",
-        ),
-        Example(
-            before="""\
-import torch
-from torch import nn
-
-
-def main():
-    torch.manual_seed(0)
-    net = nn.DataParallel(nn.Linear(4, 2))
-
-
-if __name__ == "__main__":
-    main()
-""",
-            after="""\
-import torch
-from torch import nn
-import dp2ddp_runtime as ddp
-
-
-def main():
-    ddp.setup()
-    torch.manual_seed(0)
-    net = nn.DataParallel(nn.Linear(4, 2))
-
-
-if __name__ == "__main__":
-    main()
 """,
         ),
         Example(
@@ -194,18 +163,17 @@ else:
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+import torch.optim as optim
 
-    def prepare(self, facts: Facts, options: Options) -> None:
-        """Move the launch to where it can be told whether the script sets up its own DDP."""
-        if not facts.parallel or not facts.beside_ddp:
-            return
-        for index, launch in enumerate(facts.launches):
-            modules = facts.names.reachable(launch.entry)
-            if launch.statement is not None and facts.own_ddp.begins(modules):
-                test, facts.launches[index] = place_beside_ddp(facts, launch, modules)
-                facts.own_ddp_is_off[launch.entry] = test
+net = nn.Linear(4, 2)  # no model is wrapped: one process, as before
+optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
+"""),
+    )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for launch in facts.launches:
@@ -223,15 +191,14 @@ else:
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        test = facts.own_ddp_is_off.get(launch.entry)
         ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
         given = {written(facts, launch, each): call for each, call in ids}
         texts = [text for text in given if text not in _ALL_DEVICES]
         known = [text for text in texts if text is not None]
         arguments = [f"device_ids={known[0]}"] if known else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
-        if test is not None:
-            lines = [f"if {test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
+        if launch.test is not None:
+            lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         yield InsertBefore(
             self.id,
             facts.source.span(launch.statement),

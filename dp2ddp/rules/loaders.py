@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its share of every batch; the batches stay the original's"
 
@@ -31,7 +31,6 @@ from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
 loader = DataLoader(data, batch_size=16,
                     shuffle=True)  # reshuffled every epoch
-statistics = DataLoader(data, batch_size=50)
 net = nn.DataParallel(nn.Linear(4, 2))
 for x, y in loader:
     nn.functional.cross_entropy(net(x), y).backward()
@@ -45,7 +44,6 @@ import dp2ddp_runtime as ddp
 data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
 loader = ddp.shard_loader(DataLoader(data, batch_size=16,
                     shuffle=True))  # reshuffled every epoch
-statistics = DataLoader(data, batch_size=50)
 net = nn.DataParallel(nn.Linear(4, 2))
 for x, y in loader:
     nn.functional.cross_entropy(net(x), y).backward()
@@ -75,8 +73,23 @@ for epoch in range(3):
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+data = torch.randn(100, 4)
+mean = 0
+for x in DataLoader(data, batch_size=50):  # feeds no model
+    mean += x.sum(0) / len(data)
+net = nn.DataParallel(nn.Linear(4, 2))
+for step in range(10):  # made on every rank, alike: the model takes its rows
+    net(torch.randn(16, 4) + mean).mean().backward()
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for site in facts.loader_sites:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class LoadingRule(Rule):
@@ -41,8 +41,21 @@ net = net.module
 """,
         ),
     )
+    valid = (
+        Example("""\
+import copy
+import json
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+best = copy.deepcopy(net.state_dict())
+net.load_state_dict(best)  # from memory
+with open("config.json") as file:  # nothing here writes it
+    config = json.load(file)
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:

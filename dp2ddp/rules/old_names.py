@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Edit, Finding, Span
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Done, Finding
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.spans import Span
 
 
 class OldNamesRule(Rule):
@@ -39,13 +40,22 @@ x = torch.ones(3, 4).cuda(non_blocking=True)
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
-        # Done where the source is read (`syntax.without_async_arguments`): nothing else could read it.
-        yield from ()
+async def fetch(url):  # Python's own `async`
+    return url
 
-    @classmethod
-    def renaming(cls, place: tuple[int, int]) -> Edit:
-        """The record of what was renamed at a place of a file: line, column."""
-        line, column = place
-        return Edit(cls.id, Span.of(line, column, line, column + len("async")), "`async` is a keyword of Python now")
+net = nn.DataParallel(nn.Linear(4, 2))
+x = torch.ones(3, 4).cuda(non_blocking=True)
+print("was .cuda(async=True)")
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        for file in facts.source.files:
+            for line, column in file.renamed:
+                span = Span.of(file.before + line, column, file.before + line, column + len("async"))
+                yield Done(self.id, span, "`async` is a keyword of Python now")

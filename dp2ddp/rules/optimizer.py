@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import WrappedOptimizer
-from dp2ddp.edits import Finding, RemoveStatement, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "an optimizer needs no wrapper"
 
@@ -69,8 +69,22 @@ optimizer.step()
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
+import torch.optim as optim
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+class Warmup:
+    def __init__(self, optimizer):
+        self.module = optimizer
+
+net = nn.DataParallel(nn.Linear(4, 2))
+optimizer = Warmup(optim.SGD(net.module.parameters(), lr=0.1))  # the model's `.module`
+optimizer.module.step()  # a `.module` of the script's own
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         span = facts.source.span
         for call in facts.wraps.optimizers:
             statement = facts.source.statement(call)

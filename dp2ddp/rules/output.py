@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import Opened
-from dp2ddp.edits import Finding, Note, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.analysis.files.opened import Opened
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 #: Where a writer's reports lie.
 _FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
@@ -59,8 +59,36 @@ print(open("notes.txt").read())
 """,
         ),
     )
+    valid = (
+        Example("""\
+import io
+import logging
+import torch.nn as nn
+from PIL import Image
+from tqdm import tqdm
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+for name in tqdm(open("names.txt").read().split()):
+    buffer = io.BytesIO()
+    Image.open(name).save(buffer, "JPEG")  # in memory: each rank has its own
+    logging.info("%s: %d bytes", name, len(buffer.getvalue()))
+"""),
+        Example("""\
+import torch.nn as nn
+from PIL import Image
+from torch.utils.data import Dataset
+
+class Faces(Dataset):
+    def __getitem__(self, index):
+        small = Image.open(f"{index}.png").resize((8, 8))
+        small.save(f"small/{index}.png")  # by the rank that loads the sample
+        return small
+
+net = nn.DataParallel(nn.Linear(4, 2))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         yield from self._tracker_values(facts)

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class QuestionsRule(Rule):
@@ -30,8 +30,6 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-if not os.path.isdir("out"):
-    os.makedirs("out")
 if os.path.isfile("out/best.pt"):
     net.load_state_dict(torch.load("out/best.pt"))
 """,
@@ -42,8 +40,6 @@ import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-if not os.path.isdir("out"):
-    os.makedirs("out")
 if ddp.broadcast(os.path.isfile("out/best.pt")):
     net.load_state_dict(torch.load("out/best.pt"))
 """,
@@ -56,12 +52,12 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
-shown = time.time()
+start = time.time()
 for path in sorted(glob.glob("out/*.pt")):
     net.load_state_dict(torch.load(path))
-    if time.time() - shown > 5:
-        print(path)
-        shown = time.time()
+    print(path, net(torch.ones(8, 4)).mean())
+    if time.time() - start > 3600:
+        break
 """,
             after="""\
 import glob
@@ -71,17 +67,48 @@ import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-shown = time.time()
+start = time.time()
 for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
     net.load_state_dict(torch.load(path))
-    if time.time() - shown > 5:
-        print(path)
-        shown = time.time()
+    print(path, net(torch.ones(8, 4)).mean())
+    if ddp.broadcast(time.time() - start > 3600):
+        break
 """,
         ),
     )
+    valid = (
+        Example("""\
+import os
+import time
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+if not os.path.isdir("out"):
+    os.makedirs("out")
+shown = time.time()
+for step in range(1000):
+    net(torch.randn(8, 4)).sum().backward()
+    if time.time() - shown > 5:  # only shows something
+        print(step)
+        shown = time.time()
+"""),
+        Example("""\
+import os
+import torch
+import torch.nn as nn
+from torch.utils.data import Dataset
+
+class Faces(Dataset):
+    def __getitem__(self, index):
+        path = f"{index}.pt"  # asked for by the one rank that loads the sample
+        return torch.load(path) if os.path.exists(path) else torch.zeros(4)
+
+net = nn.DataParallel(nn.Linear(4, 2))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         for call in facts.source.calls:
@@ -93,7 +120,7 @@ for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
             span = facts.source.span(whole)
             template = "ddp.broadcast(list(__h_it__))" if lazy else "ddp.broadcast(__h_it__)"
             yield ReplaceExpr(self.id, span, "the ranks must go over the same files", template, {"it": span})
-        for test in facts.own_tests:
+        for test in facts.own_tests.shared:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)
                 reason = "the ranks' own clocks and terminals must not part them"
@@ -106,7 +133,7 @@ for path in ddp.broadcast(sorted(glob.glob("out/*.pt"))):
         node: ast.AST = call
         for above in facts.source.ancestors(call):
             if isinstance(above, (ast.If, ast.While)):
-                return above.test is node and above not in facts.own_branches
+                return above.test is node and above not in facts.own_tests.branches
             if isinstance(above, ast.IfExp):
                 return above.test is node
             if isinstance(above, ast.stmt):

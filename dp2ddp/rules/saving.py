@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files import CHANGING
+from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Wrapped
-from dp2ddp.analysis.source import argument
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import argument
 
 
 class SavingRule(Rule):
@@ -64,8 +64,26 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
 """,
         ),
     )
+    valid = (
+        Example("""\
+import io
+import os
+import tempfile
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+buffer = io.BytesIO()
+torch.save(net.state_dict(), buffer)  # in memory: each rank has its own
+with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
+    path = os.path.join(folder, "net.pt")
+    torch.save(net, path)
+    print(len(buffer.getvalue()), os.path.getsize(path))
+    os.remove(path)
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         span = facts.source.span
@@ -86,7 +104,7 @@ ddp.save({"model": net.module.state_dict(), "module": net.module.state_dict()}, 
                     "ddp.main_only(__h_f__)",
                     {"f": span(call.func)},
                 )
-            elif options.clean_keys and self._is_wrapped_state(facts, call):
+            elif decisions.options.clean_keys and self._is_wrapped_state(facts, call):
                 assert isinstance(call.func, ast.Attribute)
                 model = call.func.value
                 yield ReplaceExpr(

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.source import same
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import same
 
 _OTHERS = frozenset({"random.seed", "numpy.random.seed"})
 # What makes generators of the script's own.
@@ -59,31 +59,30 @@ def init_seeds(seed):
 net = nn.DataParallel(nn.Linear(4, 2))
 """,
         ),
-        Example(
-            before="""\
+    )
+    valid = (
+        Example("""\
 import numpy as np
 import torch
 import torch.nn as nn
 
 np.random.seed(1)
 order = np.random.permutation(10)
-torch.manual_seed(2)
+torch.manual_seed(2)  # NumPy's stream is not to begin again here
 net = nn.DataParallel(nn.Linear(4, 2))
-""",
-            after="""\
-import numpy as np
+"""),
+        Example("""\
 import torch
 import torch.nn as nn
+from torch.utils.data import random_split
 
-np.random.seed(1)
-order = np.random.permutation(10)
-torch.manual_seed(2)
 net = nn.DataParallel(nn.Linear(4, 2))
-""",
-        ),
+generator = torch.Generator().manual_seed(0)  # a stream of its own
+train, test = random_split(range(100), [80, 20], generator=generator)
+"""),
     )
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
         seeds = [c for c in facts.source.calls if self._seeds(facts, c)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.edits import Finding, ReplaceExpr
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class TypeChecksRule(Rule):
@@ -25,7 +25,6 @@ import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
 plain = net.module if isinstance(net, nn.DataParallel) else net
-inner = net.module if hasattr(net, "module") else net
 """,
             after="""\
 import torch.nn as nn
@@ -33,11 +32,29 @@ import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
 plain = net.module if isinstance(net, ddp.WrappedModel) else net
-inner = net.module if hasattr(net, "module") else net
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.DataParallel(nn.Linear(4, 2))
+assert isinstance(net, nn.Module)
+plain = net.module if hasattr(net, "module") else net
+"""),
+        Example("""\
+import torch
+import torch.nn as nn
+
+net = torch.load("net.pt", weights_only=False)
+if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other class comes here
+    net = net.module
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        if not facts.parallel:
+            return  # what such a script loads is a plain `DataParallel`
         for reference in facts.wraps.type_checks:
             yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

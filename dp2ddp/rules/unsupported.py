@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dp2ddp import wrapcalls
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.replicas import Copy
-from dp2ddp.edits import Finding, InsertBefore, Note
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.analysis.wraps.replicas import Copy
+from dp2ddp.project import wrapcalls
+from dp2ddp.rewrite.edits import Finding, InsertBefore, Note
+from dp2ddp.rules.base import Decisions, Example, Rule
 
 
 class UnsupportedRule(Rule):
@@ -16,6 +16,7 @@ class UnsupportedRule(Rule):
 
     id = "DDP016"
     title = "Leave what can't be converted, and say so"
+    explains = True
     why = (
         "Half a conversion trains something else. Where one use of DataParallel has no safe counterpart, nothing in "
         "the script is changed, and a note says what to do."
@@ -24,15 +25,6 @@ class UnsupportedRule(Rule):
     examples = (
         Example(
             before="""\
-import torch.nn as nn
-
-class Own(nn.DataParallel):
-    def scatter(self, inputs, kwargs, device_ids):
-        return super().scatter(inputs, kwargs, device_ids[1:])
-
-net = Own(nn.Linear(4, 2))
-""",
-            after="""\
 import torch.nn as nn
 
 class Own(nn.DataParallel):
@@ -87,8 +79,21 @@ net = wrap(nn.Linear(4, 2), [4, 4])
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+class Own(nn.DataParallel):  # used by nobody here
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[1:])
+
+net = nn.DataParallel(nn.Linear(4, 2))
+picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's `gather`
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for blocker in facts.blockers:
             what = f"{blocker.why}; nothing was converted"
             yield Note(self.id, facts.source.span(blocker.node), what, blocker.todo)

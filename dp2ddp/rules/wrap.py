@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.wraps import Wrap
-from dp2ddp.edits import Finding, Note, RemoveStatement, ReplaceExpr, Span
-from dp2ddp.rules.base import Example, Options, Rule
+from dp2ddp.analysis.wraps.wraps import Wrap
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
+from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.spans import Span
 
 _REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
 
@@ -46,7 +47,6 @@ import torch.nn as nn
 
 net = nn.Linear(4, 2)
 if torch.cuda.device_count() > 1:
-    print("Let's use", torch.cuda.device_count(), "GPUs!")
     net = nn.DataParallel(net)
 net.to("cuda")
 """,
@@ -57,7 +57,6 @@ import dp2ddp_runtime as ddp
 
 net = nn.Linear(4, 2)
 if torch.cuda.device_count() > 1:
-    print("Let's use", torch.cuda.device_count(), "GPUs!")
     net = ddp.wrap_model(net)
 net.to("cuda")
 """,
@@ -160,31 +159,48 @@ net = wrappers["open"](nn.Linear(4, 2))
 """,
         ),
     )
+    valid = (
+        Example("""\
+import torch
+import torch.nn as nn
 
-    def edits(self, facts: Facts, options: Options) -> Iterator[Finding]:
+net = nn.Linear(4, 2)
+out = nn.parallel.data_parallel(net, torch.ones(8, 4))  # wraps nothing: DDP017
+optimizer = nn.DataParallel(torch.optim.SGD(net.parameters(), lr=0.1))  # no model: DDP003
+"""),
+        Example("""\
+import torch.nn as nn
+from torch_geometric.nn import DataParallel
+
+# Another contract: it takes lists of graphs. DDP016 says so.
+net = DataParallel(nn.Linear(4, 2))
+"""),
+    )
+
+    def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for wrap in facts.wraps.models:
-            yield self._in_place(facts, wrap)
+            yield self._in_place(facts, wrap, decisions)
         for value in facts.wraps.values:
-            if facts.wrap_keywords:
+            if decisions.wrap_keywords:
                 yield Note(
                     self.id,
                     facts.source.span(value),
-                    f"`DataParallel` is handed on here, and takes no {', '.join(facts.wrap_keywords)}",
+                    f"`DataParallel` is handed on here, and takes no {', '.join(decisions.wrap_keywords)}",
                     "wrap the model by a plain call of `nn.DataParallel`, then convert again",
                 )
             yield ReplaceExpr(self.id, facts.source.span(value), "takes `DataParallel`'s arguments", "ddp.WrappedModel")
         yield from self._unused_imports(facts)
 
-    def _in_place(self, facts: Facts, wrap: Wrap) -> Finding:
+    def _in_place(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> Finding:
         assert wrap.model is not None
         span = facts.source.span
-        template, holes = self._call(facts, wrap)
+        template, holes = self._call(facts, wrap, decisions)
         return ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
 
-    def _call(self, facts: Facts, wrap: Wrap) -> tuple[str, dict[str, Span]]:
+    def _call(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> tuple[str, dict[str, Span]]:
         assert wrap.model is not None
         holes = {"model": facts.source.span(wrap.model)}
-        keywords = dict(facts.wrap_keywords)
+        keywords = dict(decisions.wrap_keywords)
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"
@@ -197,7 +213,7 @@ net = wrappers["open"](nn.Linear(4, 2))
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:
         """`from torch.nn import DataParallel` has no use once every wrap is converted."""
         converted = {w.call.func for w in facts.wraps.models} | {c.func for c in facts.wraps.optimizers}
-        converted.update(facts.wraps.values, facts.wraps.type_checks)
+        converted.update(facts.wraps.values, facts.wraps.type_checks if facts.parallel else ())
         for node in facts.source.nodes:
             if not (isinstance(node, ast.ImportFrom) and len(node.names) == 1 and node.names[0].name == "DataParallel"):
                 continue

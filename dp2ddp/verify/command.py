@@ -9,94 +9,26 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from dp2ddp.errors import BadInput
+from dp2ddp.verify.compare import repeats
+from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.run import runs, scratch, sides
+from dp2ddp.verify.run.runs import Options, Run
+from dp2ddp.verify.verdict import REPEATS, Failure, Request, Verdict
 
-from . import repeats, runs, scratch, sides
-from .causes import Finding, explain
-from .compare import TOLERANCE, Comparison, compare
-from .repeats import Repeats
-from .runs import Options, Run
-from .synthetic import MadeUp
-
-AGREE, DIFFER, FAILED = 0, 1, 2
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
-REPEATS = 3
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
 _RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to verify.
-
-    Args:
-        script: the original.
-        arguments: the script's own.
-        converted: the converted script; None: convert the original.
-        options: how both run. `float64` is chosen here.
-        tolerance: the largest relative difference that counts as agreement.
-        repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
-        folder: where to run; None: a temporary folder that is gone afterwards.
-        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
-    """
-
-    script: Path
-    arguments: Sequence[str] = ()
-    converted: Path | None = None
-    options: Options = field(default_factory=Options)
-    tolerance: float = TOLERANCE
-    repeats: int | None = None
-    folder: Path | None = None
-    allow_ddp: bool = False
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A side that could not run, and what it wrote to standard error."""
-
-    side: str
-    reason: str
-    stderr: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came out.
-
-    Args:
-        options: how both sides ran in the end.
-        comparison: None where a side could not run.
-        findings: in what they differ, the root of it first.
-        notes: what a reader has to know about how they were compared.
-        failure: the side that could not run.
-        repeats: final numbers over several seeds, where the sides draw differently.
-    """
-
-    options: Options
-    comparison: Comparison | None = None
-    findings: Sequence[Finding] = ()
-    notes: Sequence[str] = ()
-    failure: Failure | None = None
-    repeats: Repeats | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """0 agree, 1 differ, 2 could not run."""
-        if self.failure is not None:
-            return FAILED
-        return DIFFER if self.findings else AGREE
-
-    @property
-    def synthetic(self) -> Sequence[MadeUp]:
-        """The data sets whose samples were made up."""
-        return self.comparison.recordings[0].synthetic if self.comparison else ()
 
 
 class _CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this program

@@ -6,8 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-
-from .compare import Comparison
+from dp2ddp.verify.compare.compare import Comparison
 
 FORMATS = (".png", ".svg", ".pdf")
 

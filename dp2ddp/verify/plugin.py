@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
-from . import COUNT
+from dp2ddp.verify import COUNT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dp2ddp.verify.command import Verdict
-    from dp2ddp.verify.recording import Recording
-    from dp2ddp.verify.runs import Run
+    from dp2ddp.verify.run.recording import Recording
+    from dp2ddp.verify.run.runs import Run
+    from dp2ddp.verify.verdict import Verdict
 
 ACCURACY = r"acc[^0-9]*([0-9.]+)"
 
@@ -46,7 +46,7 @@ class Side:
     @cached_property
     def numbers(self) -> list[float]:
         """All numbers that the script printed."""
-        from dp2ddp.verify import printed
+        from dp2ddp.verify.compare import printed
 
         return printed.numbers(self.output)
 
@@ -113,7 +113,7 @@ class Compared:
     def _beyond(self, rtol: float) -> Sequence[Any]:
         from dataclasses import replace
 
-        from dp2ddp.verify.causes import explain
+        from dp2ddp.verify.compare.causes import explain
 
         assert self.verdict.comparison is not None
         found = explain(replace(self.verdict.comparison, tolerance=rtol))
@@ -149,10 +149,12 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
         synthetic_data: bool | int = False,
     ) -> Compared:
         __tracebackhide__ = True
-        from dp2ddp.verify import command, runs
+        from dp2ddp.verify.command import verifying
+        from dp2ddp.verify.run import runs
+        from dp2ddp.verify.verdict import Request
 
         samples = COUNT if synthetic_data is True else synthetic_data or None
-        request = command.Request(
+        request = Request(
             Path(script),
             [str(argument) for argument in args],
             None if converted is None else Path(converted),
@@ -160,7 +162,7 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
             tolerance,
             repeats,
         )
-        verdict = stack.enter_context(command.verifying(request))
+        verdict = stack.enter_context(verifying(request))
         if verdict.failure is not None:
             failure = verdict.failure
             pytest.fail(f"{failure.stderr}\nthe {failure.side} script could not run: {failure.reason}", pytrace=False)

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .command import AGREE, Verdict
-from .compare import Comparison, StepDifference
-from .repeats import Repeats
+from dp2ddp.verify.compare.compare import Comparison, StepDifference
+from dp2ddp.verify.compare.repeats import Repeats
+from dp2ddp.verify.verdict import AGREE, Verdict
 
 _SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines

@@ -1,14 +1,14 @@
-"""Gradients on their way over the ranks: in buckets, each of which travels in one all-reduce."""
+"""Gradients on their way over the ranks: in buckets, each of which travels in one all-reduce, and sparse ones."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from . import collectives, world
+from . import world
+from .collectives import all_gather, bytes_of, gather_rows
 
 _FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
 _BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
@@ -42,13 +42,12 @@ class Bucket:
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         self.params = params
-        self._grads: list[torch.Tensor | None] = []  # this rank's, as they are sent; None where it has none
-        self._versions: list[int] = []
+        self._sent: list[tuple[torch.Tensor, torch.Tensor]] = []  # views, and this rank's gradients
         self._work: Any = None
-        ends = [0, *itertools.accumulate(param.numel() * (1 + param.is_complex()) for param in params)]
-        self._flat = torch.zeros(ends[-1] + len(params), dtype=_carried_as(params[0]), device=params[0].device)
-        self._views = [_view(self._flat[start:end], param) for start, end, param in zip(ends, ends[1:], params)]
-        self._flags = self._flat[ends[-1] :]
+        sizes = [param.numel() * (1 + param.is_complex()) for param in params]
+        self._flat = torch.zeros(sum(sizes) + len(params), dtype=_carried_as(params[0]), device=params[0].device)
+        *parts, self._flags = torch.split(self._flat, [*sizes, len(params)])
+        self._views = [_view(part, param) for part, param in zip(parts, params)]
 
     def complete(self) -> bool:
         """Whether every parameter has a gradient."""
@@ -56,51 +55,50 @@ class Bucket:
 
     def launch(self, group: Any) -> None:
         """Start the all-reduce of what there is, with zeros where this rank has no gradient."""
-        self._grads = [param.grad for param in self.params]
-        self._versions = [-1 if grad is None else grad._version for grad in self._grads]
-        if any(grad is not None and grad.layout != torch.strided for grad in self._grads):
+        if self._work is not None:
+            self._work.wait()  # a backward began it and failed
+        grads = [param.grad for param in self.params]
+        self._sent = [(view, grad) for view, grad in zip(self._views, grads) if grad is not None]
+        self._versions = [grad._version for _, grad in self._sent]
+        if any(grad.layout != torch.strided for _, grad in self._sent):
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be averaged over ranks"
             )
-        self._flags.fill_(1)
-        if -1 in self._versions:
-            torch._foreach_zero_(self._views)
-            self._flags.copy_(torch.tensor(self._versions) >= 0)
+        if len(self._sent) < len(grads):
+            self._flat.zero_()
+            self._flags.copy_(torch.tensor([grad is not None for grad in grads]))
+        else:
+            self._flags.fill_(1)
         self._copy(inwards=True)
         self._flat.div_(world.world_size())
-        self._work = collectives.start_sum(self._flat, group)
-
-    def _copy(self, inwards: bool) -> None:
-        pairs = [(view, grad) for view, grad in zip(self._views, self._grads) if grad is not None]
-        if pairs:
-            views, grads = zip(*pairs)
-            torch._foreach_copy_(*((views, grads) if inwards else (grads, views)))
+        self._work = group.allreduce([self._flat])
 
     def check(self) -> None:
-        """Raise if gradients have changed since the launch."""
-        for param, grad, version in zip(self.params, self._grads, self._versions):
-            if param.grad is not grad or (grad is not None and grad._version != version):
+        """Raise if gradients of a bucket that was complete have changed since the launch."""
+        for param, (_, grad), version in zip(self.params, self._sent, self._versions):
+            if param.grad is not grad or grad._version != version:
                 raise RuntimeError(
                     "a parameter got its gradient twice in one backward, the second time inside "
                     "torch.utils.checkpoint: pass use_reentrant=False to it"
                 )
 
-    def wait(self) -> None:
-        """Wait for the all-reduce, if one is under way."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-
     def finish(self) -> None:
         """Put the averages where this rank's gradients were, and a new gradient where only other ranks have one."""
-        self.wait()
-        if -1 in self._versions:  # else the flags aren't looked at, which would wait for the device
-            for index, used in enumerate((self._flags > 0).tolist()):
-                if used and self._grads[index] is None:
-                    self._grads[index] = self.params[index].grad = torch.empty_like(self.params[index])
+        self._work.wait()
+        self._work = None
+        if len(self._sent) < len(self.params):  # else the flags aren't looked at, which would wait for the device
+            for param, view, flag in zip(self.params, self._views, self._flags.tolist()):
+                if flag > 0 and param.grad is None:
+                    param.grad = torch.empty_like(param)
+                    self._sent.append((view, param.grad))
         self._copy(inwards=False)
-        self._grads = []
+        self._sent = []
+
+    def _copy(self, inwards: bool) -> None:
+        if self._sent:
+            views, grads = zip(*self._sent)
+            torch._foreach_copy_(*((views, grads) if inwards else (grads, views)))
 
 
 def _view(part: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
@@ -114,3 +112,30 @@ def _carried_as(param: torch.Tensor) -> torch.dtype:
         return param.detach().real.dtype
     # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
     return torch.float32 if param.dtype in _HALF and param.device.type == "cpu" else param.dtype
+
+
+def average_sparse(grad: torch.Tensor | None, param: torch.Tensor) -> torch.Tensor | None:
+    """The mean of the ranks' sparse gradients, coalesced, and never dense; None if no rank has one. A collective.
+
+    Args:
+        grad: this rank's sparse COO gradient, whose values are rows of the parameter; None if it has none.
+        param: the parameter, for its shape, dtype and device.
+
+    Raises:
+        RuntimeError: the gradient is dense (the parameter is also used elsewhere than in its embedding).
+    """
+    if grad is not None and grad.layout != torch.sparse_coo:
+        raise RuntimeError(
+            f"the weight of a sparse embedding (shape {tuple(param.shape)}) has a dense gradient, because it is also "
+            "used elsewhere: build the embedding with sparse=False"
+        )
+    own = torch.tensor([-1 if grad is None else grad._nnz()])
+    counts = all_gather(bytes_of(own)).view(torch.int64).flatten().tolist()
+    if max(counts) < 0:
+        return None
+    if grad is None:
+        grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), param[:0], param.shape)
+    sizes = [max(0, count) for count in counts]
+    rows = gather_rows(grad._indices(), sizes, 1)
+    values = gather_rows(grad._values() / world.world_size(), sizes, 0)
+    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False).coalesce()

@@ -35,32 +35,30 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def start_sum(tensor: torch.Tensor, group: Any = None) -> Any:
-    """Start adding up a tensor over the ranks, in place, as `dist.all_reduce(async_op=True)`. Returns the `Work`."""
-    return _group(group).allreduce([tensor])
-
-
-def all_gather(row: torch.Tensor, group: Any = None) -> torch.Tensor:
+def all_gather(row: torch.Tensor) -> torch.Tensor:
     """Every rank's row of bytes, one under the other, on the row's device. No collective if there is nothing in it.
 
-    On the CPU they go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose ranks
-    wait for each other's turn.
+    Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
+    ranks wait for each other's turn; but it needs a copy of the row for each rank.
     """
     sent = row.to(carrier(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
         return rows.to(row.device)
-    if sent.device.type == "cpu":
-        _group(group).alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+    if sent.device.type != "cpu":
+        dist.all_gather_into_tensor(rows, sent)
+    elif rows.numel() > _DIRECT:
+        _group().allgather([list(rows.unbind(0))], [sent]).wait()
     else:
-        dist.all_gather_into_tensor(rows, sent, group)
+        _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
     return rows.to(row.device)
 
 
-def _group(group: Any) -> Any:
-    return dist.group.WORLD if group is None else group
+def _group() -> Any:
+    return dist.group.WORLD
 
 
+_DIRECT = 1 << 18  # bytes, of all rows
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
@@ -81,7 +79,7 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor]) -> None:
             member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
             for member in members
         ]
-        dist._broadcast_coalesced(_group(None), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
         for member, came in zip(members, sent):
             if came.data_ptr() != member.data_ptr() and not world.is_main():
                 member.copy_(came.view(member.dtype).view(member.shape))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import fixture_data
 
-from dp2ddp.verify import runs
-from dp2ddp.verify.compare import Comparison, compare
-from dp2ddp.verify.runs import Options, Run
+from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.run import runs
+from dp2ddp.verify.run.runs import Options, Run
 
 Start = Callable[[Path, Sequence[str], Path, Options], runs.Running]
 

@@ -10,8 +10,8 @@ import fixture_data
 import pytest
 from pairs import Pair, Pairs
 
-from dp2ddp.verify.compare import Comparison, StepDifference
-from dp2ddp.verify.runs import Options
+from dp2ddp.verify.compare.compare import Comparison, StepDifference
+from dp2ddp.verify.run.runs import Options
 
 sys.path[:0] = [str(fixture_data.FIXTURES)]
 import demo  # noqa: E402

@@ -12,11 +12,11 @@ import pytest
 import torch
 from pairs import Pair, Pairs, run_plainly
 
-from dp2ddp.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
-from dp2ddp.verify import printed
-from dp2ddp.verify.compare import Comparison
-from dp2ddp.verify.runs import Options
+from dp2ddp.verify.compare import printed
+from dp2ddp.verify.compare.compare import Comparison
+from dp2ddp.verify.run.runs import Options
 
 EXACT_STEPS = 100  # float32 on two ranks stays this close for so long; then rounding grows by itself
 EPOCHS = {"mnist_seeded": 5}  # more than its default, which makes fewer steps

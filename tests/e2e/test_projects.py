@@ -11,9 +11,10 @@ import torch
 from click.testing import CliRunner
 
 from dp2ddp.cli import main
-from dp2ddp.verify.command import Request, verifying
-from dp2ddp.verify.compare import Comparison
-from dp2ddp.verify.runs import Options
+from dp2ddp.verify.command import verifying
+from dp2ddp.verify.compare.compare import Comparison
+from dp2ddp.verify.run.runs import Options
+from dp2ddp.verify.verdict import Request
 
 PROJECT = fixture_data.FIXTURES / "mnist_project"
 GOLDEN = fixture_data.FIXTURES / "mnist_project_ddp"

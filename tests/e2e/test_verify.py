@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from dp2ddp.verify import printed, saved
-from dp2ddp.verify.compare import compare
-from dp2ddp.verify.recording import is_union
-from dp2ddp.verify.runs import Options, Run, start_converted, start_original
+from dp2ddp.verify.compare import printed, saved
+from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.run.recording import is_union
+from dp2ddp.verify.run.runs import Options, Run, start_converted, start_original
 
 SCRIPT = """
 import sys

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dp2ddp_runtime import world
 
-from dp2ddp.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """\

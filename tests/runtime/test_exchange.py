@@ -138,6 +138,33 @@ def test_rows_of_any_sizes_are_gathered(ranks: RankPool, sizes: list[int], dim: 
     assert ranks(3, rows_gathered, sizes, dim) == [True] * 3
 
 
+def collectives_of(sizes: list[int]) -> list[str]:
+    """The calls by which rows of these sizes are gathered."""
+    called: list[str] = []
+    group = collectives._group()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            called.append(name)
+            return getattr(group, name)
+
+    collectives._group = Watched
+    try:
+        for size in sizes:
+            rows = collectives.all_gather(torch.full((size,), world.rank(), dtype=torch.uint8))
+            assert rows.shape == (world.world_size(), size)
+            assert [row.unique().item() for row in rows] == list(range(world.world_size()))
+    finally:
+        collectives._group = lambda: group
+    return called
+
+
+def test_large_rows_are_not_copied_for_each_rank(ranks: RankPool) -> None:
+    """256 kB in all go straight from rank to rank, which needs the row once for each."""
+    for called in ranks(2, collectives_of, [1 << 17, (1 << 17) + 1]):
+        assert called == ["alltoall_base", "allgather"]
+
+
 PLAIN: list[Any] = [
     None,
     True,

@@ -9,7 +9,7 @@ import torch
 from rank_pool import RankPool
 from torch import nn
 
-from dp2ddp.oracle import EmulatedDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 
 def _steps(module: nn.Module, call) -> list[torch.Tensor]:

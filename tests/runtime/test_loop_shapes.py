@@ -15,7 +15,7 @@ from rank_pool import RankPool
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from dp2ddp.oracle import EmulatedDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 Make = Callable[..., Any]
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from dp2ddp.oracle import EmulatedDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 _results: dict[int, list[dict[str, Tensors]]] = {}
 

@@ -11,7 +11,7 @@ import torch
 from dp2ddp_runtime import rng
 from torch import nn
 
-from dp2ddp.oracle import EmulatedDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 Pair = namedtuple("Pair", "left right")
 

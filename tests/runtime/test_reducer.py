@@ -462,6 +462,29 @@ def test_hooks_of_the_script_outlive_the_reducer(ranks: RankPool) -> None:
     ranks(2, hooks_of_a_closed_reducer)
 
 
+def hooks_that_come_after_forward() -> None:
+    """And that are there again after a backward that failed."""
+    (a,) = params(2)
+    reducer = reducers.Reducer([a])
+    seen: list[Any] = []
+    for fails in (False, True, False):
+        a.grad = None
+        reducer.refresh([a])
+        out = (a * (world.rank() + 1)).sum()
+        reducer.watch([out])
+        if not seen:
+            a.register_hook(lambda grad: seen.append(grad.tolist()))
+        with pytest.raises(ArithmeticError) if fails else contextlib.nullcontext():
+            Breaks.broken = fails
+            (out + _Break.apply(a).sum() * 0).backward()
+    assert seen == [[1.5] * 2] * 2
+    reducer.close()
+
+
+def test_hooks_registered_between_forward_and_backward_see_the_average(ranks: RankPool) -> None:
+    ranks(2, hooks_that_come_after_forward)
+
+
 def shared_with_a_model_that_comes_later() -> None:
     shared, own = params(2, 2)
     one, other = reducers.Reducer([shared]), reducers.Reducer([shared, own])

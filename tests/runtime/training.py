@@ -9,7 +9,7 @@ from dp2ddp_runtime import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from dp2ddp.oracle import EmulatedDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 Parameters = list[torch.Tensor]
 

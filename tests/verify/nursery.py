@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import IO, Any
 from unittest import mock
 
-from dp2ddp.verify import runs
+from dp2ddp.verify.run import runs
 
 _PARENT = """
 import json, os, sys
 import torch, torch._dynamo, torch.distributed, torch.nn.parallel
 import torchvision.datasets, torchvision.transforms, torchvision.utils
-from dp2ddp.verify import record
+from dp2ddp.verify.run import record
 
 def run(told):
     os.environ.clear()

@@ -13,7 +13,7 @@ import tiny
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
-from dp2ddp.verify import scratch
+from dp2ddp.verify.run import scratch
 
 # Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dp2ddp.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
-from dp2ddp.verify import runs
-from dp2ddp.verify.compare import Comparison, compare
+from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.run import runs
 
 SCRIPT = """
 import warnings

@@ -10,8 +10,8 @@ from pathlib import Path
 import fixture_data
 import pytest
 
-from dp2ddp.verify import runs
-from dp2ddp.verify.compare import compare
+from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.run import runs
 
 #: Arguments with which each makes a dozen steps or more on `few_digits`.
 ARGUMENTS = {

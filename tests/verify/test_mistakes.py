@@ -9,8 +9,8 @@ import pytest
 import tiny
 from tiny import edited
 
-from dp2ddp.verify.causes import explain
-from dp2ddp.verify.compare import StepDifference
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.compare import StepDifference
 
 EPOCH = "    ddp.set_epoch(loader, epoch)\n"
 

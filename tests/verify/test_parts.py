@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dp2ddp.verify import printed, repeats, runs, saved, scratch, stamps
-from dp2ddp.verify.compare import compare
+from dp2ddp.verify.compare import printed, repeats, saved, stamps
+from dp2ddp.verify.compare.compare import compare
+from dp2ddp.verify.run import runs, scratch
 
 OVERWRITES = """
 import torch

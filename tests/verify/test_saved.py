@@ -10,7 +10,8 @@ import torch
 from nursery import Nursery
 from torch import nn
 
-from dp2ddp.verify import runs, saved, unpickle
+from dp2ddp.verify.compare import saved, unpickle
+from dp2ddp.verify.run import runs
 
 SCRIPT = """
 import os

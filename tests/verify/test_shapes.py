@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp2ddp.cli import main
-from dp2ddp.verify import runs
+from dp2ddp.verify.run import runs
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 

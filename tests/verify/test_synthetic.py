@@ -19,8 +19,10 @@ import torch
 from click.testing import CliRunner
 
 from dp2ddp.cli import main
-from dp2ddp.verify import COUNT, runs, samples, synthetic
-from dp2ddp.verify.synthetic import MadeUp, Maker
+from dp2ddp.verify import COUNT
+from dp2ddp.verify.emulate import samples, synthetic
+from dp2ddp.verify.emulate.synthetic import MadeUp, Maker
+from dp2ddp.verify.run import runs
 
 CIFAR = """
 import torch

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dp2ddp.verify import terminal
+from dp2ddp.verify.run import terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
 

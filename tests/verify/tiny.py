@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dp2ddp.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
-from dp2ddp.verify import runs, scratch
-from dp2ddp.verify.causes import Finding, explain
-from dp2ddp.verify.compare import Comparison, compare
+from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.compare import Comparison, compare
+from dp2ddp.verify.run import runs, scratch
 
 ORIGINAL = """
 import time

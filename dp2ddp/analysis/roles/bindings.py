@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from dp2ddp.analysis.roles.kinds import NONE, Role, merge
-from dp2ddp.analysis.source import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, Source
 
 
 class Bindings:

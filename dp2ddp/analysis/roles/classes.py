@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Callable
 
-from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.roles.kinds import Class, Function, Instance, Module, Role
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.names import Names
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 
 class Classes:

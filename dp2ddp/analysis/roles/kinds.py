@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Union
 
-from dp2ddp.analysis.source import FunctionNode
+from dp2ddp.source.program import FunctionNode
 
 
 @dataclass(frozen=True)

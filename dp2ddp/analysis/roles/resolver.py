@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from dp2ddp.analysis.names import Names
 from dp2ddp.analysis.roles.classes import is_static
 from dp2ddp.analysis.roles.kinds import Class, Function, Group, Instance, Module, Role, Table, Wrapped
 from dp2ddp.analysis.roles.values import Values
-from dp2ddp.analysis.source import FUNCTIONS, FunctionNode, Source, same
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import same
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
 
 # Nodes over which roles move.
 _FLOWING = (

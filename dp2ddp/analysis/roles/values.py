@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from dp2ddp.analysis.names import Names, Own, OwnModule
 from dp2ddp.analysis.roles.bindings import Bindings
 from dp2ddp.analysis.roles.classes import Classes, is_property, is_static
 from dp2ddp.analysis.roles.kinds import (
@@ -24,7 +23,8 @@ from dp2ddp.analysis.roles.kinds import (
     Wrapper,
 )
 from dp2ddp.analysis.roles.libraries import SAME_OBJECT, library_call
-from dp2ddp.analysis.source import FunctionNode, Source
+from dp2ddp.source.names import Names, Own, OwnModule
+from dp2ddp.source.program import FunctionNode, Source
 
 _LONGEST = 20  # elements of a tuple or list that are told apart
 

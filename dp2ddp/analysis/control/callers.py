@@ -1,0 +1,63 @@
+"""Who calls a function, and which functions come to given places, directly or not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterable
+from functools import cached_property
+
+from dp2ddp.analysis.roles import Resolver
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+
+class Callers:
+    """The program's own calls, backwards."""
+
+    def __init__(self, source: Source, resolver: Resolver) -> None:
+        self.source = source
+        self.resolver = resolver
+
+    def of(self, function: ast.AST) -> list[ast.Call]:
+        """The calls that can reach a function or method of the script."""
+        return self._sites.get(function, [])
+
+    @cached_property
+    def _sites(self) -> dict[ast.AST, list[ast.Call]]:
+        found: dict[ast.AST, list[ast.Call]] = {}
+        for call in self.source.calls:
+            for function in dict.fromkeys(f.definition for f in self.resolver.functions_called(call)):
+                found.setdefault(function, []).append(call)
+        return found
+
+    def coming_to(self, nodes: Iterable[ast.AST]) -> set[FunctionNode]:
+        """The functions in which some of `nodes` stand, and those that call such functions, directly or not."""
+        todo = [f for node in nodes for f in self._around(node)]
+        found: set[FunctionNode] = set()
+        while todo:
+            function = todo.pop()
+            if function not in found:
+                found.add(function)
+                todo += [f for call in self.of(function) for f in self._around(call)]
+        return found
+
+    def _around(self, node: ast.AST) -> list[FunctionNode]:
+        return [above for above in self.source.ancestors(node) if isinstance(above, FUNCTIONS)]
+
+
+class NeedingAll:
+    """What takes all ranks: wraps, calls of wrapped models, loops over loaders, and whatever comes to them."""
+
+    def __init__(self, callers: Callers, nodes: Collection[ast.AST]) -> None:
+        self.nodes = nodes
+        self._callers = callers
+        self._functions = callers.coming_to(nodes)
+
+    def inside(self, *roots: ast.AST) -> bool:
+        """Whether something in `roots`, or in what they call, takes all ranks."""
+        return any(self._is_one(node) for root in roots for node in ast.walk(root))
+
+    def _is_one(self, node: ast.AST) -> bool:
+        if node in self.nodes:
+            return True
+        called = self._callers.resolver.functions_called(node) if isinstance(node, ast.Call) else []
+        return any(function.definition in self._functions for function in called)

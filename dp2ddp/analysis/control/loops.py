@@ -1,0 +1,277 @@
+"""The loops of a script: which go over a loader's batches, and what they reach."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from dp2ddp.analysis.roles import (
+    DRAWING,
+    PROGRESS_BARS,
+    Class,
+    Function,
+    Group,
+    Loader,
+    LoaderIterator,
+    Module,
+    Resolver,
+    Role,
+    Table,
+    Wrapped,
+)
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+# Calls that draw as soon as they are made.
+_EXHAUSTING = frozenset(
+    "builtins.next builtins.list builtins.tuple builtins.set builtins.sorted builtins.sum builtins.max builtins.min "
+    "builtins.any builtins.all builtins.dict".split()
+)
+
+
+@dataclass(frozen=True)
+class DataLoop:
+    """`for ... in loader:`, the loader bare, enumerated or under a progress bar.
+
+    Attributes:
+        node: the `for` statement.
+        loader: the expression that names the loader, None where nothing in scope does.
+        sites: the `DataLoader(...)` calls that it can be.
+        batch: the target that takes the batch.
+    """
+
+    node: ast.For
+    loader: ast.expr | None
+    sites: frozenset[ast.Call]
+    batch: ast.expr
+
+
+class Loops:
+    """Finds the loops and answers what their bodies do, calls into the script's own functions included."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self._walked: dict[FunctionNode, list[ast.AST]] = {}
+        self.data_loops: list[DataLoop] = []
+        self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
+        self.given_away: list[ast.Call] = []  # calls of what isn't known with a loader
+        self._find()
+
+    def _find(self) -> None:
+        regular: set[ast.AST] = set()
+        for node in self.source.nodes:
+            if isinstance(node, ast.For):
+                loop = self._data_loop(node)
+                if loop is not None:
+                    self.data_loops.append(loop)
+                    regular.add(node)
+        self.data_loops.sort(key=lambda loop: (loop.node.lineno, loop.node.col_offset))
+        loops = (n for n in self.source.nodes if isinstance(n, (ast.comprehension, ast.For)) and n not in regular)
+        self.irregular += [n.iter for n in loops if self._draws(n.iter)]
+        self.irregular += [loop.node.iter for loop in self.data_loops if _hands_out(loop.node)]
+        self.irregular += [n.value for n in self.source.nodes if isinstance(n, ast.YieldFrom) and self._draws(n.value)]
+        self.irregular += [c for c in self.source.calls if self._is_next(c)]
+        self.given_away = [c for c in self.source.calls if self._gives_away(c)]
+
+    def _is_next(self, call: ast.Call) -> bool:
+        """Whether a call draws batches itself: `next(iterator)`, `iterator.next()`, `list(loader)`."""
+        if self.names.qualified(call.func) in _EXHAUSTING:
+            return any(self.resolver.holds(a, Loader, LoaderIterator) for a in call.args)
+        draws = isinstance(call.func, ast.Attribute) and call.func.attr in ("next", "__next__", "__iter__")
+        return draws and self.resolver.holds(call.func.value, Loader, LoaderIterator)  # type: ignore[attr-defined]
+
+    def _gives_away(self, call: ast.Call) -> bool:
+        """Whether a call gives a loader to what isn't known, and may draw from it."""
+        path = self.names.qualified(call.func) or ""
+        if path.startswith("builtins.") or path in PROGRESS_BARS or path in DRAWING:
+            return False
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
+            return False
+        known = self.resolver.holds(call.func, Function, Class)
+        given = [*call.args, *(k.value for k in call.keywords)]
+        return not known and any(self.sites_in(_unstarred(value)) for value in given)
+
+    def sites_in(self, node: ast.AST) -> set[ast.Call]:
+        """The `DataLoader(...)` calls whose loaders an expression can hold, in lists and dictionaries, too."""
+        return set(_sites(self.resolver.roles(node)))
+
+    def _draws(self, node: ast.expr) -> bool:
+        return any(
+            isinstance(n, ast.expr) and self.resolver.holds(n, Loader, LoaderIterator) for n in ast.walk(node)
+        ) and not (isinstance(node, ast.Call) and self.names.qualified(node.func) in ("builtins.range", "builtins.len"))
+
+    def _data_loop(self, node: ast.For) -> DataLoop | None:
+        loader, batch = self._iterated(node)
+        sites = frozenset(r.site for r in self.resolver.roles(loader) if isinstance(r, Loader))
+        return DataLoop(node, self._named(loader, node), sites, batch) if sites else None
+
+    def _iterated(self, node: ast.For) -> tuple[ast.expr, ast.expr]:
+        """What a `for` iterates over and binds, without `enumerate` and progress bars: `tqdm(enumerate(loader))`."""
+        iterated, target = node.iter, node.target
+        while isinstance(iterated, ast.Call) and iterated.args:
+            path = self.names.qualified(iterated.func)
+            if path == "builtins.enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                target = target.elts[1]
+            elif path not in PROGRESS_BARS:
+                break
+            iterated = iterated.args[0]
+        return iterated, target
+
+    def _named(self, loader: ast.expr, loop: ast.For) -> ast.expr | None:
+        """The expression that names the loader itself: `pbar = tqdm(loader)` iterated as `pbar` names `loader`."""
+        if not is_path(loader):
+            return None
+        if isinstance(loader, ast.Name):
+            bars = [v for v in self._values(loader.id, loop) if self._is_bar(v)]
+            if bars:
+                inside = bars[-1].args[0]  # type: ignore[attr-defined]
+                itself = isinstance(inside, ast.Name) and inside.id == loader.id
+                return inside if len(bars) == 1 and is_path(inside) and not itself else None
+        return loader
+
+    def _values(self, name: str, near: ast.AST) -> list[ast.expr]:
+        """What a name is bound to in the scope of `near`, by assignment or `with ... as`."""
+        return self._assigned.get((self.source.scope(near), name), [])
+
+    @cached_property
+    def _assigned(self) -> dict[tuple[ast.AST, str], list[ast.expr]]:
+        found: dict[tuple[ast.AST, str], list[ast.expr]] = {}
+        for node in self.source.nodes:
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                targets, value = [node.optional_vars], node.context_expr
+            else:
+                continue
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault((self.source.scope(node), target.id), []).append(value)
+        return found
+
+    def _is_bar(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and bool(node.args) and self.names.qualified(node.func) in PROGRESS_BARS
+
+    # -- what a loop reaches ---------------------------------------------------------------------------------------
+
+    def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
+        """Every node of `roots` and of the script's functions that they call, directly or not."""
+        seen: set[ast.AST] = set()
+        todo = list(roots)
+        while todo:
+            root = todo.pop()
+            if root in seen:
+                continue
+            seen.add(root)
+            for node in self._inside(root):
+                yield node
+                if isinstance(node, ast.Call):
+                    todo.extend(f.definition for f in self.resolver.functions_called(node))
+
+    def _inside(self, root: ast.AST) -> Iterable[ast.AST]:
+        """A node and all in it; functions are kept, as many questions come by them."""
+        if not isinstance(root, FUNCTIONS):
+            return ast.walk(root)
+        if root not in self._walked:
+            self._walked[root] = list(ast.walk(root))
+        return self._walked[root]
+
+    def uses_model(self, loop: DataLoop) -> bool:
+        """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
+        return any(
+            self.resolver.holds(_called(n), Wrapped, Module) and not self._is_training_switch(n)
+            for n in self.reached(*loop.node.body)
+            if isinstance(n, ast.Call)
+        )
+
+    def foreign(self) -> list[ast.expr]:
+        """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
+        known = {loop.node for loop in self.data_loops}
+        loops = [n for n in self.source.nodes if isinstance(n, ast.For) and n not in known]
+        found: list[ast.expr] = []
+        for node in loops:
+            batch = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+            iterated, _ = self._iterated(node)
+            if not is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
+                continue
+            if isinstance(iterated, ast.Name) and any(self.is_count(v) for v in self._values(iterated.id, node)):
+                continue
+            body = list(self.reached(*node.body))
+            inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
+            if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
+                found.append(iterated)
+        return in_order(found)
+
+    def _is_step(self, body: list[ast.stmt]) -> bool:
+        """Whether statements run a model and a backward pass."""
+        calls = [n for n in self.reached(*body) if isinstance(n, ast.Call)]
+        backward = any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
+        return backward and any(self.resolver.holds(c.func, Wrapped, Module) for c in calls)
+
+    def _is_training_switch(self, call: ast.Call) -> bool:
+        return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "eval")
+
+    def trains(self, loop: DataLoop) -> bool:
+        """Whether the loop's body runs a backward pass."""
+        return any(
+            isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "backward"
+            for n in self.reached(*loop.node.body)
+        )
+
+    def is_count(self, node: ast.expr) -> bool:
+        """Whether an expression is `range(...)` or `trange(...)`, perhaps under a progress bar."""
+        while isinstance(node, ast.Call) and node.args:
+            path = self.names.qualified(node.func) or ""
+            if path == "builtins.range" or path.endswith(".trange"):
+                return True
+            if path not in PROGRESS_BARS:
+                return False
+            node = node.args[0]
+        return False
+
+
+def _hands_out(loop: ast.For) -> bool:
+    """Whether the loop is a generator's, and others get its batches."""
+    inner = {n for s in ast.walk(loop) if isinstance(s, (*FUNCTIONS, ast.Lambda)) for n in ast.walk(s)}
+    return any(isinstance(n, (ast.Yield, ast.YieldFrom)) and n not in inner for n in ast.walk(loop))
+
+
+def _sites(roles: frozenset[Role]) -> Iterator[ast.Call]:
+    for role in roles:
+        if isinstance(role, (Loader, LoaderIterator)):
+            yield role.site
+        elif isinstance(role, Group):
+            yield from (site for element in role.elements for site in _sites(element))
+        elif isinstance(role, Table):
+            yield from _sites(role.values)
+
+
+def _called(call: ast.Call) -> ast.expr:
+    """What a call runs: `net` in `net(x)` and in `net.forward(x)`."""
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
+
+
+def _unstarred(node: ast.expr) -> ast.expr:
+    return node.value if isinstance(node, ast.Starred) else node
+
+
+def is_path(node: ast.expr) -> bool:
+    """Whether an expression names something: `self.train_loader`, `loaders["train"]`, `loaders[phase]`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Constant, ast.Name)):
+            return False
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def local_names(root: ast.Module | FunctionNode) -> set[str]:
+    """The names that a function binds itself."""
+    if isinstance(root, ast.Module):
+        return set()
+    shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared

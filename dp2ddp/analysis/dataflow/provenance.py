@@ -1,0 +1,127 @@
+"""Where a value comes from: followed back through names, attributes, parameters and returns, only as far as asked."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Hashable, Iterator
+from functools import cached_property
+
+from dp2ddp.analysis.roles import Instance, Module, Resolver, defaults
+from dp2ddp.source.names import Names, Own
+from dp2ddp.source.program import FUNCTIONS, Source
+
+
+class Provenance:
+    """Finds the expressions that an expression's value can be."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self._found: dict[ast.expr, frozenset[ast.expr]] = {}
+
+    def of(self, node: ast.expr) -> frozenset[ast.expr]:
+        """What `node` can be: expressions that are no names of others. A name of which nothing is known is itself."""
+        if node not in self._found:
+            self._found[node] = frozenset(self._follow(node, set()))
+        return self._found[node]
+
+    def elements_of(self, name: ast.expr) -> list[ast.expr]:
+        """What `name` is an element of, where a loop binds it."""
+        return [each for key in self.keys(name) for each in self.bound[1].get(key, ())]
+
+    def _follow(self, node: ast.expr, seen: set[Hashable]) -> set[ast.expr]:
+        inner: list[ast.expr] | None = None
+        if isinstance(node, ast.IfExp):
+            inner = [node.body, node.orelse]
+        elif isinstance(node, ast.BoolOp):
+            inner = node.values
+        elif isinstance(node, ast.NamedExpr):
+            inner = [node.value]
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            return self._of_name(node, seen)
+        elif isinstance(node, ast.Call):
+            called = self.resolver.functions_called(node)
+            inner = [v for f in called if f.definition.name != "__init__" for v in self._new(f.definition, seen)]
+        return set().union(*(self._follow(each, seen) for each in inner)) if inner else {node}
+
+    def _of_name(self, node: ast.Name | ast.Attribute, seen: set[Hashable]) -> set[ast.expr]:
+        found: set[ast.expr] = set()
+        keys = self.keys(node)
+        for key in keys:
+            for value in self._new(key, seen):
+                found |= self._follow(value, seen)
+        known = found or any(key in seen for key in keys)
+        return found if known and not any(key in self.bound[1] for key in keys) else found | {node}
+
+    def _new(self, key: Hashable, seen: set[Hashable]) -> list[ast.expr]:
+        """The values of a key that was not followed yet."""
+        if key in seen or key not in self.bound[0]:
+            return []
+        seen.add(key)
+        return self.bound[0][key]
+
+    def keys(self, node: ast.expr) -> list[Hashable]:
+        """Under what a name or an attribute is bound. Attributes of what isn't known go by their names."""
+        if isinstance(node, ast.Name):
+            target = self.names.target(node)
+            if isinstance(target, Own):
+                return [(target.module, target.name)]
+            scope: ast.AST = self.source.scope(node)
+            while (scope, node.id) not in self._named and not isinstance(scope, ast.Module):
+                scope = self.source.scope(scope)
+            return [(scope, node.id)]
+        if isinstance(node, ast.Attribute):
+            roles = self.resolver.roles(node.value)
+            owners = [r.definition for r in roles if isinstance(r, (Instance, Module)) and r.definition is not None]
+            lineages = [one for owner in owners for one in self.resolver.classes.lineage(owner)]
+            return [(owner, node.attr) for owner in lineages] if lineages else [("an attribute", node.attr)]
+        return []
+
+    @cached_property
+    def _named(self) -> set[tuple[ast.AST, str]]:
+        """The names that are bound in each scope."""
+        stored = (n for n in self.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        found = {(self.source.scope(n), n.id) for n in stored}
+        arguments = (n for n in self.source.nodes if isinstance(n, ast.arg))
+        return {*found, *((self.source.scope(n), n.arg) for n in arguments)}
+
+    @cached_property
+    def bound(self) -> tuple[dict[Hashable, list[ast.expr]], dict[Hashable, list[ast.expr]]]:
+        """What each name, attribute and return can be; and what each is an element of."""
+        values: dict[Hashable, list[ast.expr]] = {}
+        elements: dict[Hashable, list[ast.expr]] = {}
+        for node in self.source.nodes:
+            if isinstance(node, (ast.For, ast.comprehension)):
+                self._bind(node.target, node.iter, elements)
+            elif isinstance(node, ast.AugAssign):  # it is something else then
+                self._bind(node.target, node.value, elements)
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._bind(target, node.value, values)
+            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+                self._bind(node.optional_vars, node.context_expr, values)
+            elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+                self._bind(node.target, node.value, values)
+            else:
+                for key, value in self._handed_over(node):
+                    values.setdefault(key, []).append(value)
+        return values, elements
+
+    def _handed_over(self, node: ast.AST) -> Iterator[tuple[Hashable, ast.expr]]:
+        """What a node gives to parameters, or back to callers."""
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield self.source.function(node), node.value
+        elif isinstance(node, ast.Call):
+            yield from (((function, name), value) for function, name, value in self.resolver.arguments(node))
+        elif isinstance(node, FUNCTIONS):
+            yield from (((node, name), value) for name, value in defaults(node.args))
+
+    def _bind(self, target: ast.expr, value: ast.expr, into: dict[Hashable, list[ast.expr]]) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            pairs = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+            for index, one in enumerate(target.elts):
+                self._bind(one, value.elts[index] if pairs else value, into)  # type: ignore[attr-defined]
+            return
+        for key in self.keys(target):
+            into.setdefault(key, []).append(value)

@@ -1,0 +1,219 @@
+"""Distributed training that a script sets up itself, beside DataParallel: on what condition, and on which lines.
+
+The condition need not be exact. Where it is true too often, a run with DataParallel isn't spread over processes, but
+still right; so parts that can't be told from where the processes start may be left out of an `and`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+from dp2ddp.analysis.roles import Function, Resolver
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import in_order, is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.spans import Span
+
+_JOIN = "init_process_group"
+_WRAPPER = "DistributedDataParallel"
+_SAMPLER = "DistributedSampler"
+_ASKS = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
+
+
+class OwnDdp:
+    """A script's own distributed training."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self._said: dict[ast.Module, set[str]] = {}
+
+    def begins(self, modules: Collection[ast.Module]) -> list[ast.Call]:
+        """Where it begins in a program of these modules: a process group is joined, or a model is wrapped for it."""
+        signs = (call for call in self.source.calls if self._name(call) in (_JOIN, _WRAPPER))
+        calls = [c for c in signs if self.source.module(c) in modules and not self._is_left_out(c, modules)]
+        joins = [call for call in calls if self._name(call) == _JOIN]
+        return joins or [call for call in calls if self._name(call) == _WRAPPER]
+
+    @cached_property
+    def present(self) -> bool:
+        """Whether the script can set up distributed training."""
+        return any(self._name(call) in (_JOIN, _WRAPPER) for call in self.source.calls)
+
+    def condition(self, modules: Collection[ast.Module]) -> ast.expr | None:
+        """When a program of these modules does so: a test as it is written where it begins, None if it always does."""
+        tests = [self._reached_if(call, modules, frozenset()) for call in self.begins(modules)]
+        known = [test for test in tests if test is not None]
+        return joined(ast.Or(), known) if len(known) == len(tests) else None
+
+    def _name(self, call: ast.Call) -> str:
+        func = call.func
+        path = self.names.qualified(func) or ""
+        last = path.rsplit(".", 1)[-1]
+        return last or (func.attr if isinstance(func, ast.Attribute) else "")
+
+    def _is_left_out(self, call: ast.Call, modules: Collection[ast.Module]) -> bool:
+        """Whether a call stands in a function of an imported file that nothing in these modules says the name of.
+
+        A file that is started may pick its own functions without naming them; so may a decorator, and Python itself.
+        """
+        function = self.source.function(call)
+        if function is None or function.decorator_list or self.source.module(call) in self.source.entry_trees:
+            return False
+        is_method = isinstance(self.source.parent(function), ast.ClassDef)
+        return not is_method and not any(function.name in self._words(module) for module in modules)
+
+    def _words(self, module: ast.Module) -> set[str]:
+        if module not in self._said:
+            self._said[module] = set(_words(module))
+        return self._said[module]
+
+    # -- the condition ---------------------------------------------------------------------------------------------
+
+    def _reached_if(
+        self, node: ast.AST, modules: Collection[ast.Module], seen: frozenset[FunctionNode]
+    ) -> ast.expr | None:
+        """The condition on which `node` is reached, as far as the nearest function tells that has one."""
+        terms = list(self._terms(node))
+        if terms:
+            asking = [term for term in terms if _ASKS.search(ast.unparse(term))]
+            return joined(ast.And(), asking or terms[:1])
+        function = self.source.function(node)
+        if function is None or function in seen:
+            return None
+        users = [user for user in self._users(function) if self.source.module(user) in modules]
+        tests = [self._reached_if(user, modules, seen | {function}) for user in users]
+        known = [test for test in tests if test is not None]
+        return joined(ast.Or(), known) if tests and len(known) == len(tests) else None
+
+    def _users(self, function: FunctionNode) -> list[ast.AST]:
+        """Where a function is called, or handed on, as to `mp.spawn`."""
+        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
+        roles = ((n, r) for n in named for r in self.resolver.roles(n) if isinstance(r, Function))
+        return in_order({n for n, r in roles if r.definition is function})
+
+    def _terms(self, node: ast.AST) -> Iterator[ast.expr]:
+        """What must be true for `node` to be reached within its function, from the inside out."""
+        for above in self.source.ancestors(node):
+            if isinstance(node, ast.stmt):
+                yield from self._not_left_before(node)
+            if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
+                return
+            if isinstance(above, ast.If):
+                yield above.test if node in above.body else _negated(above.test)
+            node = above
+
+    def _not_left_before(self, statement: ast.stmt) -> Iterator[ast.expr]:
+        """What must be true for an `if` before the statement not to return."""
+        block = self.source.block(statement)
+        for branch in reversed(block[: block.index(statement)]):
+            if isinstance(branch, ast.If):
+                going_on, leaving, otherwise = _branches(branch)
+                if leaving and otherwise:
+                    yield joined(ast.And(), [_negated(test) for test in leaving])
+                elif not otherwise and going_on:
+                    yield joined(ast.Or(), going_on)
+
+    # -- its own lines ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The statements that only its own runs reach: they stay as they are."""
+        blocks: dict[int, list[ast.stmt]] = {}
+        for call in self._signs():
+            block = self._own_block(call)
+            if block is not None:
+                blocks[id(block)] = block
+        return [self.source.span(statement) for block in blocks.values() for statement in block]
+
+    def _signs(self) -> Iterator[ast.Call]:
+        for call in self.source.calls:
+            path = self.names.qualified(call.func) or ""
+            if self._name(call) in (_JOIN, _WRAPPER, _SAMPLER) or path.startswith(
+                ("torch.distributed.", "torch.multiprocessing.spawn")
+            ):
+                yield call
+
+    def _own_block(self, call: ast.Call) -> list[ast.stmt] | None:
+        """The outermost branch around a call whose test asks for distributed training, and that wraps nothing else."""
+        found: list[ast.stmt] | None = None
+        node: ast.AST = call
+        for above in self.source.ancestors(call):
+            if isinstance(above, (*FUNCTIONS, ast.Module)):
+                break
+            if isinstance(above, ast.If) and node is not above.test:
+                block = above.body if node in above.body else above.orelse
+                if any(map(self._wraps, block)):
+                    break
+                if _ASKS.search(ast.unparse(above.test)):
+                    found = block
+            node = above
+        return found
+
+    def _wraps(self, statement: ast.stmt) -> bool:
+        calls = (n for n in ast.walk(statement) if isinstance(n, ast.Call))
+        return any(self.names.qualified(call.func) == "torch.nn.DataParallel" for call in calls)
+
+
+def _words(module: ast.Module) -> Iterator[str]:
+    """The names that a module uses, and its strings, by which it may pick functions."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _branches(branch: ast.If) -> tuple[list[ast.expr], list[ast.expr], bool]:
+    """The tests of a chain's branches that go on and of those that return, and whether its end goes on."""
+    going_on: list[ast.expr] = []
+    leaving: list[ast.expr] = []
+    while True:
+        (leaving if _leaves(branch.body) else going_on).append(branch.test)
+        if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
+            branch = branch.orelse[0]
+            continue
+        return going_on, leaving, not _leaves(branch.orelse)
+
+
+def _leaves(block: list[ast.stmt]) -> bool:
+    return bool(block) and isinstance(block[-1], (ast.Return, ast.Raise))
+
+
+def joined(op: ast.boolop, tests: list[ast.expr]) -> ast.expr:
+    """Several tests as one, each once."""
+    unique = list({ast.unparse(test): test for test in tests}.values())
+    return unique[0] if len(unique) == 1 else ast.BoolOp(op, unique)
+
+
+_OPPOSITES: dict[type, type] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    """The opposite of a test, as a person writes it."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPPOSITES:
+        return ast.Compare(test.left, [_OPPOSITES[type(test.ops[0])]()], test.comparators)
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def opposite(source: Source, test: ast.expr) -> str:
+    """The source of a test's opposite, as the script writes it where it does."""
+    negated = _negated(test)
+    if source.parent(negated) is not None:
+        return " ".join(source.segment(negated).split())
+    return ast.unparse(ast.fix_missing_locations(negated))

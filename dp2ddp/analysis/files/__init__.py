@@ -1,0 +1,1 @@
+"""The files that a program asks for, lists, fetches, reads and writes."""

@@ -1,0 +1,123 @@
+"""The files that a program opens, writes and changes: which rank 0 writes, and which are a rank's own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from dp2ddp.analysis.dataflow.provenance import Provenance
+from dp2ddp.analysis.files.file_names import FileNames
+from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import argument
+from dp2ddp.source.program import Source
+
+#: What changes files by their names, and which arguments name what is changed.
+CHANGING = {
+    **dict.fromkeys("os.remove os.unlink os.rmdir os.removedirs shutil.rmtree".split(), (0, "path")),
+    **dict.fromkeys("os.rename os.replace os.symlink os.link".split(), (1, "dst")),
+    **dict.fromkeys("shutil.copy shutil.copy2 shutil.copyfile shutil.copytree shutil.move".split(), (1, "dst")),
+}
+_OPEN = frozenset({"builtins.open", "io.open"})
+_WRITING = re.compile(r"[rwax]?[bt+]*[wax+][bt+]*")
+_MODE = re.compile(r"[rwax][bt+]{0,2}")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A call that opens a file, and maybe writes it: `open(path, ...)` or, `as_method`, `path.open(...)`."""
+
+    call: ast.Call
+    path: ast.expr | None
+    writes: bool
+    as_method: bool = False
+
+
+class Files:
+    """Knows a program's files by their names."""
+
+    def __init__(self, source: Source, names: Names, provenance: Provenance, writers: Writers) -> None:
+        self.source = source
+        self.names = names
+        self.writers = writers
+        self._paths = FileNames(names, provenance)
+
+    def opened(self, call: ast.Call) -> Opened | None:
+        """What a call opens; None for a call that opens no file, or something else of that name."""
+        path = self.names.qualified(call.func)
+        if path in _OPEN:
+            return Opened(call, argument(call, 0, "file"), _writes(argument(call, 1, "mode")))
+        if path is not None or not isinstance(call.func, ast.Attribute) or call.func.attr != "open":
+            return None
+        plain = not any(isinstance(given, ast.Starred) for given in call.args) and all(k.arg for k in call.keywords)
+        mode = argument(call, 0, "mode")
+        # Archives and file systems have such a method, too, which takes a name first: a mode there tells a path.
+        is_mode = mode is None or (isinstance(mode, ast.Constant) and _MODE.fullmatch(str(mode.value)) is not None)
+        if not plain or not is_mode or self.writers.is_own(call.func):
+            return None
+        return Opened(call, call.func.value, mode is not None and _writes(mode), as_method=True)
+
+    def is_own(self, path: ast.expr | None) -> bool:
+        """Whether a file or folder is each rank's own: a temporary one, in a temporary folder, or in memory."""
+        if path is None:
+            return False
+        if self._makes_buffers and self._paths.in_memory(path):
+            return True
+        if not self._makes_temporary:
+            return False
+        makers, only = self._paths.temporary(path)
+        return only and not makers & self.shared
+
+    @cached_property
+    def shared(self) -> frozenset[ast.Call]:
+        """The calls that make temporary files and folders which have to be one for all ranks: the same line of the
+        script writes other files as well, and these are rank 0's."""
+        if not self._makes_temporary:
+            return frozenset()
+        found = [self._paths.temporary(path) for _, path in self._named]
+        return frozenset().union(*(makers for makers, only in found if not only))
+
+    def may_be_written(self, path: ast.expr) -> bool:
+        """Whether this program may have written the file of that name."""
+        return any(self._paths.may_be_same(path, each) for _, each in self._named if not self.is_own(each))
+
+    @cached_property
+    def _makes_temporary(self) -> bool:
+        return self.source.mentions("tempfile")
+
+    @cached_property
+    def _makes_buffers(self) -> bool:
+        return self.source.mentions("BytesIO") or self.source.mentions("StringIO")
+
+    @cached_property
+    def _named(self) -> list[tuple[ast.Call, ast.expr]]:
+        """The calls that write or change a file, and the name that they take for it."""
+        return [(call, path) for call in self.source.calls for path in self._written_by(call)]
+
+    def _written_by(self, call: ast.Call) -> Iterator[ast.expr]:
+        opened = self.opened(call)
+        path = self.names.qualified(call.func) or ""
+        given: ast.expr | None = None
+        if opened is not None:
+            given = opened.path if opened.writes else None
+        elif path == "torch.save":
+            given = argument(call, 1, "f")
+        elif path in CHANGING:
+            given = argument(call, *CHANGING[path])
+        else:
+            writing = self.writers.of(call)
+            yield from writing.names if writing is not None and not writing.command else ()
+        if given is not None:
+            yield given
+
+
+def _writes(mode: ast.expr | None) -> bool:
+    """Whether a file is opened for writing, or may be."""
+    if mode is None:
+        return False
+    if isinstance(mode, ast.Constant) and isinstance(mode.value, str):
+        return _WRITING.fullmatch(mode.value) is not None
+    return True

@@ -1,0 +1,184 @@
+"""What statements do: what they run, whether that leads to a wrap, and whether it has an effect that shows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.analysis.roles import Class, Resolver, Wrapper
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+
+class Effects:
+    """Answers what statements do, the script's own functions that they call included."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver, loops: Loops) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self.loops = loops
+        self._parsers: set[str] = self._parser_names()
+        self._building: dict[ast.Module, bool] = {}
+
+    def wraps(self, node: ast.AST) -> bool:
+        """Whether a node is a call that wraps a model."""
+        if not isinstance(node, ast.Call):
+            return False
+        if self.names.qualified(node.func) in _WRAPS or self.resolver.holds(node.func, Wrapper):
+            return True
+        classes = (role.definition for role in self.resolver.roles(node.func) if isinstance(role, Class))
+        return any(map(self.resolver.classes.is_wrapper, classes))
+
+    def comes_to_a_wrap(self, *nodes: ast.AST) -> bool:
+        """Whether statements or expressions lead to a wrap where they stand."""
+        return any(map(self.wraps, self.runs(*nodes)))
+
+    def leads_to_a_wrap(self, function: FunctionNode) -> bool:
+        """Whether a function, when it is called, leads to a wrap."""
+        return any(map(self.wraps, self.loops.reached(*function.body)))
+
+    def runs(self, *nodes: ast.AST) -> Iterator[ast.AST]:
+        """What runs where statements stand: of definitions nothing, of imports what the modules do."""
+        for node in nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                for module in self.names.modules_behind(node):
+                    yield from self.runs(*(inner for inner in module.body if not _is_apart(inner)))
+            elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                yield from self.loops.reached(node)
+
+    # -- what has no effect ----------------------------------------------------------------------------------------
+
+    def inert(self, *nodes: ast.AST) -> bool:
+        """Whether statements and expressions have no effect that shows."""
+        return all(self._inert(n) if isinstance(n, ast.stmt) else self.inert_expression(n) for n in nodes)
+
+    def _inert(self, statement: ast.stmt) -> bool:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            return not any(map(self._builds, self.names.modules_behind(statement)))
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            return not any(self.names.qualified(call.func) in _BUILDING for call in _run_at_import(statement))
+        if isinstance(statement, (ast.Global, ast.Pass)):
+            return True
+        if isinstance(statement, ast.Assign):
+            targets_fine = all(self._inert_target(t) for t in statement.targets)
+            return targets_fine and self.inert_expression(statement.value)
+        if isinstance(statement, ast.AnnAssign):
+            return statement.value is None or self.inert_expression(statement.value)
+        if isinstance(statement, ast.Expr):
+            return self.inert_expression(statement.value)
+        if isinstance(statement, ast.If):
+            return self.inert_expression(statement.test) and all(map(self._inert, [*statement.body, *statement.orelse]))
+        if isinstance(statement, ast.Try):
+            blocks = [*statement.body, *statement.orelse, *statement.finalbody]
+            blocks += [s for h in statement.handlers for s in h.body]
+            return all(map(self._inert, blocks))
+        if isinstance(statement, ast.For):
+            return self.inert_expression(statement.iter) and all(map(self._inert, statement.body))
+        return isinstance(statement, ast.Raise) and statement.exc is not None
+
+    def _builds(self, module: ast.Module) -> bool:
+        """Whether importing a module builds loaders or wraps models."""
+        if module not in self._building:
+            calls = (n for statement in module.body if not is_main_guard(statement) for n in _run_at_import(statement))
+            self._building[module] = any(self.names.qualified(call.func) in _BUILDING for call in calls)
+        return self._building[module]
+
+    def _inert_target(self, target: ast.expr) -> bool:
+        """Names, attributes of the parsed arguments, and `os.environ[...]`."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            return all(self._inert_target(t) for t in target.elts)
+        if isinstance(target, ast.Subscript):
+            return self.names.qualified(target.value) == "os.environ"
+        if isinstance(target, ast.Attribute):
+            path = self.names.qualified(target) or ""
+            return not path.startswith("torch.")
+        return isinstance(target, ast.Name)
+
+    def inert_expression(self, node: ast.AST) -> bool:
+        """Whether the calls in an expression have no effect that shows."""
+        return all(self._inert_call(n) for n in ast.walk(node) if isinstance(n, ast.Call))
+
+    def _inert_call(self, call: ast.Call) -> bool:
+        path = self.names.qualified(call.func) or ""
+        if any(self.resolver.holds(argument, Wrapper) for argument in given_to(call)):
+            return False  # `list(map(nn.DataParallel, nets))`
+        root = call.func
+        while isinstance(root, (ast.Attribute, ast.Call)):
+            root = root.value if isinstance(root, ast.Attribute) else root.func
+        if isinstance(root, ast.Name) and root.id in self._parsers:
+            return True
+        if path.startswith(_INERT_MODULES):
+            return path not in _EFFECTS
+        if path in _QUERIES:
+            return True
+        if not path and isinstance(call.func, ast.Attribute) and call.func.attr in _PLAIN_METHODS:
+            return True
+        return self._parses(call)
+
+    def _parses(self, call: ast.Call) -> bool:
+        """Whether a function of this script only parses arguments."""
+        found = self.resolver.functions_called(call)
+        return bool(found) and all(self._is_parsing(f.definition) for f in found)
+
+    def _is_parsing(self, function: FunctionNode) -> bool:
+        parses = any(
+            isinstance(n, ast.Attribute) and n.attr in ("parse_args", "parse_known_args") for n in ast.walk(function)
+        )
+        return parses and all(isinstance(s, ast.Return) or self._inert(s) for s in function.body)
+
+    def _parser_names(self) -> set[str]:
+        """The names that hold argument parsers and their groups."""
+        names: set[str] = set()
+        for _ in range(2):
+            for node in self.source.nodes:
+                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                    func = node.value.func
+                    path = self.names.qualified(func) or ""
+                    group = (
+                        isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in names
+                    )
+                    if path.endswith("ArgumentParser") or (group and not func.attr.startswith("parse")):  # type: ignore[attr-defined]
+                        names.update(t.id for t in node.targets if isinstance(t, ast.Name))
+        return names
+
+
+_WRAPS = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel"})
+_BUILDING = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel", "torch.utils.data.DataLoader"})
+_PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
+_INERT_MODULES = tuple(
+    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. re. string. time. "
+    "torch.multiprocessing.".split()
+)
+_EFFECTS = frozenset(
+    "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
+    "os.path.exists os.path.isfile os.path.isdir".split()
+)
+_QUERIES = frozenset(
+    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
+    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count".split()
+)
+
+
+def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
+    """The calls in a statement, but for those in the bodies of functions."""
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        for default in (*node.args.defaults, *(value for value in node.args.kw_defaults if value is not None)):
+            yield from _run_at_import(default)
+        return
+    if isinstance(node, ast.Call):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _run_at_import(child)
+
+
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call."""
+    return [*call.args, *(k.value for k in call.keywords)]
+
+
+def _is_apart(statement: ast.stmt) -> bool:
+    """Whether a statement of a module does nothing itself while it is imported."""
+    return is_main_guard(statement) or isinstance(statement, (ast.Import, ast.ImportFrom))

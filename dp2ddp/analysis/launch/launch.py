@@ -1,0 +1,263 @@
+"""Where the processes may start: after the arguments are parsed and the devices chosen, before anything is built."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.analysis.launch.effects import Effects, given_to
+from dp2ddp.analysis.launch.settings import Settings
+from dp2ddp.analysis.roles import Resolver
+from dp2ddp.source.names import Names, Own
+from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place for `ddp.setup(...)`.
+
+    Attributes:
+        entry: the module that is started.
+        statement: setup goes right before it; None where nothing in the module has an effect.
+        visible: the names that are bound there.
+        late: what should have come before it and doesn't, the first statement for each of `settings.ARGUMENTS` (parsed)
+            and `settings.DEVICES` (chosen).
+        folders: calls that make folders, before it, and that must not mind another process being faster.
+        early: calls that write files before it, in each process.
+        test: under which the processes start, beside the script's own DistributedDataParallel; None for always.
+    """
+
+    entry: ast.Module
+    statement: ast.stmt | None
+    visible: frozenset[str]
+    late: Sequence[tuple[str, ast.stmt]] = ()
+    folders: Sequence[ast.Call] = ()
+    early: Sequence[ast.Call] = ()
+    test: str | None = None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A statement that the script comes to.
+
+    Attributes:
+        bound: the names that are bound there.
+        parts: what of it runs: all of it, or what stands before the function that it calls, where the way goes on.
+    """
+
+    statement: ast.stmt
+    bound: frozenset[str]
+    parts: Sequence[ast.AST]
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """The statements that a statement runs: those of a block in it, or of the function that it calls.
+
+    Attributes:
+        before: what of the statement itself runs before them.
+    """
+
+    block: list[ast.stmt]
+    before: Sequence[ast.AST] = ()
+    function: FunctionNode | None = None
+
+
+class LaunchFinder:
+    """Walks the script in the order in which it runs, up to the place."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver, loops: Loops) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self.effects = Effects(source, names, resolver, loops)
+        self.settings = Settings(source, names, resolver, self.effects)
+
+    def find(self, entry: ast.Module) -> list[Launch]:
+        """The places where `entry` is started: as a script, and by each of its functions that commands call."""
+        names = self.source.commands.get(self.source.file(entry).name, ())
+        if not names:
+            return [self._find(entry, self._steps(entry.body, set(), ()))]
+        found = [self._find(entry, self._steps_of(entry, name)) for name in names]
+        # What the module does while it is imported comes before its commands.
+        guarded = [statement for statement in entry.body if is_main_guard(statement)]
+        if self.effects.comes_to_a_wrap(*guarded):
+            found.append(self._find(entry, self._steps(guarded, self._bound_at_end(entry), ())))
+        return list({launch.statement: launch for launch in found}.values())
+
+    def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
+        """The way through the function of that name, be it imported, or a method."""
+        first, _, method = name.partition(".")
+        own = self.names.follow(entry, first)
+        body = own.module.body if isinstance(own, Own) else []
+        for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
+            found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
+            body = [] if found is None else found.body
+        return self._steps(body, self._bound_at_end(entry), ())
+
+    def _bound_at_end(self, module: ast.Module) -> set[str]:
+        return set().union(*map(bound_names, module.body))
+
+    def _find(self, entry: ast.Module, way: Iterator[_Step]) -> Launch:
+        """The place on the way through what is started.
+
+        That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
+        behind it, and all that comes before that is such that every process may do it by itself.
+        """
+        steps = list(way)
+        first = next((i for i, step in enumerate(steps) if not self.effects.inert(*step.parts)), None)
+        if first is None:
+            return Launch(entry, None, frozenset(self._bound_at_end(entry)))
+        chosen, late = self._behind_settings(steps, first)
+        folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
+        return Launch(entry, steps[chosen].statement, steps[chosen].bound, late, folders)
+
+    def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
+        """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
+        effects, settings = self.effects, self.settings
+        settling = [number for number in range(first, len(steps)) if settings.settles(*steps[number].parts)]
+        chosen, together = first, False
+        late: dict[str, ast.stmt] = {}
+        for number in range(first, settling[-1] + 1) if settling else ():
+            parts = steps[number].parts
+            together = together or not settings.repeatable(*parts)
+            if number in settling and not together:
+                chosen = number + 1
+            elif number in settling:
+                late.update((kind, steps[number].statement) for kind in settings.settles(*parts) if kind not in late)
+            if together and effects.comes_to_a_wrap(*parts):
+                break  # what comes behind a wrap settles nothing for it
+        while chosen < len(steps) and effects.inert(*steps[chosen].parts):
+            chosen += 1
+        return (chosen if chosen < len(steps) else first), list(late.items())
+
+    # -- the way through the script --------------------------------------------------------------------------------
+
+    def _steps(self, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
+        bound = set(bound)
+        for statement in block:
+            inside = self._inside(statement, calls)
+            if inside is None:
+                yield _Step(statement, frozenset(bound), [statement])
+            else:
+                yield _Step(statement, frozenset(bound), inside.before)
+                function = inside.function
+                more = set() if function is None else _parameters(function)
+                yield from self._steps(inside.block, bound | more, calls if function is None else (*calls, function))
+            bound |= bound_names(statement)
+
+    def _inside(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+        """Where the way goes on inside a statement, None where it stays outside."""
+        if is_main_guard(statement):
+            assert isinstance(statement, ast.If)
+            return _Inside(statement.body)
+        entered = self._entered(statement)
+        # (A function of another file may have other callers, in scripts that aren't seen here.)
+        here = entered is not None and self.source.module(entered) is self.source.module(statement)
+        if entered is not None and here and entered not in calls and self._is_main(entered):
+            return _Inside(entered.body, self._given(statement, entered), entered)
+        for call in _calls_in(statement):
+            function = self.settings.handed(call)
+            if function is not None and function not in calls:
+                return _Inside(function.body, [call], function)
+        if self.settings.settles(statement) and not self.settings.repeatable(statement):
+            return self._deeper(statement, calls)
+        return None
+
+    def _deeper(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+        """Inside a statement that settles something, and does what the processes must do together, too."""
+        settings = self.settings
+        if isinstance(statement, (ast.Try, ast.With)):
+            before = [item.context_expr for item in statement.items] if isinstance(statement, ast.With) else []
+            return _Inside(statement.body, before) if any(map(settings.settles, statement.body)) else None
+        for call in _calls_in(statement):
+            for function in (called.definition for called in self.resolver.functions_called(call)):
+                before = given_to(call) + ([call.func.value] if isinstance(call.func, ast.Attribute) else [])
+                if function not in calls and self._is_main(function) and settings.repeatable(*before):
+                    return _Inside(function.body, before, function)
+        return None
+
+    def _given(self, statement: ast.stmt, function: FunctionNode) -> list[ast.expr]:
+        """The arguments with which a statement calls a function."""
+        calls = [c for c in _calls_in(statement) for f in self.resolver.functions_called(c) if f.definition is function]
+        return given_to(calls[0])
+
+    def later(self, launch: Launch) -> Iterator[Launch]:
+        """The places from `launch` on, in the order in which they run: before each statement, also of `main()` and of
+        constructors, where those go on to wrap a model."""
+        assert launch.statement is not None
+        block = self.source.block(launch.statement)
+        return self._places(launch.entry, block[block.index(launch.statement) :], set(launch.visible), ())
+
+    def _places(
+        self, entry: ast.Module, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]
+    ) -> Iterator[Launch]:
+        declared = max((i for i, s in enumerate(block) if isinstance(s, (ast.Global, ast.Nonlocal))), default=-1)
+        for number, statement in enumerate(block):
+            if number > declared and not _is_text(statement):  # a name may not be used ahead of its declaration
+                yield Launch(entry, statement, frozenset(bound))
+            if is_main_guard(statement):
+                assert isinstance(statement, ast.If)
+                yield from self._places(entry, statement.body, bound, calls)
+            entered = self._entered(statement) or self._constructed(statement)
+            if entered is not None and entered not in calls and self._is_main(entered):
+                yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
+            bound |= bound_names(statement)
+
+    def _entered(self, statement: ast.stmt) -> FunctionNode | None:
+        """The function of this script that a bare call statement, such as `main()`, runs."""
+        call = statement.value if isinstance(statement, (ast.Expr, ast.Return)) else None
+        if not isinstance(call, ast.Call):
+            return None
+        if isinstance(call.func, ast.Name) and all(map(self.effects.inert_expression, given_to(call))):
+            found = self.resolver.functions_called(call)
+            if len(found) == 1 and found[0].owner is None:
+                return found[0].definition
+        # sys.exit(main())
+        if self.names.qualified(call.func) in ("sys.exit", "builtins.exit") and call.args:
+            return self._entered(ast.copy_location(ast.Expr(call.args[0]), statement))
+        return None
+
+    def _constructed(self, statement: ast.stmt) -> FunctionNode | None:
+        """The constructor, or the function, that an assignment such as `trainer = Trainer(args)` runs."""
+        call = statement.value if isinstance(statement, (ast.Expr, ast.Return, ast.Assign)) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
+            return None
+        found = self.resolver.functions_called(call)
+        return found[0].definition if len(found) == 1 else None
+
+    def _is_main(self, function: FunctionNode) -> bool:
+        """Whether a function, called once, is where the script goes on to wrap its model."""
+        calls = [c for c in self.source.calls for f in self.resolver.functions_called(c) if f.definition is function]
+        return len(calls) == 1 and self.effects.leads_to_a_wrap(function)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a string by itself, as a docstring is."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _calls_in(statement: ast.stmt) -> list[ast.Call]:
+    """The calls in a simple statement, in the order in which they are made."""
+    if not isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return)):
+        return []
+    return sorted(
+        (n for n in ast.walk(statement) if isinstance(n, ast.Call)), key=lambda n: (n.end_lineno, n.end_col_offset)
+    )
+
+
+def _parameters(function: FunctionNode) -> set[str]:
+    return {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+
+
+def bound_names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+        return {statement.name}
+    names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+    return names

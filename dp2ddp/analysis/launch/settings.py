@@ -1,0 +1,172 @@
+"""What a script settles before it trains, and what every process may do by itself before the processes have joined."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+
+from dp2ddp.analysis.launch.effects import Effects, given_to
+from dp2ddp.analysis.roles import Class, Function, Module, Resolver
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.program import FunctionNode, Source
+
+ARGUMENTS = "arguments"
+DEVICES = "devices"
+_PARSING = frozenset(
+    "parse_args parse_known_args parse_intermixed_args parse_known_intermixed_args parse_args_into_dataclasses".split()
+)
+# What parses the arguments and then calls the function that it is given.
+_COMMAND_LINES = frozenset(
+    "fire.Fire absl.app.run typer.run tyro.cli plac.call argh.dispatch_command defopt.run jsonargparse.CLI "
+    "jsonargparse.auto_cli clize.run".split()
+)
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_QUESTIONS = frozenset({"exists", "isdir", "is_dir"})
+# What the processes must not do each by itself: build models and data, take a GPU, draw, write, ask, start others...
+_TOGETHER = tuple(
+    "torch. torchvision. torchaudio. timm. transformers. random. numpy.random. numpy.save wandb. mlflow. neptune. "
+    "comet_ml. visdom. tensorboard_logger. tensorboardX. logging.FileHandler logging.handlers. subprocess. os.system "
+    "os.popen os.remove os.unlink os.rename os.replace os.rmdir os.symlink shutil. tempfile. sqlite3. h5py. threading. "
+    "multiprocessing. concurrent. urllib. requests. builtins.input cv2.imwrite".split()
+)
+# ...and what is none of that.
+_ALONE = tuple(
+    "torch.manual_seed torch.cuda.manual_seed torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device "
+    "torch.use_deterministic_algorithms torch.autograd. torch.cuda.is_available torch.cuda.device_count "
+    "torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser transformers.logging. "
+    "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
+)
+
+
+class Settings:
+    """Answers about statements, the script's own functions that they call included."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver, effects: Effects) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self.effects = effects
+
+    def settles(self, *nodes: ast.AST) -> frozenset[str]:
+        """What statements settle that has to be known when processes start: the `ARGUMENTS`, the `DEVICES`."""
+        if not self._settling:
+            return frozenset()
+        return frozenset(self._settling[node] for node in self.effects.runs(*nodes) if node in self._settling)
+
+    @cached_property
+    def _settling(self) -> dict[ast.AST, str]:
+        found = {}
+        for node in self.source.nodes:
+            if self._parses_arguments(node):
+                found[node] = ARGUMENTS
+            elif self._sets_devices(node):
+                found[node] = DEVICES
+        return found
+
+    def _parses_arguments(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
+            return not self.resolver.functions_called(node)  # the script's own: what it does is looked at by itself
+        return self.names.qualified(node.func) in _COMMAND_LINES | {"docopt.docopt"} or self.handed(node) is not None
+
+    def _sets_devices(self, node: ast.AST) -> bool:
+        """Whether a node decides which GPUs are visible."""
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return any(
+                isinstance(t, ast.Subscript) and self._is_environ(t.value) and _names_devices(t) for t in targets
+            )
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        is_setting = self.names.qualified(node.func) == "os.putenv" or (
+            self._is_environ(node.func.value) and node.func.attr in ("update", "setdefault")
+        )
+        return is_setting and _names_devices(node)
+
+    def _is_environ(self, node: ast.AST) -> bool:
+        return self.names.qualified(node) == "os.environ"
+
+    def handed(self, call: ast.Call) -> FunctionNode | None:
+        """The function of this script that leads to a wrap and that a library calls once it has parsed the arguments.
+
+        `fire.Fire(main)`, and `cli()` where `main` is decorated with `@cli.command()`.
+        """
+        if self.names.qualified(call.func) in _COMMAND_LINES:
+            named = [role for value in given_to(call) for role in self.resolver.roles(value)]
+            found = [role.definition for role in named if isinstance(role, Function)]
+        elif isinstance(call.func, ast.Name) and not call.args:
+            found = self._commands.get(call.func.id, [])
+        else:
+            return None
+        leading = [function for function in found if self.effects.leads_to_a_wrap(function)]
+        return leading[0] if len(leading) == 1 else None
+
+    @cached_property
+    def _commands(self) -> dict[str, list[FunctionNode]]:
+        """The functions decorated with `@name.command(...)`, as click and typer have it, by that name."""
+        found: dict[str, list[FunctionNode]] = {}
+        for function in self.source.functions:
+            for decorator in function.decorator_list:
+                used = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if isinstance(used, ast.Attribute) and used.attr == "command" and isinstance(used.value, ast.Name):
+                    found.setdefault(used.value.id, []).append(function)
+        return found
+
+    # -- what every process may do by itself, before they know each other ------------------------------------------
+
+    def repeatable(self, *nodes: ast.AST) -> bool:
+        """Whether every process may run statements before they have joined, each by itself."""
+        return not any(map(self._only_together, self.effects.runs(*nodes)))
+
+    def _only_together(self, node: ast.AST) -> bool:
+        """Whether a node builds, draws, or writes what there has to be one of."""
+        if not isinstance(node, ast.Call):
+            return False
+        path = self.names.qualified(node.func) or ""
+        method = node.func.attr if isinstance(node.func, ast.Attribute) and not path else ""
+        if self.effects.wraps(node) or self._builds_model(node) or method == "cuda":
+            return True
+        if path in _COMMAND_LINES:
+            return isinstance(self.source.parent(node), ast.Expr) and self.handed(node) is None  # the program itself
+        if path == "os.mkdir" or self._makes_folder(node):
+            may_fail = any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
+            return not may_fail and (path == "os.mkdir" or not self._asks_first(node))
+        if path in ("builtins.open", "io.open"):
+            mode = argument(node, 1, "mode")
+            return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
+        if path == "logging.basicConfig":
+            return keyword(node, "filename") is not None
+        return path.startswith(_TOGETHER) and not path.startswith(_ALONE)
+
+    def _builds_model(self, call: ast.Call) -> bool:
+        if self.resolver.holds(call.func, Module):
+            return True
+        classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
+        return any(map(self.resolver.classes.is_module, classes))
+
+    def folders(self, *nodes: ast.AST) -> list[ast.Call]:
+        """The calls with which statements make folders that several processes may miss at the same time."""
+        runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
+        return [call for call in runs if self._makes_folder(call) and self._asks_first(call)]
+
+    def _makes_folder(self, call: ast.Call) -> bool:
+        """Whether a call makes a folder that must not be there, which it need not be told so."""
+        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
+        path = self.names.qualified(call.func)
+        return (path == "os.makedirs" or (method and path is None)) and argument(call, 2, "exist_ok") is None
+
+    def _asks_first(self, node: ast.AST) -> bool:
+        """Whether a line runs only where a file or folder is missing."""
+        tests = (above.test for above in self.source.ancestors(node) if isinstance(above, ast.If))
+        return any(isinstance(n, ast.Attribute) and n.attr in _QUESTIONS for test in tests for n in ast.walk(test))
+
+
+def _names_devices(node: ast.AST) -> bool:
+    """Whether the environment's variable for the visible GPUs is named."""
+    return any(
+        (isinstance(part, ast.Constant) and part.value == _VISIBLE)
+        or (isinstance(part, ast.keyword) and part.arg == _VISIBLE)
+        for part in ast.walk(node)
+    )

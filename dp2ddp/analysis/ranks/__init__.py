@@ -1,0 +1,1 @@
+"""Which lines all ranks run, equally often, and which a rank may run alone."""

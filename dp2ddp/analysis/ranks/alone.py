@@ -1,0 +1,195 @@
+"""Lines that a rank may run without the others, or more often: no rank may wait for another one there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+from dp2ddp.analysis.files.fetching import Fetching
+from dp2ddp.analysis.roles import Function, is_property
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
+
+#: What calls the functions that it is given once, where it stands.
+_RUNNERS = frozenset(
+    "fire.Fire absl.app.run tensorflow.app.run tensorflow.compat.v1.app.run typer.run plac.call clize.run "
+    "functools.wraps functools.update_wrapper".split()
+)
+_FAILING = frozenset(
+    "builtins.OSError builtins.IOError builtins.EnvironmentError builtins.FileExistsError builtins.PermissionError "
+    "builtins.Exception builtins.BaseException".split()
+)
+_FILE_CALLS = ("os.rename", "os.replace", "os.remove", "os.unlink", "os.rmdir", "os.symlink", "shutil.", "torch.save")
+
+
+class Alone:
+    """Finds the lines.
+
+    Args:
+        fetching: what the first rank of each machine does before the others; and what that asks, asked here as well.
+        branches: branches that the ranks take each for itself.
+    """
+
+    def __init__(self, fetching: Fetching, branches: Collection[ast.stmt]) -> None:
+        self.source = fetching.source
+        self.names = fetching.names
+        self.resolver = fetching.resolver
+        self.loops = fetching.loops
+        self.listings = fetching.listings
+        self.writers = fetching.writers
+        self._callers = fetching.callers
+        self._needing_all = fetching.needing_all
+        self._branches = branches
+        self._steps = fetching.in_turn
+
+    @cached_property
+    def nodes(self) -> set[ast.AST]:
+        """The lines that a rank may run alone."""
+        found = set(self._apart)
+        told = self.told
+        for loop, listings in self._listing_loops.items():
+            if not listings <= told:
+                found.update(self.loops.reached(*self._inside(loop)))
+        return found
+
+    @cached_property
+    def told(self) -> set[ast.Call]:
+        """The listings that all ranks can have from rank 0: where they are together, and not once for each file."""
+        in_loops = set(self.loops.reached(*(part for loop in self._listing_loops for part in self._inside(loop))))
+        in_loops |= self.for_each_file
+        asked = (c for c in self.source.calls if self.listings.is_listing(c) and self.listings.whole(c) is not None)
+        return {c for c in asked if c not in self._apart and c not in in_loops}
+
+    @cached_property
+    def for_each_file(self) -> set[ast.AST]:
+        """What runs for each of many files, and doesn't take all ranks anyway: no rank asks there."""
+        loops: list[ast.AST] = list(self._listing_loops)
+        in_data_sets = self.loops.reached(*(m for node in self.sampling_classes for m in node.body))
+        loops += [n for n in in_data_sets if isinstance(n, (ast.For, ast.comprehension))]
+        bare = [loop for loop in loops if not self._needing_all.inside(*self._inside(loop))]
+        return set(self.loops.reached(*(part for loop in bare for part in self._inside(loop))))
+
+    # -- where the ranks are not together ------------------------------------------------------------------------------
+
+    @cached_property
+    def _apart(self) -> set[ast.AST]:
+        return self.apart | set(self.loops.reached(*(step.statement for step in self._steps)))
+
+    @cached_property
+    def apart(self) -> set[ast.AST]:
+        """The lines that a rank may run alone, but for those that the ranks run one after the other."""
+        roots: list[ast.AST] = [*self.per_sample_roots]
+        for node in self.source.nodes:
+            if isinstance(node, ast.ExceptHandler):
+                roots.append(node)
+            elif isinstance(node, ast.Try):
+                roots += self._behind_a_failure(node)
+            elif isinstance(node, FUNCTIONS) and node.name == "__del__":
+                roots.append(node)
+        roots += [s for branch in self._branches for s in (*branch.body, *branch.orelse)]  # type: ignore[attr-defined]
+        return set(self.loops.reached(*roots))
+
+    def _behind_a_failure(self, node: ast.Try) -> list[ast.stmt]:
+        """What of a `try` is left out on rank 0 alone, where it alone fails to write a file."""
+        kinds = [k for h in node.handlers for k in (h.type.elts if isinstance(h.type, ast.Tuple) else [h.type])]
+        if not any(kind is None or self.names.qualified(kind) in _FAILING for kind in kinds):
+            return []
+        writes = [any(map(self._writes, ast.walk(statement))) for statement in node.body]
+        behind = node.body[writes.index(True) + 1 :] if any(writes) else []
+        return [] if self._needing_all.inside(*behind) else behind
+
+    def _writes(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        path = self.names.qualified(node.func) or ""
+        return path.startswith(_FILE_CALLS) or self.writers.of(node) is not None
+
+    @cached_property
+    def _listing_loops(self) -> dict[ast.AST, set[ast.Call]]:
+        """The loops over listed files, and the listings that they may go over."""
+        if not any(map(self.listings.is_listing, self.source.calls)):
+            return {}
+        loops = [n for n in self.source.nodes if isinstance(n, (ast.For, ast.comprehension))]
+        found = {loop: self.listings.decided_by(loop.iter) for loop in loops}
+        return {loop: listings for loop, listings in found.items() if listings}
+
+    def _inside(self, loop: ast.AST) -> list[ast.AST]:
+        """What runs for each element."""
+        if isinstance(loop, ast.For):
+            return [*loop.body]
+        assert isinstance(loop, ast.comprehension)
+        whole = self.source.parent(loop)
+        return [n for n in ast.iter_child_nodes(whole) if n is not loop] + [*loop.ifs]  # type: ignore[arg-type]
+
+    # -- what others call ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def per_sample_roots(self) -> list[ast.AST]:
+        """What is called for a sample, by a worker or a library: nobody knows when, and on which ranks."""
+        methods = [m for node in self.sampling_classes for m in node.body if isinstance(m, FUNCTIONS)]
+        unknown = (m for m in methods if _is_sampling(m) or not (self._callers.of(m) or is_property(m)))
+        return [*unknown, *self.handed_on]
+
+    @cached_property
+    def sampling_classes(self) -> list[ast.ClassDef]:
+        """What is called is a transform, or a data set's way to read a file; a model has a forward."""
+        classes = (n for n in self.source.nodes if isinstance(n, ast.ClassDef))
+        lineage = self.resolver.classes.lineage
+        return [n for n in classes if any(_is_sampling(method) for one in lineage(n) for method in one.body)]
+
+    @cached_property
+    def in_samples(self) -> set[ast.AST]:
+        """What runs for one sample of a data set, and for nothing else: on the rank that loads it."""
+        methods = [m for node in self.sampling_classes for m in node.body if isinstance(m, FUNCTIONS)]
+        functions: set[ast.AST] = {m for m in methods if m.name in ("__getitem__", "__getitems__")}
+        todo = {n for n in self.loops.reached(*functions) if isinstance(n, FUNCTIONS)} - functions
+        while True:
+            inner = {f for f in todo if self._callers.of(f) and self._are_called_in(f, functions)}
+            if not inner:
+                return {node for function in functions for node in ast.walk(function)}
+            functions |= inner
+            todo -= inner
+
+    def _are_called_in(self, function: ast.AST, functions: Collection[ast.AST]) -> bool:
+        return all(self.source.function(call) in functions for call in self._callers.of(function))
+
+    @cached_property
+    def handed_on(self) -> list[ast.AST]:
+        """Functions that others may call, but for those that all ranks have to run: those train, or wrap a model."""
+        lambdas: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, ast.Lambda)]
+        functions = dict.fromkeys(self._given_away())
+        return [*lambdas, *(f for f in functions if not self._needing_all.inside(f))]
+
+    def _given_away(self) -> Iterator[FunctionNode]:
+        """Functions that are named without being called, where that isn't known to lead to a call of the script's."""
+        called = {c.func for c in self.source.calls}
+        for node in self.source.nodes:
+            named = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+            if not named or node in called:
+                continue
+            functions = [r.definition for r in self.resolver.roles(node) if isinstance(r, Function)]
+            taker = self._taker(node) if functions else None
+            if taker is None:  # it is kept: called where that is found
+                yield from (f for f in functions if not self._callers.of(f))
+            elif not self.resolver.functions_called(taker) and self.names.qualified(taker.func) not in _RUNNERS:
+                yield from functions
+
+    def _taker(self, node: ast.AST) -> ast.Call | None:
+        """The call to which a function is given."""
+        above = self.source.parent(node)
+        if isinstance(above, ast.keyword):
+            above = self.source.parent(above)
+        while isinstance(above, (ast.Tuple, ast.List, ast.Starred)):
+            above = self.source.parent(above)
+        return above if isinstance(above, ast.Call) else None
+
+
+def _is_sampling(node: ast.AST) -> bool:
+    """Whether this is a method by which others take samples, or hand them through."""
+    return isinstance(node, FUNCTIONS) and node.name in (
+        "__getitem__",
+        "__getitems__",
+        "__iter__",
+        "__len__",
+        "__call__",
+    )

@@ -1,0 +1,170 @@
+"""Code that only shows something: how often it runs on a rank doesn't matter, as other ranks show nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Callable
+
+from dp2ddp.analysis.control.callers import Callers
+from dp2ddp.analysis.control.loops import Loops, local_names
+from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+_SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
+_MAKING_BARS = (*PROGRESS_BARS, "tqdm.trange", "tqdm.auto.trange", "logging.getLogger")
+#: What makes plain values of plain values.
+_PLAIN = ("builtins.", "time.", "datetime.", "math.", "os.path.basename", "os.get_terminal_size", "shutil.get_terminal")
+_LOSS = re.compile(r"torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)")
+_EFFECTS = frozenset("builtins.open builtins.input builtins.exec builtins.eval builtins.next builtins.setattr".split())
+
+
+class Display:
+    """Finds blocks that do nothing but show something.
+
+    What they show must not be a batch, or an output: these are gathered where somebody looks, which takes all ranks.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: Names,
+        loops: Loops,
+        writers: Writers,
+        callers: Callers,
+        is_clock: Callable[[ast.expr], bool],
+    ) -> None:
+        self.source = source
+        self.names = names
+        self.loops = loops
+        self.resolver = loops.resolver
+        self.writers = writers
+        self._callers = callers
+        self._is_clock = is_clock
+        self._functions: dict[FunctionNode, bool] = {}
+        self._tensors: dict[ast.AST, set[str]] = {}
+
+    def only_shows(self, branch: ast.If) -> bool:
+        """Whether nothing depends on a branch but what is shown; with a function that does nothing else around it."""
+        if self._shows_all([*branch.body, *branch.orelse], branch, returns=False):
+            return True
+        function = self.source.function(branch)
+        return function is not None and self._is_showing(function)
+
+    def _is_showing(self, function: FunctionNode) -> bool:
+        """Whether a function shows something, and gives nothing back."""
+        if function not in self._functions:
+            self._functions[function] = False  # where it calls itself
+            shows = self._shows_all(function.body, function, returns=True)
+            self._functions[function] = shows and all(map(self._is_given_plain, self._callers.of(function)))
+        return self._functions[function]
+
+    def _is_given_plain(self, call: ast.Call) -> bool:
+        """Whether a call hands over no batch and no output."""
+        given = [*call.args, *(k.value for k in call.keywords)]
+        return not any(self._holds_tensor(value, self._tensors_of(call)) for value in given)
+
+    def _shows_all(self, block: Sequence[ast.stmt], whole: ast.AST, returns: bool) -> bool:
+        return all(self._shows(statement, whole, returns) for statement in block)
+
+    def _shows(self, statement: ast.stmt, whole: ast.AST, returns: bool) -> bool:
+        if isinstance(statement, ast.Expr):
+            value = statement.value
+            return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and self._shows_by(value))
+        if isinstance(statement, (ast.Assign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            kept = all(self._is_shown_only(t, statement.value, whole) for t in targets)
+            return kept and self._is_plain(statement.value)
+        if isinstance(statement, ast.If):
+            inner = [*statement.body, *statement.orelse]
+            return self._is_plain(statement.test) and self._shows_all(inner, whole, returns)
+        if isinstance(statement, ast.For):
+            return self._is_plain(statement.iter) and self._shows_all(statement.body, whole, returns)
+        if isinstance(statement, ast.Return):
+            return returns and statement.value is None
+        return isinstance(statement, (ast.Pass, ast.Global))
+
+    def _shows_by(self, call: ast.Call) -> bool:
+        if not all(map(self._is_plain, [*call.args, *(k.value for k in call.keywords)])):
+            return False
+        path = self.names.qualified(call.func)
+        if path is not None:
+            return path.startswith(_SHOWING) or path == "time.sleep"
+        called = self.resolver.functions_called(call)
+        if called:
+            return all(self._is_showing(function.definition) for function in called)
+        made = self.writers.packages(call.func)
+        return bool(made) and all(m.startswith(_MAKING_BARS) or m.endswith(".SummaryWriter") for m in made)
+
+    def _is_shown_only(self, target: ast.expr, value: ast.expr, whole: ast.AST) -> bool:
+        """Whether what is assigned is a time, or is used nowhere else."""
+        if not isinstance(target, (ast.Name, ast.Attribute)):
+            return False
+        if self._is_clock(value):
+            return True
+        if not isinstance(target, ast.Name):
+            return False
+        function = self.source.function(whole) if not isinstance(whole, FUNCTIONS) else whole
+        scope: ast.AST = function or self.source.module(whole)
+        if isinstance(whole, FUNCTIONS):
+            return target.id in local_names(whole)
+        inside = set(ast.walk(whole))
+        uses = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == target.id)
+        return all(n in inside for n in uses)
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def _is_plain(self, node: ast.expr) -> bool:
+        """Whether a value is made of plain values, and certainly not of a batch or an output."""
+        tensors = self._tensors_of(node)
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call) and not self._is_plain_call(part):
+                return False
+            if isinstance(part, ast.Name) and part.id in tensors:
+                return False
+            if isinstance(part, (ast.Lambda, ast.Await, ast.Yield, ast.NamedExpr)):
+                return False
+        return True
+
+    def _is_plain_call(self, call: ast.Call) -> bool:
+        path = self.names.qualified(call.func)
+        if path is not None:
+            return path.startswith(_PLAIN) and path not in _EFFECTS
+        return isinstance(call.func, ast.Attribute) and (
+            hasattr(str, call.func.attr) or call.func.attr in ("item", "total_seconds", "get_lr", "get_last_lr")
+        )
+
+    def _tensors_of(self, node: ast.AST) -> set[str]:
+        """The names that hold batches, outputs and what is computed of them in the function around `node`."""
+        scope: ast.AST = self.source.function(node) or self.source.module(node)
+        if scope not in self._tensors:
+            found = {n.id for loop in self.loops.data_loops for n in ast.walk(loop.batch) if isinstance(n, ast.Name)}
+            assigned = [n for n in ast.walk(scope) if isinstance(n, (ast.Assign, ast.AugAssign))]
+            before = -1
+            while len(found) != before:
+                before = len(found)
+                for one in assigned:
+                    targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+                    if self._holds_tensor(one.value, found):
+                        found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            self._tensors[scope] = found
+        return self._tensors[scope]
+
+    def _holds_tensor(self, value: ast.expr, known: set[str]) -> bool:
+        """Whether a value is, or is made of, a batch or an output; a loss is a number, as is what `item()` gives."""
+        if isinstance(value, ast.Call):
+            path = self.names.qualified(value.func) or ""
+            method = value.func.attr if isinstance(value.func, ast.Attribute) else ""
+            number = method in ("item", "size", "tolist", "numel") or path in ("builtins.len", "builtins.float")
+            is_loss = self.resolver.holds(value.func, Criterion) or _LOSS.fullmatch(path) is not None
+            if number or (is_loss and keyword(value, "reduction") is None):
+                return False
+            if self.resolver.holds(value.func, Wrapped, Module):
+                return True
+        if isinstance(value, ast.Name):
+            return value.id in known
+        return any(self._holds_tensor(c, known) for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))

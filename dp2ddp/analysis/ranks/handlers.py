@@ -1,0 +1,89 @@
+"""What runs after an exception that not every rank sees, or that each sees at another line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+
+from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.source.names import Names
+from dp2ddp.source.program import FunctionNode, Source
+
+_EXITS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
+#: What a signal, a full memory or a shard's samples bring about; an exception of another kind comes to all ranks alike.
+_PARTING = frozenset(
+    "builtins.BaseException builtins.Exception builtins.RuntimeError builtins.KeyboardInterrupt builtins.MemoryError "
+    "builtins.ArithmeticError builtins.FloatingPointError builtins.ZeroDivisionError torch.OutOfMemoryError "
+    "torch.cuda.OutOfMemoryError".split()
+)
+
+
+def leaves(statement: ast.stmt, names: Names) -> bool:
+    """Whether a statement ends the function or the script."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return names.qualified(statement.value.func) in _EXITS
+    return isinstance(statement, (ast.Raise, ast.Return))
+
+
+class Handlers:
+    """Looks for handlers after which the ranks would wait for each other.
+
+    Args:
+        together: the nodes at which all ranks have to come along: calls of models, loops over loaders.
+    """
+
+    def __init__(self, source: Source, names: Names, loops: Loops, together: Collection[ast.AST]) -> None:
+        self.source = source
+        self.names = names
+        self.loops = loops
+        self.together = together
+
+    def parting(self) -> Iterator[ast.ExceptHandler]:
+        """The handlers of exceptions from lines that the ranks run together, which then go on with such lines."""
+        tries = [n for n in self.source.nodes if isinstance(n, ast.Try)]
+        for node in sorted(tries, key=lambda n: n.lineno):
+            if self._needs_all(node.body):
+                yield from (h for h in node.handlers if self._parts(h) and self._goes_on(node, h))
+
+    def _parts(self, handler: ast.ExceptHandler) -> bool:
+        kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        return any(kind is None or self.names.qualified(kind) in _PARTING for kind in kinds)
+
+    def _goes_on(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
+        if self._needs_all([*handler.body, *node.finalbody]):
+            return True
+        last = handler.body[-1]
+        if isinstance(last, ast.Return):
+            return self._needs_all_in_callers(self.source.function(node), frozenset())
+        return not leaves(last, self.names) and self._needs_all_after(node, isinstance(last, ast.Break), frozenset())
+
+    def _needs_all_after(self, statement: ast.stmt, broken: bool, seen: frozenset[FunctionNode]) -> bool:
+        """Whether what runs after `statement` needs all ranks; `broken`: it leaves the loop that it is in."""
+        node: ast.stmt = statement
+        while True:
+            block = self.source.block(node)
+            if not (broken and node is statement) and self._needs_all(block[block.index(node) + 1 :]):
+                return True
+            above = self.source.parent(node)
+            while isinstance(above, ast.ExceptHandler):
+                above = self.source.parent(above)
+            if isinstance(above, (ast.For, ast.While)):
+                if not broken and self._needs_all([above]):
+                    return True
+                broken = False
+            if not isinstance(above, ast.stmt) or isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return self._needs_all_in_callers(self.source.function(statement), seen)
+            node = above
+
+    def _needs_all_in_callers(self, function: FunctionNode | None, seen: frozenset[FunctionNode]) -> bool:
+        if function is None or function in seen:
+            return False
+        calls = [
+            c
+            for c in self.source.calls
+            if any(f.definition is function for f in self.loops.resolver.functions_called(c))
+        ]
+        return any(self._needs_all_after(self.source.statement(c), False, seen | {function}) for c in calls)
+
+    def _needs_all(self, statements: list[ast.stmt]) -> bool:
+        return any(node in self.together for node in self.loops.reached(*statements))

@@ -1,0 +1,176 @@
+"""What reaches for DataParallel's replicas: the script's own copies of DataParallel, and packages that patch it.
+
+There are no replicas in a converted script. A class or function that calls `torch.nn.parallel.replicate` or
+`parallel_apply` itself puts a model on several GPUs, and would do so in each process. A package that exchanges
+DataParallel's `replicate` (synchronised BatchNorm) would never be called.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Union
+
+from dp2ddp.analysis.control.reached import is_reached, means
+from dp2ddp.analysis.roles import Resolver, Wrapped
+from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+
+# The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
+_STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})
+_COPYING = frozenset({"replicate", "parallel_apply"})
+_PATCH = "patch_replication_callback"
+_Unit = Union[ast.ClassDef, FunctionNode]
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """What keeps a script from being converted: the place, why, and what to do about it."""
+
+    node: ast.AST
+    why: str
+    todo: str = "wrap the model in plain `nn.DataParallel`, then convert again"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A use of a class or function of the script that copies a model onto several GPUs by itself.
+
+    Attributes:
+        use: where it is called, or handed on.
+        name: what it is called.
+        step: the call of torch's function in it.
+        instead: the `nn.DataParallel(...)` that other runs come to instead, None if there is none.
+    """
+
+    use: ast.expr
+    name: str
+    step: ast.Call
+    instead: ast.Call | None
+
+
+class Replicas:
+    """Finds what reaches for replicas."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver, wraps: Wraps) -> None:
+        self._source = source
+        self._names = names
+        self._resolver = resolver
+        self._wraps = wraps
+
+    def blockers(self, *, sync_bn: bool) -> Iterator[Blocker]:
+        """What can't be converted. Packages that synchronise BatchNorm can, `sync_bn` given."""
+        brief = self._source.brief
+        for copy in self.copies:
+            if copy.instead is None:
+                why = f"`{copy.name}` copies a model onto several GPUs by itself (`{brief(copy.step.func)}`, "
+                yield Blocker(copy.use, f"{why}{self._source.where(copy.step)}), which every process would do")
+        for node in self.exchanged:
+            why = f"`{brief(node)}`, a step of DataParallel's forward, is exchanged"
+            yield Blocker(node, why, "leave it out, then convert again")
+        for call in self.patches:
+            if not (sync_bn and isinstance(self._source.parent(call), ast.Expr)):
+                why = f"`{brief(call)}` synchronises BatchNorm over DataParallel's replicas"
+                yield Blocker(call, why, "convert with --sync-bn: torch's SyncBatchNorm does that for processes")
+
+    @cached_property
+    def copies(self) -> list[Copy]:
+        """Where the script's own copies of DataParallel are used, in order."""
+        units: dict[_Unit, ast.Call] = {}
+        for call in self._source.calls:
+            path = self._names.qualified(call.func) or ""
+            if path.startswith("torch.nn.parallel.") and path.rsplit(".", 1)[-1] in _COPYING:
+                unit = self._unit(call)
+                if unit is not None:
+                    units.setdefault(unit, call)
+        found = {use: (unit, step) for unit, step in units.items() for use in self._uses(unit)}
+        return [Copy(use, found[use][0].name, found[use][1], self._instead(use)) for use in in_order(found)]
+
+    @cached_property
+    def patches(self) -> list[ast.Call]:
+        """Calls that make a wrapped model tell its replicas of each other, in order."""
+        return [call for call in self._source.calls if self._patches(call)]
+
+    @property
+    def exchanged(self) -> list[ast.Attribute]:
+        """Where the script puts a function of its own in the place of a step of DataParallel's forward."""
+        return [node for node in self._steps if isinstance(node.ctx, ast.Store)]
+
+    @property
+    def asked_for(self) -> list[ast.Attribute]:
+        """Where the script takes a step of DataParallel's forward from a wrapped model."""
+        return [node for node in self._steps if isinstance(node.ctx, ast.Load)]
+
+    @cached_property
+    def _steps(self) -> list[ast.Attribute]:
+        patching = {f.definition for call in self.patches for f in self._resolver.functions_called(call)}
+        named = (n for n in self._source.nodes if isinstance(n, ast.Attribute) and n.attr in _STEPS)
+        steps = (n for n in named if self._resolver.holds(n.value, Wrapped))
+        return [node for node in steps if self._source.function(node) not in patching]
+
+    def _patches(self, call: ast.Call) -> bool:
+        path = self._names.qualified(call.func)
+        if path is not None:
+            return path.rsplit(".", 1)[-1] == _PATCH
+        return any(self._exchanges_replicate(f.definition) for f in self._resolver.functions_called(call))
+
+    def _exchanges_replicate(self, function: FunctionNode) -> bool:
+        """Whether a function sets `replicate` of what it is given."""
+        parameters = {argument.arg for argument in function.args.args}
+        stores = (n for n in ast.walk(function) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+        return any(n.attr == "replicate" and isinstance(n.value, ast.Name) and n.value.id in parameters for n in stores)
+
+    def _unit(self, node: ast.AST) -> _Unit | None:
+        """The class or function that a call stands in; None for one derived from DataParallel, which is a wrap."""
+        function = self._source.function(node)
+        if function is None:
+            return None
+        owner = self._source.parent(function)
+        if not isinstance(owner, ast.ClassDef):
+            return function
+        return None if self._resolver.classes.is_wrapper(owner) else owner
+
+    def _uses(self, unit: _Unit) -> Iterator[ast.expr]:
+        """Where others name a class or function, if they are used themselves."""
+        inside = set(ast.walk(unit))
+        named = (n for n in self._source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in inside)
+        for node in named:
+            if not isinstance(node.ctx, ast.Load) or not means(self._resolver, node, unit):
+                continue
+            above = self._source.parent(node)
+            if isinstance(above, ast.ClassDef):
+                yield from self._uses(above)
+            elif not asks_for_type(self._source, self._names, node) and is_reached(self._source, self._resolver, node):
+                yield node
+
+    def _instead(self, use: ast.expr) -> ast.Call | None:
+        """The wrap that runs where `use` doesn't: on another branch, or before a return."""
+        calls = (wrap.call for wrap in self._wraps.models)
+        return next((call for call in calls if self._excludes(call, use)), None)
+
+    def _excludes(self, wrap: ast.Call, use: ast.expr) -> bool:
+        if self._source.function(wrap) is not self._source.function(use):
+            return False
+        around = set(self._source.ancestors(use))
+        node: ast.AST = wrap
+        for above in self._source.ancestors(wrap):
+            if isinstance(above, (*FUNCTIONS, ast.Module)):
+                return False
+            if isinstance(above, (ast.If, ast.IfExp)) and node is not above.test:
+                branch = self._branch(above, node)
+                if above in around:
+                    return not any(part in around or part is use for part in branch)
+                if isinstance(branch[-1], (ast.Return, ast.Raise)) and in_order([wrap, use])[0] is wrap:
+                    return True
+            node = above
+        return False
+
+    def _branch(self, choice: ast.If | ast.IfExp, node: ast.AST) -> list[ast.AST]:
+        """The branch of a choice that holds `node`."""
+        if isinstance(choice, ast.IfExp):
+            return [choice.body if node is choice.body else choice.orelse]
+        return list(choice.body if node in choice.body else choice.orelse)

@@ -1,0 +1,195 @@
+"""Where models are wrapped in `nn.DataParallel`, how the call is used, and which guards stand around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from dp2ddp.analysis.control.reached import is_reached
+from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
+from dp2ddp.analysis.wraps.parts import Parts
+from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.program import FUNCTIONS, Source
+
+_MOVES = frozenset({"cuda", "to"})
+_KNOWN = frozenset({"torch", "dp2ddp_runtime"})
+# What replaces DataParallel is the script's own business; what describes it wraps nothing.
+_SOMETHING_ELSE = re.compile("Distributed|Sharded|Config|Kwargs")
+# `DataParallelWithCallback` and the like tell their replicas of each other.
+_SYNC_HINT = " (if that is for synchronised BatchNorm: plain `nn.DataParallel` and --sync-bn give it over processes)"
+# What a class derived from `DataParallel` may not define, as the conversion does these things in its own way; and what
+# it may although it begins with an underscore.
+_INNER = frozenset(
+    "forward scatter gather replicate parallel_apply train eval to cuda cpu float double half no_sync join module "
+    "parameters named_parameters buffers named_buffers modules named_modules".split()
+)
+_OUTER = frozenset({"__init__", "__getattr__", "__repr__", "__str__", "__len__", "__getitem__", "__iter__"})
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """One `nn.DataParallel(model, ...)`.
+
+    Attributes:
+        call: the call itself.
+        outer: the expression that the wrapped model replaces: the call with `.cuda()` or `.to(device)` behind it.
+        model: the model that is wrapped.
+        dim: the dimension along which the batch is split, None for the first.
+        device_ids: as given, None for all devices.
+        root: the model a part of which is wrapped, None where a whole one is, or none is named.
+    """
+
+    call: ast.Call
+    outer: ast.expr
+    model: ast.expr | None
+    dim: ast.expr | None
+    device_ids: ast.expr | None
+    root: ast.expr | None = None
+
+
+class Wraps:
+    """Finds every use of `DataParallel` in a script."""
+
+    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+        self.source = source
+        self.names = names
+        self.resolver = resolver
+        self._parts = Parts(source, names, resolver)
+        self.models: list[Wrap] = []
+        self.optimizers: list[ast.Call] = []
+        self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
+        self.values: list[ast.expr] = []  # `DataParallel` handed on, derived from, or called with what isn't known
+        self.refused: list[tuple[ast.AST, str]] = []  # uses of `DataParallel` that can't be converted, and why
+        self.functional: list[ast.Call] = []
+        self._find()
+
+    def _find(self) -> None:
+        called = set()
+        for call in self.source.calls:
+            path = self.names.qualified(call.func)
+            if path == "torch.nn.DataParallel":
+                called.add(call.func)
+                if any(isinstance(r, WrappedOptimizer) for r in self.resolver.roles(call)):
+                    self.optimizers.append(call)
+                elif argument(call, 0, "module") is None or any(k.arg is None for k in call.keywords):
+                    self.values.append(call.func)  # `DataParallel(*args)`, `DataParallel(net, **options)`
+                else:
+                    self.models.append(self._wrap(call))
+            elif path == "torch.nn.parallel.data_parallel":
+                self.functional.append(call)
+            elif path is not None and _is_foreign(path):
+                module, _, name = path.rpartition(".")
+                hint = _SYNC_HINT if "Callback" in name else ""
+                self.refused.append((call.func, f"`{name}` comes from `{module}`, no part of this program{hint}"))
+        # (`getattr(nn, "DataParallel")` names it, too.)
+        kinds = (ast.Name, ast.Attribute, ast.Call)
+        named = [n for n in self.source.nodes if isinstance(n, kinds) and n not in called]
+        for node in named:
+            if self.names.qualified(node) == "torch.nn.DataParallel":
+                self._reference(node)
+
+    @property
+    def found(self) -> bool:
+        """Whether there is any use of `DataParallel` that can be converted."""
+        return any((self.models, self.optimizers, self.functional, self.values, self.type_checks))
+
+    @cached_property
+    def device_ids(self) -> list[tuple[ast.expr, ast.Call]]:
+        """The `device_ids` that models are wrapped with, and the calls that give them."""
+        direct = [(wrap.device_ids, wrap.call) for wrap in self.models if wrap.device_ids is not None]
+        known = {wrap.call for wrap in self.models}
+        others = [call for call in self.source.calls if call not in known and self._hands_device_ids(call)]
+        return direct + [
+            (given, c) for c in others if (given := keyword(c, "device_ids") or argument(c, 1, "device_ids"))
+        ]
+
+    def _hands_device_ids(self, call: ast.Call) -> bool:
+        """Whether a call wraps a model by another name than `DataParallel`, or prepares that."""
+        if self.names.qualified(call.func) == "functools.partial":
+            return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
+        classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
+        hands = self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
+        return hands and is_reached(self.source, self.resolver, call)
+
+    def _reference(self, node: ast.expr) -> None:
+        """Sort a use of `DataParallel` that is no call."""
+        above = self.source.parent(node)
+        if asks_for_type(self.source, self.names, node):
+            self.type_checks.append(node)
+        elif isinstance(above, ast.Attribute):
+            self.refused.append((node, f"`{self.source.brief(above)}` reaches into `DataParallel`"))
+        elif isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+            self.refused.append((node, "`DataParallel` itself is exchanged"))
+        elif isinstance(above, ast.ClassDef):
+            why = self._why_not_derived(above)
+            if why and self._is_used(above):
+                self.refused.append((node, why))
+            elif not why:
+                self.values.append(node)
+        else:
+            self.values.append(node)
+
+    def _is_used(self, definition: ast.ClassDef) -> bool:
+        """Whether anything that runs names a class, but for its own body. (What isn't used may stay as it is.)"""
+        own = set(ast.walk(definition))
+        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
+        uses = (n for n in named if Class(definition) in self.resolver.roles(n))
+        return any(is_reached(self.source, self.resolver, use) for use in uses)
+
+    def _why_not_derived(self, definition: ast.ClassDef) -> str:
+        """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""
+        if len(definition.bases) > 1 or definition.keywords:
+            return f"`{definition.name}` derives from more than `DataParallel`"
+        methods = (item.name for item in definition.body if isinstance(item, FUNCTIONS))
+        changed = next((name for name in methods if name in _INNER or (name[0] == "_" and name not in _OUTER)), None)
+        hint = _SYNC_HINT if changed == "replicate" else ""
+        return f"`{definition.name}` changes how `DataParallel` works (`{changed}`){hint}" if changed else ""
+
+    def _wrap(self, call: ast.Call) -> Wrap:
+        outer, model = self._outer(call), argument(call, 0, "module")
+        return Wrap(
+            call,
+            outer,
+            model,
+            argument(call, 3, "dim"),
+            argument(call, 1, "device_ids"),
+            self._parts.root(call, outer),
+        )
+
+    def _outer(self, call: ast.Call) -> ast.expr:
+        outer: ast.expr = call
+        while True:
+            above = self.source.parent(outer)
+            if isinstance(above, ast.Attribute) and above.attr in _MOVES:
+                move = self.source.parent(above)
+                if isinstance(move, ast.Call) and move.func is above:
+                    outer = move
+                    continue
+            return outer
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether a dotted path names what another library has in `DataParallel`'s place."""
+    library, name = path.split(".")[0], path.split(".")[-1]
+    return library not in _KNOWN and "DataParallel" in name and not _SOMETHING_ELSE.search(name)
+
+
+def asks_for_type(source: Source, names: Names, reference: ast.expr) -> bool:
+    """Whether `DataParallel` is named to check a type (in `isinstance(...)`, beside `type(...)`) or to annotate one."""
+    node: ast.AST = reference
+    for above in source.ancestors(reference):
+        if isinstance(above, ast.Call):
+            return names.qualified(above.func) in ("builtins.isinstance", "builtins.issubclass")
+        if isinstance(above, (ast.Compare, ast.arg)):
+            return True
+        if isinstance(above, ast.AnnAssign):
+            return node is above.annotation
+        if isinstance(above, FUNCTIONS):
+            return node is above.returns
+        if isinstance(above, ast.stmt):
+            return False
+        node = above
+    return False

@@ -1,0 +1,224 @@
+"""Scripts from text to text: parse, plan, rewrite."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Union
+
+from dp2ddp.analysis.existing_ddp import refusals
+from dp2ddp.convert.plan import Plan, plan
+from dp2ddp.errors import BadInput, EditError, NotRewritable
+from dp2ddp.project.modules import Layout
+from dp2ddp.rewrite.apply import apply
+from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
+from dp2ddp.rules import Options, all_rules
+from dp2ddp.source.program import File, Source, link, parse
+from dp2ddp.source.spans import Span, moved
+
+# What a file has to speak of to have to do with training: models, data, losses, devices, files, randomness, time,
+# output, arguments. One that says nothing of the kind (constants, formulas, parsing of strings) needs no analysis.
+_RELEVANT = re.compile(
+    "torch|model|net|layer|forward|backward|grad|step|optim|loss|criterion|metric|meter|batch|data|load|sampl|train"
+    "|eval|test|valid|epoch|iter|cuda|gpu|devic|parallel|rank|rand|seed|shuffl|numpy|np|time|open|read|write|save|dump"
+    "|path|file|dir|glob|shutil|copy|remove|rename|exist|log|print|exit|environ|arg|config|cfg|process|thread|class ",
+    re.IGNORECASE,
+)
+
+
+#: Scripts by path; with the functions by which commands start them, where there are such.
+Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of a script.
+
+    Attributes:
+        new_text: the converted source; the original where nothing changed.
+        edits: every change, in the order of the source.
+        notes: what a person has to look at, in the order of the source.
+        changed: whether `new_text` differs from the original.
+        converted_before: the script calls the runtime already, and was left as it is.
+        refused: something in its program can't be converted, so nothing was; the notes on that file say what.
+    """
+
+    new_text: str
+    edits: Sequence[Edit] = ()
+    notes: Sequence[Note] = ()
+    changed: bool = False
+    converted_before: bool = False
+    refused: bool = False
+
+
+def convert_source(text: str, filename: str, options: Options) -> Conversion:
+    """Converts the source `text`, which has no byte order mark, as a script by itself.
+
+    Args:
+        filename: for messages only.
+
+    Raises:
+        BadInput: no Python, a script that sets up distributed training itself, or an unknown rule in `options`.
+        EditError: a mistake in dp2ddp.
+    """
+    check_rules(options)
+    source = parse(text, filename)
+    return _convert(source, {filename: text}, options)[filename]
+
+
+def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
+    """Converts scripts of one project together with what they import from it.
+
+    Args:
+        files: the texts of the project's Python files, by their path relative to its root, with `/` between folders.
+        entries: those that are started, if need be each with the functions by which commands start it.
+
+    Returns:
+        What became of each entry and each file that it imports, directly or not; by path.
+
+    Raises:
+        BadInput, EditError: as for `convert_source`; names the file.
+    """
+    check_rules(options)
+    commands = entries if isinstance(entries, Mapping) else {}
+    entries = list(entries)
+    layout = Layout(files)
+    programs = {entry: layout.reachable(entry) for entry in entries}
+    reached = dict.fromkeys(name for program in programs.values() for name in program)
+    # Where a file is imported by several scripts, its own imports are looked up as the first of them does.
+    started_by = {name: entry for entry in reversed(entries) for name in programs[entry]}
+    started_by.update((entry, entry) for entry in entries)
+
+    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
+        return layout.resolve(importer, started_by[importer], module, level, name)
+
+    texts = {name: files[name] for name in reached}
+    read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
+    source = link(read, entries, resolve, commands=commands)
+    done = _convert(source, read, options)
+    return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
+
+
+def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
+    converted = {file.name for file in source.files if refusals.is_converted(file)}
+    if converted:
+        notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
+        return {
+            name: Conversion(text, converted_before=name in converted, notes=left, refused=bool(left))
+            for name, text in texts.items()
+            for left in [notes.get(name, [])]
+        }
+    beside = any(map(refusals.uses_data_parallel, source.files))
+    for file in source.files:
+        refusals.refuse(file, allow_ddp=options.allow_ddp, beside=beside)
+    planned = plan(source, options)
+    if sys.version_info < (3, 10):
+        _refuse_misplaced(source, planned.edits)
+    return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+
+
+def _left_behind(file: File, converted: set[str]) -> list[Note]:
+    """What to do about a file that still wraps models, in a program of which others were converted without it."""
+    where = refusals.first_use_of_data_parallel(file)
+    if where is None:
+        return []
+    line, column = where
+    span = Span.of(line - file.before, column, line - file.before, column + 1)
+    others = ", ".join(sorted(converted))
+    return [
+        Note(
+            next(rule.id for rule in all_rules() if rule.explains),
+            span,
+            f"still uses nn.DataParallel, in one program with {others}, which was converted before",
+            "convert them together, from the originals",
+        )
+    ]
+
+
+def _convert_file(file: File, original: str, source: Source, planned: Plan, options: Options) -> Conversion:
+    """What the plan means for one file."""
+    edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
+    notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
+    notes.sort(key=lambda note: note.span)
+    if not planned.edits or not (edits or notes):
+        return Conversion(original, notes=notes, refused=planned.refused)
+    comments = [_comment(note, file, source) for note in notes if options.annotate]
+    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    return Conversion(
+        new_text,
+        edits=sorted(edits, key=lambda edit: edit.span.start),
+        notes=notes,
+        changed=new_text != original,
+    )
+
+
+def check_rules(options: Options) -> None:
+    """Checks the rule ids that the user gave.
+
+    Raises:
+        BadInput: there is no such rule, or the others need it.
+    """
+    known = {rule.id: rule for rule in all_rules()}
+    for rule_id in sorted(options.ignore):
+        if rule_id not in known:
+            raise BadInput("--ignore", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
+        if known[rule_id].essential:
+            todo = "what the other rules do is only right together with it"
+            raise BadInput("--ignore", what=f"{rule_id} can't be left out ({known[rule_id].title})", todo=todo)
+
+
+def with_ignored(options: Options, ignore: Sequence[str]) -> Options:
+    """`options` with the ids of rules to ignore as a user types them, in any case."""
+    return replace(options, ignore=frozenset(rule_id.upper() for rule_id in ignore))
+
+
+def _comment(note: Note, file: File, source: Source) -> InsertBefore:
+    """The note as a comment above the statement that it is about."""
+    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
+    around = (moved(source.span(node), -file.before) for node in statements)
+    statement = max((span for span in around if span.contains(note.span)), default=note.span)
+    return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
+
+
+def _is_elif(node: ast.stmt, source: Source) -> bool:
+    return isinstance(node, ast.If) and source.segment(node).startswith("elif")
+
+
+def _refuse_misplaced(source: Source, edits: Sequence[Edit]) -> None:
+    """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
+
+    Raises:
+        BadInput: one of the edits may be there.
+    """
+    strings = [node for node in source.nodes if isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno]
+    for span in (source.span(node) for node in strings if re.search("\"{3}|'{3}", source.segment(node))):
+        for edit in edits:
+            if span.start < edit.span.start and edit.span.start.line <= span.end.line:
+                file = source.file_of_line(edit.span.start.line)
+                raise BadInput(
+                    file.name,
+                    line=edit.span.start.line - file.before,
+                    what="Python 3.9 does not tell where in an f-string of several lines an expression stands",
+                    todo="run dp2ddp with Python 3.10 or later; the conversion runs with 3.9, too",
+                )
+
+
+def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:
+    try:
+        new_text = apply(text, edits)
+    except NotRewritable as error:
+        raise BadInput(
+            filename, line=error.line, what=error.what, todo="change that line, or convert by hand"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(new_text)
+    except SyntaxError as error:
+        # Better no file than a broken one.
+        raise EditError(f"the conversion is no Python: line {error.lineno}: {error.msg}") from error
+    return new_text

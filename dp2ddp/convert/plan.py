@@ -1,0 +1,55 @@
+"""Facts to plan: every edit that the rules ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.rewrite.edits import Edit, Finding, Note
+from dp2ddp.rules import Decisions, Options, all_rules
+from dp2ddp.source.program import Source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be done to a script.
+
+    Attributes:
+        edits: in the order of the rules, each rule's in the order of the source.
+        notes: what needs a person.
+        refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
+    """
+
+    edits: Sequence[Edit] = ()
+    notes: Sequence[Note] = ()
+    refused: bool = False
+
+
+def plan(source: Source, options: Options) -> Plan:
+    """Plan the conversion of a script."""
+    if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
+        return Plan()
+    facts = Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp)
+    if facts.blockers or not facts.wraps.found:
+        # Half a conversion would train something else: where one wrap can't be converted, none is.
+        rules = [rule for rule in all_rules() if rule.explains]
+    else:
+        rules = [rule for rule in all_rules() if options.runs(rule.id)]
+    decisions = Decisions(options, {k: v for rule in rules for k, v in rule.wrap_keywords(facts, options).items()})
+    findings = [finding for rule in rules for finding in rule.edits(facts, decisions)]
+    findings = [_left_out(finding) if finding.rule in options.ignore else finding for finding in findings]
+    if facts.beside_ddp:
+        own = facts.own_ddp.spans
+        findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
+    notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
+    edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
+    return Plan(edits, notes, refused=bool(facts.blockers))
+
+
+def _left_out(finding: Finding) -> Note:
+    """An edit that is left to a person. A note stays one: it says what to look at, not what was done."""
+    if isinstance(finding, Note):
+        return finding
+    todo = f"do it by hand, or convert without --ignore {finding.rule}"
+    return Note(finding.rule, finding.span, f"left as it is by --ignore: {finding.reason}", todo)

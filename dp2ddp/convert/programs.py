@@ -1,0 +1,224 @@
+"""Converts the scripts of a project, each together with the files that it imports.
+
+Scripts that share files are converted together, since a shared file has one conversion; all others independently, in
+several processes where there is much to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+from dp2ddp.convert import pipeline
+from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.errors import BadInput
+from dp2ddp.project import wrapcalls
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.uses import Uses
+from dp2ddp.rules import Options
+from dp2ddp.source import syntax
+
+#: What lies in the top folder of a project.
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+#: Below so many groups of scripts, starting processes costs more than it saves.
+_MANY = 4
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script and what it imports.
+
+    Attributes:
+        entry: the script.
+        files: the text of each file by its path, the script itself first.
+        unread: imported files that can't be read as Python and don't matter to the conversion.
+        functions: those of the script's functions that a command starts.
+    """
+
+    entry: str
+    files: Mapping[str, str]
+    unread: Sequence[BadInput] = ()
+    functions: Sequence[str] = ()
+
+    @cached_property
+    def wraps(self) -> bool:
+        """Whether the script may come to a wrap; true as well where it names `DataParallel`, or no file does."""
+        naming = [path for path, text in self.files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
+        if self.entry in naming or not naming:
+            return True
+        trees = {path: syntax.parse_old(text, path) for path, text in self.files.items()}
+        classes = wrapcalls.subclasses(trees.values())
+        lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+        return bool(Uses(trees, lines).wraps(self.entry, self.files, whole=True))
+
+
+@dataclass
+class Outcome:
+    """What became of a project's scripts.
+
+    Attributes:
+        programs: the scripts that were converted, with their files.
+        conversions: by path, of all files of these programs.
+        refused: the scripts that were left as they are, and why.
+        blocked: the scripts with a use of `DataParallel` that can't be converted, where those are left as they are.
+        idle: the scripts that never come to a wrap, and need no conversion.
+    """
+
+    programs: list[Program] = field(default_factory=list)
+    conversions: dict[str, Conversion] = field(default_factory=dict)
+    refused: list[tuple[Program, BadInput]] = field(default_factory=list)
+    blocked: list[tuple[Program, BadInput]] = field(default_factory=list)
+    idle: list[Program] = field(default_factory=list)
+
+    def entries(self) -> set[str]:
+        """All scripts that were asked for."""
+        left = [program for program, _ in (*self.refused, *self.blocked)]
+        return {program.entry for program in (*self.programs, *self.idle, *left)}
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether something can't be converted in a script that can't be left out: then nothing is to be written."""
+        return any(conversion.refused for conversion in self.conversions.values())
+
+    def changed(self) -> list[str]:
+        """The files that are to be written anew, sorted."""
+        return sorted(path for path, conversion in self.conversions.items() if conversion.changed)
+
+
+def root_of(scripts: Sequence[Path]) -> Path:
+    """The folder of the scripts' project: the nearest above that looks like it, else the current one, else their own.
+
+    Args:
+        scripts: absolute paths.
+    """
+    shared = Path(os.path.commonpath([script.parent for script in scripts]))
+    for folder in (shared, *shared.parents):
+        if any((folder / mark).exists() for mark in _ROOT_MARKS):
+            return folder
+    here = Path.cwd()
+    return here if here == shared or here in shared.parents else shared
+
+
+def follow(sources: Sources, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
+    """The program that the script `entry` starts, or that commands start by its `functions`.
+
+    Raises:
+        BadInput: the script, or a file that it imports and that names `DataParallel`, can't be read as Python.
+    """
+    files = {entry: sources[entry]}
+    unread = []
+    for path in layout.reachable(entry)[1:]:
+        try:
+            if not layout.imports(path).is_python:
+                syntax.parse_old(sources[path], path)
+            files[path] = sources[path]
+        except BadInput as error:
+            if wrapcalls.mentions(sources.data(path)):
+                raise
+            unread.append(error)
+    return Program(entry, files, unread, functions)
+
+
+def groups(programs: Sequence[Program]) -> list[list[Program]]:
+    """The programs, those together that share a file, be it by way of a third one."""
+    found: list[tuple[set[str], list[Program]]] = []
+    for program in programs:
+        joined = [each for each in found if not each[0].isdisjoint(program.files)]
+        found = [each for each in found if each[0].isdisjoint(program.files)]
+        paths = set(program.files).union(*(paths for paths, _ in joined))
+        found.append((paths, [*(other for _, others in joined for other in others), program]))
+    return [members for _, members in found]
+
+
+def convert(
+    programs: Sequence[Program],
+    options: Options,
+    *,
+    lenient: bool,
+    processes: int | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Outcome:
+    """Converts programs.
+
+    Args:
+        lenient: the scripts were guessed, so all of them come to a wrap; leave one that can't be converted as it is,
+            and go on with the others.
+        processes: how many to use at most; as many as there are processors by default.
+        advance: told the number of programs that were finished since it was called last.
+
+    Raises:
+        BadInput: a script can't be converted, and not `lenient`.
+        EditError: a mistake in dp2ddp.
+    """
+    outcome = Outcome(idle=[] if lenient else [program for program in programs if not program.wraps])
+    programs = [program for program in programs if program not in outcome.idle]
+    for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
+        outcome.programs += part.programs
+        outcome.conversions.update(part.conversions)
+        outcome.refused += part.refused
+        outcome.blocked += part.blocked
+        advance(len(part.programs) + len(part.refused) + len(part.blocked))
+    for program in outcome.idle:
+        untouched = {path: Conversion(text) for path, text in program.files.items()}
+        outcome.conversions = {**untouched, **outcome.conversions}
+    advance(len(outcome.idle))
+    return outcome
+
+
+def convert_group(programs: Sequence[Program], options: Options, *, lenient: bool) -> Outcome:
+    """Converts programs that share files. As `convert`, in this process."""
+    outcome = Outcome(programs=list(programs))
+    while outcome.programs:
+        files = {path: text for program in outcome.programs for path, text in program.files.items()}
+        try:
+            entries = {program.entry: program.functions for program in outcome.programs}
+            outcome.conversions = pipeline.convert_files(files, entries, options)
+            if not (lenient and _set_aside(outcome)):
+                break
+        except BadInput as error:
+            stopped = [program for program in outcome.programs if error.file in program.files]
+            if not lenient or not stopped:
+                raise
+            outcome.refused += [(program, error) for program in stopped]
+            outcome.programs = [program for program in outcome.programs if error.file not in program.files]
+    return outcome
+
+
+def _set_aside(outcome: Outcome) -> bool:
+    """Sets the scripts aside that stop the conversion of all; returns whether there were any."""
+    stops = {
+        path: why
+        for path, conversion in outcome.conversions.items()
+        if (why := why_refused(path, conversion)) is not None
+    }
+    stopped = [(program, stops[path]) for program in outcome.programs for path in program.files if path in stops]
+    reasons = {program.entry: (program, why) for program, why in reversed(stopped)}
+    outcome.blocked += [reasons[program.entry] for program in outcome.programs if program.entry in reasons]
+    outcome.programs = [program for program in outcome.programs if program.entry not in reasons]
+    if not outcome.programs:
+        outcome.conversions = {}
+    return bool(reasons)
+
+
+def why_refused(path: str, conversion: Conversion) -> BadInput | None:
+    """What in the file at `path` keeps its program from being converted, None if nothing does."""
+    if not conversion.refused or not conversion.notes:
+        return None
+    note = conversion.notes[0]
+    return BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
+
+
+def _parts(
+    work: Sequence[Sequence[Program]], do: Callable[[Sequence[Program]], Outcome], processes: int | None
+) -> Iterator[Outcome]:
+    count = min(processes or os.cpu_count() or 1, len(work))
+    if count < 2 or len(work) < _MANY:
+        yield from map(do, work)
+        return
+    with ProcessPoolExecutor(count) as pool:
+        yield from pool.map(do, work)

@@ -1,0 +1,182 @@
+"""What was changed and why, what needs a person, and how to run the result; as text and as data for JSON."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+from click import style
+
+from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.rewrite.edits import Edit, Note
+from dp2ddp.rules import Example, Rule
+
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def diff(name: str, old: str, new: str) -> str:
+    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both."""
+    lines = difflib.unified_diff(_LINE.findall(old), _LINE.findall(new), fromfile=name, tofile=name)
+    # A file without a final newline must say so, or the next line of the diff ends up on the same line.
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def colored(text: str) -> str:
+    """A diff in a terminal's colors."""
+    return "".join(
+        style(line, bold=True) if line.startswith(("---", "+++")) else style(line, fg=_DIFF_COLORS.get(line[:1]))
+        for line in _LINE.findall(text)
+    )
+
+
+def show_summary(conversion: Conversion, name: str, output: str | None, vendored: bool) -> None:
+    """Prints the summary of a conversion to standard error.
+
+    Args:
+        conversion: what became of the script.
+        name: the script's name.
+        output: the file written, None if none was (a diff, or standard output).
+        vendored: whether the runtime was copied beside it.
+    """
+    show_lines(summary_lines(conversion, name, output))
+    if conversion.changed:
+        show_lines(how_to_run(name, output, vendored))
+
+
+def show_lines(lines: Iterable[str], to_error: bool = True) -> None:
+    """Prints lines, in colors on a terminal (not with `NO_COLOR`), never wrapped: programs read them, too."""
+    for line in lines:
+        click.echo(line, err=to_error, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, Any]:
+    """The summary as plain data, ready for `json.dumps`. Lines are from 1, columns from 0."""
+    return {
+        "input": name,
+        "output": output,
+        "changed": conversion.changed,
+        "converted_before": conversion.converted_before,
+        "refused": conversion.refused,
+        "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
+        "notes": [
+            {**_place(note), "rule": note.rule, "what": note.what, "todo": note.todo} for note in conversion.notes
+        ],
+    }
+
+
+def flags_of(example: Example) -> str:
+    """The options of the command line that make `example`, its rule's id left out."""
+    flags = (
+        ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
+    )
+    return " ".join(flags)
+
+
+def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
+    """Every rule: id, title, why."""
+    for rule in rules:
+        yield f"{style(rule.id, bold=True, fg='cyan')}  {style(rule.title, bold=True)}"
+        yield f"        {_one_line(rule.why)}"
+
+
+def rule_lines(rule: Rule) -> Iterator[str]:
+    """One rule with its examples, and with what it leaves alone."""
+    yield from rules_lines([rule])
+    for example in rule.examples:
+        if example.after:
+            yield from _script("before", example.before)
+        yield from _converted("after" if example.after else "only noted", example)
+    for example in rule.valid:
+        yield from _converted("left alone", example)
+
+
+def _converted(title: str, example: Example) -> Iterator[str]:
+    return _script(f"{title} with {flags_of(example)}" if flags_of(example) else title, example.converted)
+
+
+def _script(title: str, code: str) -> Iterator[str]:
+    yield ""
+    yield style(f"{title}:", bold=True)
+    for line in code.rstrip("\n").split("\n"):
+        yield f"    {line}".rstrip()
+
+
+def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[str]:
+    """What became of one file: as `show_summary`, but for how to run it."""
+    if conversion.converted_before:
+        yield style(f"{name}: converted already, nothing to do", bold=True)
+        return
+    if not conversion.changed:
+        yield style(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", bold=True)
+        yield from _notes(conversion.notes, name)
+        return
+    rules = {edit.rule for edit in conversion.edits}
+    arrow = f" -> {output}" if output and output != name else ""
+    yield style(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", bold=True)
+    yield from _changes(conversion.edits)
+    yield from _notes(conversion.notes, name)
+
+
+def _changes(edits: Sequence[Edit]) -> Iterator[str]:
+    """One line for each change; the same change said twice for one line of source is said once."""
+    for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
+        yield f"{style(f'{line:6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
+
+
+def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
+    if not notes:
+        return
+    yield style(f"{count(notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
+    for note in notes:
+        place = f"{name}:{note.span.start[0]}"
+        yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
+
+
+def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
+    """How to run a script that was converted; as `show_summary`."""
+    yield style("How to run it:", bold=True)
+    if output is None and not name.startswith("<"):
+        yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"
+    script = shlex.quote(output or "OUTPUT.py")
+    yield f"  python {script} ...   one process on each visible GPU of this machine"
+    yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
+    if not vendored:
+        yield "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor."
+
+
+def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
+    """How to run several scripts that were converted."""
+    yield style("How to run them:", bold=True)
+    for script in scripts:
+        yield f"  python {shlex.quote(script)} ..."
+    yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
+    if not vendored:
+        yield "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor."
+
+
+def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
+    """How to run functions that are started by commands, and that were converted."""
+    yield style("How to run what isn't a script:", bold=True)
+    for command in commands:
+        yield f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ..."
+    yield "  once the converted project is installed where dp2ddp_runtime can be imported."
+
+
+def _place(finding: Edit | Note) -> dict[str, int]:
+    return {"line": finding.span.start[0], "column": finding.span.start[1]}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def count(things: Collection[object], name: str) -> str:
+    """`3 changes`, `1 note`."""
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

@@ -1,0 +1,221 @@
+"""Which files of a project are scripts that one starts and that wrap a model in `DataParallel`."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dp2ddp.errors import BadInput
+from dp2ddp.project import commands, wrapcalls
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.project.uses import Uses
+from dp2ddp.source import syntax
+from dp2ddp.source.nodes import is_main_guard
+
+_IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+_WORD = re.compile(rb"\w+")
+_DYNAMIC = (b"import_module", b"__import__")
+_LOOPS = (ast.For, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+_TEST_TOOLS = frozenset({"unittest", "pytest", "nose", "absl.testing", "torch.testing"})
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What was found out about a project's scripts.
+
+    Attributes:
+        entries: the scripts, sorted.
+        wraps: the lines of the wraps, for each file that has some.
+        unread: the files that name `DataParallel` but can't be read as Python, and why.
+        commands: of the entries that a command of the project starts: its function, and the command's name.
+        tests: the unit tests that come to a wrap, which are no entries.
+        unfollowed: lines of files that name `DataParallel` in a way that can't be followed.
+    """
+
+    entries: Sequence[str]
+    wraps: Mapping[str, Sequence[int]]
+    unread: Sequence[BadInput]
+    commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tests: Sequence[str] = ()
+    unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def guess(sources: Sources, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
+    """Finds the scripts that reach a wrap by their imports, and may use it.
+
+    A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
+    that is one of the commands `installed` with the project. A unit test is none. Files that can't lead to
+    `DataParallel` are not parsed.
+    """
+    return _Guesser(sources, layout).guess(installed)
+
+
+def started(sources: Sources, installed: Iterable[commands.Command]) -> dict[str, dict[str, str]]:
+    """The functions that commands start, and the commands' names, by file."""
+    found: dict[str, dict[str, str]] = {}
+    for command in installed:
+        path = commands.module_file(command.module, command.folder, sources)
+        if path is not None:
+            found.setdefault(path, {})[command.function] = command.name
+    return found
+
+
+def importing(
+    sources: Sources, layout: Layout, changed: Collection[str], known: Collection[str]
+) -> dict[str, list[str]]:
+    """The other scripts, not among those `known`, that import one of the `changed` files, and which."""
+    return _Guesser(sources, layout).importing(changed, known)
+
+
+class _Guesser:
+    def __init__(self, sources: Sources, layout: Layout) -> None:
+        self._sources = sources
+        self._layout = layout
+        self._trees: dict[str, ast.Module | None] = {}
+        self._unread: dict[str, BadInput] = {}
+
+    def guess(self, installed: Iterable[commands.Command]) -> Guess:
+        named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
+        wraps = self._wraps(named)
+        near = set(self._importers(wraps))
+        by_command = {path: of for path, of in started(self._sources, installed).items() if path in near}
+        using, by_command = self._using(wraps, near, by_command)
+        tests = [path for path in using if path not in by_command and self._is_test(path)]
+        imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
+        kept = (path for path in using if path not in imported or path in by_command or self._has_guard(path))
+        return Guess(
+            sorted(path for path in kept if path not in tests),
+            wraps,
+            [self._unread[path] for path in named if path in self._unread],
+            by_command,
+            sorted(tests),
+            self._unfollowed(named),
+        )
+
+    def _using(
+        self, wraps: Mapping[str, Sequence[int]], near: Collection[str], by_command: Mapping[str, Mapping[str, str]]
+    ) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+        """The scripts that come to a wrap, with their files, and of their functions those that do by a command."""
+        scripts = [path for path in near if path in by_command or self._is_script(path)]
+        programs = {path: self._layout.reachable(path) for path in sorted(scripts)}
+        reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
+        paths = {path for files in reaching.values() for path in files}
+        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, wraps)
+        leading = {
+            path: {name: command for name, command in of.items() if uses.wraps(path, reaching.get(path, ()), name)}
+            for path, of in by_command.items()
+        }
+        leading = {path: of for path, of in leading.items() if of}
+        using = {path: files for path, files in reaching.items() if path in leading or self._runs(path, files, uses)}
+        return using, leading
+
+    def _runs(self, path: str, files: Sequence[str], uses: Uses) -> bool:
+        """Whether the file is a script that comes to a wrap."""
+        return self._is_script(path) and bool(uses.wraps(path, files, whole=self._is_test(path)))
+
+    def importing(self, changed: Collection[str], known: Collection[str]) -> dict[str, list[str]]:
+        others = (path for path in self._importers(changed) if path not in known and path not in changed)
+        found = {path: [each for each in self._layout.reachable(path) if each in changed] for path in sorted(others)}
+        return {path: files for path, files in found.items() if files and self._is_script(path)}
+
+    def _unfollowed(self, named: Sequence[str]) -> dict[str, list[int]]:
+        lines = {
+            path: [node.lineno for node in wrapcalls.unfollowed(tree)] for path, tree in self._readable(named).items()
+        }
+        return {path: found for path, found in lines.items() if found}
+
+    def _wraps(self, named: Sequence[str]) -> dict[str, list[int]]:
+        """The lines of the wraps; those of the project's own subclasses may be in files that name them only."""
+        trees = self._readable(named)
+        classes: frozenset[str] = frozenset()
+        while classes != (found := wrapcalls.subclasses(trees.values())):
+            classes, marks = found, [name.encode() for name in found]
+            naming = (p for p in self._sources if p in trees or any(mark in self._sources.data(p) for mark in marks))
+            trees = self._readable(naming)
+        lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+        return {path: numbers for path, numbers in lines.items() if numbers}
+
+    def _readable(self, paths: Iterable[str]) -> dict[str, ast.Module]:
+        return {path: tree for path in paths if (tree := self._tree(path)) is not None}
+
+    def _importers(self, wraps: Collection[str]) -> list[str]:
+        """The files that may reach one of `wraps`, by the words in their imports; these themselves included."""
+        words = {path: _imported_words(self._sources.data(path)) for path in self._sources}
+        found = dict.fromkeys(wraps)
+        news = {_module_name(path) for path in wraps}
+        while news:
+            more = [p for p in words if p not in found and (words[p] is None or not news.isdisjoint(words[p] or ()))]
+            found.update(dict.fromkeys(more))
+            news = {_module_name(path) for path in more}
+        return list(found)
+
+    def _is_script(self, path: str) -> bool:
+        """Whether the file does something when it is started, be it that it calls its own `main()`."""
+        tree = self._tree(path)
+        if tree is None:
+            return False
+        own = {node.name for node in tree.body if isinstance(node, _SCOPES)}
+        return self._has_guard(path) or any(_works(node, own) for node in tree.body)
+
+    def _is_test(self, path: str) -> bool:
+        """Whether the file is a unit test: it has tests, and imports a tool for them."""
+        tree = self._tree(path)
+        nodes = [] if tree is None else list(ast.walk(tree))
+        tools = any(name in _TEST_TOOLS for node in nodes for name in _modules_named(node))
+        return tools and any(
+            isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.lower().startswith("test") for node in nodes
+        )
+
+    def _has_guard(self, path: str) -> bool:
+        tree = self._tree(path)
+        return tree is not None and any(is_main_guard(node) for node in tree.body)
+
+    def _tree(self, path: str) -> ast.Module | None:
+        if path not in self._trees:
+            try:
+                self._trees[path] = syntax.parse_old(self._sources[path], path)
+            except BadInput as error:
+                self._trees[path] = None
+                self._unread[path] = error
+        return self._trees[path]
+
+
+def _works(node: ast.stmt, own: Collection[str]) -> bool:
+    """Whether a statement at module level does something: a loop, a wrap, a call of the file's own function."""
+    if isinstance(node, _SCOPES):
+        return False
+    for part in ast.walk(node):
+        if isinstance(part, _LOOPS) and any(isinstance(each, ast.Call) for each in ast.walk(part)):
+            return True
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in own:
+            return True
+    return bool(wrapcalls.find(ast.Module([node], [])))
+
+
+def _modules_named(node: ast.AST) -> Iterator[str]:
+    """The modules that an import names, and the packages around them."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _imported_words(data: bytes) -> frozenset[bytes] | None:
+    """All words in the file's import statements; None where modules are picked by name at run time."""
+    if any(mark in data for mark in _DYNAMIC):
+        return None
+    return frozenset(word for statement in _IMPORT.findall(data) for word in _WORD.findall(statement))
+
+
+def _module_name(path: str) -> bytes:
+    folder, name = posixpath.split(path)
+    stem = posixpath.splitext(name)[0]
+    return (posixpath.basename(folder) if stem == "__init__" else stem).encode()

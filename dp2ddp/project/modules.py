@@ -1,0 +1,226 @@
+"""Which file of a project an import means, and which files a script is made of. Read as Python would, never run."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import posixpath
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+
+from dp2ddp.errors import BadInput
+from dp2ddp.project.importing import STAR, FileImports, Import, read
+from dp2ddp.project.searchpath import Addition
+
+_INIT = "__init__.py"
+
+
+class Layout:
+    """The modules of a project.
+
+    All paths are posix paths relative to the project's root. `files` maps each to its text; texts are only asked for as
+    far as imports lead, so it may read them late.
+
+    An absolute import is looked for in the script's own folder, in what the program adds to `sys.path`, in the folders
+    above up to the root, and last, with `guess`, wherever the project has exactly one file whose path ends so.
+    """
+
+    def __init__(self, files: Mapping[str, str], *, guess: bool = True) -> None:
+        self._files = files
+        self._guess = guess
+        self._read: dict[str, FileImports] = {}
+        self._folders: dict[str, tuple[str, ...]] = {}
+        self._programs: dict[str, list[str]] = {}
+
+    def resolve(self, importer: str, entry: str, module: str, level: int, name: str | None) -> str | None:
+        """The file that an import in `importer` means when the script `entry` runs; None where it isn't the project's.
+
+        Args:
+            module: the dotted name after ``import`` or ``from``; may be empty after ``from .``.
+            level: the number of dots before it.
+            name: what is imported from it, ``"*"`` for everything; None for ``import module``.
+
+        Returns:
+            The module's file, a package's ``__init__.py``. Of ``from module import name`` the file of the submodule
+            where `name` is one; the file of `module` itself where that binds `name`, or has nothing of this name.
+        """
+        self._follow(entry)
+        return self._resolve(importer, entry, Import(module, level, name))
+
+    def reachable(self, entry: str) -> list[str]:
+        """The files that the script `entry` may import, itself first, in the order in which imports lead to them."""
+        self._follow(entry)
+        return list(self._programs[entry])
+
+    def imports(self, path: str) -> FileImports:
+        """What the file says about imports; empty where it can't be read or is no Python."""
+        if path not in self._read:
+            try:
+                self._read[path] = read(self._files[path], path)
+            except BadInput:
+                self._read[path] = FileImports(is_python=False)
+        return self._read[path]
+
+    def _follow(self, entry: str) -> None:
+        """Finds the program's files; again while a file that was found adds folders to look in."""
+        if entry in self._programs:
+            return
+        added: list[Addition] = []
+        more: Sequence[Addition] = self.imports(entry).additions
+        found: list[str] = []
+        while more or not found:
+            added.extend(more)
+            self._folders[entry] = _search_path(entry, added)
+            found = self._walk(entry)
+            more = [each for path in found for each in self.imports(path).additions if each not in added]
+        self._programs[entry] = found
+
+    def _walk(self, entry: str) -> list[str]:
+        found = {entry: None}
+        waiting = [entry]
+        while waiting:
+            path = waiting.pop(0)
+            for target in self._targets(path, entry):
+                if target not in found:
+                    found[target] = None
+                    waiting.append(target)
+        return list(found)
+
+    def _targets(self, path: str, entry: str) -> Iterator[str]:
+        """The files that one file imports, the packages around them included."""
+        facts = self.imports(path)
+        for each in facts.imports:
+            target = self._resolve(path, entry, each)
+            if target is not None:
+                yield from self._packages(target, path)
+                yield target
+        for prefix in facts.folders:
+            package = self._resolve(path, entry, Import(prefix))
+            if package is not None and package.endswith(_INIT):
+                yield package
+                yield from self._inside.get(posixpath.dirname(package), ())
+
+    def _packages(self, target: str, importer: str) -> Iterator[str]:
+        """The ``__init__.py`` that run before `target` does, those of `importer` itself left out."""
+        folder = posixpath.dirname(target)
+        while folder and _join(folder, _INIT) in self._files and not importer.startswith(f"{folder}/"):
+            yield _join(folder, _INIT)
+            folder = posixpath.dirname(folder)
+
+    def _resolve(self, importer: str, entry: str, what: Import) -> str | None:
+        if what.level:
+            folder: str | None = posixpath.dirname(importer)
+            for _ in range(what.level - 1):
+                folder = posixpath.dirname(folder) if folder else None
+            bases = [] if folder is None else [_join(folder, *_parts(what.module))]
+        else:
+            bases = list(self._bases(_parts(what.module), entry, what.name))
+        for base in bases:
+            found = self._file(base, what.name, entry, importer)
+            if found is not None:
+                return found
+        return None
+
+    def _bases(self, parts: Sequence[str], entry: str, name: str | None) -> Iterator[str]:
+        """Where an absolute module may lie, without its suffix. What has a file of its own hides plain folders."""
+        if not parts:
+            return
+        folders = self._folders[entry]
+        for folder in folders:
+            if self._module(_join(folder, parts[0])) is not None:
+                yield _join(folder, *parts)
+                return
+        yield from (_join(folder, *parts) for folder in folders)
+        if self._guess and parts[0] not in _standard_library():
+            yield from self._only(parts)
+            if name is not None and name != STAR and not self._endings[parts[-1]]:
+                yield from (posixpath.dirname(base) for base in self._only([*parts, name]))
+
+    def _only(self, parts: Sequence[str]) -> list[str]:
+        """The one place in the project whose path ends in these parts, if there is exactly one."""
+        ending = "/".join(parts)
+        found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
+        return found if len(found) == 1 else []
+
+    def _file(self, base: str, name: str | None, entry: str, importer: str) -> str | None:
+        own = self._module(base)
+        if name is None or name == STAR or (own is not None and not own.endswith(_INIT)):
+            return own
+        part = self._module(_join(base, name))
+        # A package that imports a name from itself can only mean a module in it.
+        if part is not None and (own in (None, importer) or not self._binds(own, name, entry, set())):
+            return part
+        return own
+
+    def _binds(self, path: str, name: str, entry: str, seen: set[str]) -> bool:
+        """Whether the module at `path` binds `name` to something of its own, be it by a star import."""
+        seen.add(path)
+        facts = self.imports(path)
+        if name in facts.names:
+            return True
+        for star in facts.stars:
+            source = self._resolve(path, entry, star)
+            if source is None or source in seen:
+                continue
+            public = self.imports(source).public
+            if (not name.startswith("_") if public is None else name in public) and self._binds(
+                source, name, entry, seen
+            ):
+                return True
+        return False
+
+    def _module(self, base: str) -> str | None:
+        for path in (_join(base, _INIT), f"{base}.py"):
+            if path in self._files:
+                return path
+        return None
+
+    @cached_property
+    def _endings(self) -> Mapping[str, Sequence[str]]:
+        """Modules without their suffix, by the last part of their names."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in self._files:
+            base = posixpath.dirname(path) if posixpath.basename(path) == _INIT else posixpath.splitext(path)[0]
+            found[posixpath.basename(base)].append(base)
+        return found
+
+    @cached_property
+    def _inside(self) -> Mapping[str, Sequence[str]]:
+        """The files directly in each folder."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for path in sorted(self._files) if self._guess else ():
+            found[posixpath.dirname(path)].append(path)
+        return found
+
+
+def _search_path(entry: str, added: Sequence[Addition]) -> tuple[str, ...]:
+    """The folders to look in, in order, each once: inserted ones, the script's own, appended ones, those above."""
+    above = [posixpath.dirname(entry)]
+    while above[-1]:
+        above.append(posixpath.dirname(above[-1]))
+    places: dict[bool, list[str]] = {True: [], False: []}
+    for each in added:
+        # Where a script is started nobody knows: in its own folder, or in one above it.
+        for start in [""] if each.anchored else above:
+            place = posixpath.normpath(_join(start, each.folder))
+            if not place.startswith(".."):
+                places[each.first].append("" if place == "." else place)
+    return tuple(dict.fromkeys([*places[True], above[0], *places[False], *above]))
+
+
+def _parts(module: str) -> list[str]:
+    return [part for part in module.split(".") if part]
+
+
+def _join(folder: str, *parts: str) -> str:
+    return "/".join(part for part in (folder, *parts) if part)
+
+
+@lru_cache(maxsize=1)
+def _standard_library() -> frozenset[str]:
+    """The top names of Python's own modules."""
+    folder = os.path.dirname(os.__file__)
+    found = pkgutil.iter_modules([folder, os.path.join(folder, "lib-dynload")])
+    return frozenset(sys.builtin_module_names).union(module.name for module in found)

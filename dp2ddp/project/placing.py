@@ -1,0 +1,218 @@
+"""Puts several files in their places: all of them, or none.
+
+Everything is prepared under other names first, on the same file system, so that what is left is to rename. Where that
+fails half-way, what was there before is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dp2ddp.errors import BadInput
+
+if TYPE_CHECKING:
+    from dp2ddp.project.tree import Tree
+
+
+@contextlib.contextmanager
+def staging(target: Path) -> Iterator[Path]:
+    """An empty folder in which to prepare what `settle` moves to the folder `target`; gone in the end.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    place = target if target.is_dir() else target.parent
+    try:
+        scratch = tempfile.mkdtemp(dir=place, prefix=f".{target.name}.")
+    except OSError as error:
+        raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
+    try:
+        staged = Path(scratch, "staged")
+        staged.mkdir()
+        yield staged
+    finally:
+        shutil.rmtree(scratch)
+
+
+def copy(tree: Tree, contents: Mapping[str, bytes], extra: Sequence[str], staged: Path) -> None:
+    """Copies a folder to `staged`: files, links, folders, with their modes.
+
+    Args:
+        tree: what to copy.
+        contents: the bytes of the files that get new ones, by path.
+        extra: files to copy that the tree left out.
+
+    Raises:
+        BadInput: a file can't be read.
+    """
+    for folder in tree.folders:
+        (staged / folder).mkdir()
+    for path in [*tree.files, *extra]:
+        target = staged / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copy2(tree.root / path, target)
+        except OSError as error:
+            raise BadInput(path, what=f"can't be copied ({error.strerror})") from None
+        if path in contents:
+            write_new(target, contents[path], mode_of=tree.root / path)
+    for link in tree.links:
+        os.symlink(os.readlink(tree.root / link), staged / link)
+
+
+def write_new(target: Path, data: bytes, *, mode_of: Path) -> None:
+    """Writes a prepared file, with the mode of another one."""
+    with contextlib.suppress(FileNotFoundError):
+        target.unlink()
+    target.write_bytes(data)
+    os.chmod(target, stat.S_IMODE(mode_of.stat().st_mode))
+
+
+def settle(staged: Path, target: Path, modes_of: Path | None = None) -> None:
+    """Moves all that is in `staged` to the folder `target`, which is made where it isn't there.
+
+    Files of the same names are replaced, others stay.
+
+    Args:
+        modes_of: the folder whose modes the new folders get, where they have counterparts there.
+
+    Raises:
+        BadInput: something can't be written; then all is as it was.
+    """
+    made: list[Path] = []
+    try:
+        if os.path.lexists(target):
+            with _made_folders(staged, target, made):
+                replace_all([(path, target / path.relative_to(staged)) for path in _leaves(staged)])
+        else:
+            os.rename(staged, target)
+            made = [target, *_folders(target)]
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    for folder in reversed(made):
+        counterpart = None if modes_of is None else modes_of / folder.relative_to(target)
+        if counterpart is not None and counterpart.is_dir():
+            os.chmod(folder, stat.S_IMODE(counterpart.stat().st_mode))
+
+
+def overwrite(contents: Mapping[Path, bytes]) -> None:
+    """Gives files new contents, in their places, modes kept; a link stays, and the file behind it is written.
+
+    Raises:
+        BadInput: something can't be written; then all is as it was.
+    """
+    prepared: list[tuple[Path, Path]] = []
+    try:
+        for path, data in contents.items():
+            target = Path(os.path.realpath(path))
+            fresh = _beside(target)
+            prepared.append((fresh, target))
+            write_new(fresh, data, mode_of=target)
+        replace_all(prepared)
+    except OSError as error:
+        raise _unwritable(Path(error.filename or "."), error) from None
+    finally:
+        for fresh, _ in prepared:
+            with contextlib.suppress(FileNotFoundError):
+                fresh.unlink()
+
+
+def replace_all(moves: Sequence[tuple[Path, Path]]) -> None:
+    """Renames each first path to the second one, where a file may be already.
+
+    Raises:
+        OSError: one can't be renamed; then the files that were there are there again.
+        BadInput: not even that could be done; it says where they are.
+    """
+    done: list[tuple[Path, Path | None]] = []
+    try:
+        for prepared, target in moves:
+            kept = _kept(target)
+            try:
+                os.replace(prepared, target)
+            except OSError:
+                _drop(kept)
+                raise
+            done.append((target, kept))
+    except BaseException:
+        _put_back(done)
+        raise
+    for _, kept in done:
+        _drop(kept)
+
+
+def _put_back(done: Sequence[tuple[Path, Path | None]]) -> None:
+    lost: list[tuple[Path, Path]] = []
+    for target, kept in reversed(done):
+        if kept is None:
+            target.unlink()
+            continue
+        try:
+            os.replace(kept, target)
+        except OSError:
+            lost.append((target, kept))
+            continue
+        # Still there where both names were one file, and nothing was to be done.
+        _drop(kept)
+    if lost:
+        places = ", ".join(str(kept) for _, kept in lost)
+        raise BadInput(str(lost[0][0]), what="can't be put back after a failure", todo=f"what was there is in {places}")
+
+
+def _drop(kept: Path | None) -> None:
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+
+
+def _kept(target: Path) -> Path | None:
+    """Another name for the file at `target`, None where there is none. A folder there is an error."""
+    if not os.path.lexists(target):
+        return None
+    kept = _beside(target)
+    try:
+        os.link(target, kept, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        # File systems without hard links.
+        shutil.copy2(target, kept, follow_symlinks=False)
+    return kept
+
+
+@contextlib.contextmanager
+def _made_folders(staged: Path, target: Path, made: list[Path]) -> Iterator[None]:
+    """Makes the folders of `staged` in `target`, and takes them away again if the block fails."""
+    try:
+        for folder in _folders(staged):
+            place = target / folder.relative_to(staged)
+            if not place.is_dir():
+                place.mkdir()
+                made.append(place)
+        yield
+    except BaseException:
+        for place in reversed(made):
+            place.rmdir()
+        raise
+
+
+def _folders(folder: Path) -> list[Path]:
+    """All folders below, parents first."""
+    return sorted(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
+
+
+def _leaves(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+
+
+def _unwritable(path: Path, error: OSError) -> BadInput:
+    return BadInput(str(path), what=f"can't be written ({error.strerror})", todo="nothing was changed")

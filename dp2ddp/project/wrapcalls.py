@@ -1,0 +1,130 @@
+"""Where a file wraps something in `DataParallel`, seen from afar: which files matter, and what is left to convert.
+
+Cheaper and coarser than `analysis`: names are taken at their word, and files are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from dp2ddp.source.nodes import attribute_got
+
+CLASS = "DataParallel"
+FUNCTION = "data_parallel"
+_MARKS = (CLASS.encode(), FUNCTION.encode())
+
+
+def mentions(data: bytes) -> bool:
+    """Whether the file with these bytes can have anything to do with `DataParallel`."""
+    return any(mark in data for mark in _MARKS)
+
+
+def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
+    """The names of the files' own classes that derive from `DataParallel`, be it by way of another one."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.bases]
+    found: set[str] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        found.update(node.name for node in classes if any(_last(base) in {CLASS, *found} for base in node.bases))
+    return frozenset(found)
+
+
+def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
+    """The calls of `DataParallel`, of `data_parallel`, and of the subclasses named `classes`."""
+    nodes = list(ast.walk(tree))
+    names = {CLASS, *classes, *_imported_as(nodes)}
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    return sorted((call for call in calls if _wraps(call.func, names, classes)), key=lambda call: call.lineno)
+
+
+def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
+    """The lines where something is wrapped, or will be by whom `DataParallel` itself is handed to."""
+    nodes = list(ast.walk(tree))
+    names = {CLASS, *classes, *_imported_as(nodes)}
+    apart = {part for node in nodes for about in _type_questions(node) for part in ast.walk(about)}
+    calls = find(tree, classes)
+    apart.update(call.func for call in calls)
+    handed = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load))
+    values = (n for n in handed if n not in apart and (n.id if isinstance(n, ast.Name) else n.attr) in names)
+    return sorted(node.lineno for node in (*calls, *values))
+
+
+def _type_questions(node: ast.AST) -> list[ast.AST]:
+    """Parts of a node in which a class is named to ask for a type, to derive from it, or by itself."""
+    if isinstance(node, ast.Call) and _last(node.func) in ("isinstance", "issubclass"):
+        return [*node.args[1:]]
+    if isinstance(node, ast.Call) and _last(node.func) == "super":
+        return [*node.args[:1]]
+    if isinstance(node, ast.Compare):
+        return [node]
+    if isinstance(node, ast.ClassDef):
+        return [*node.bases]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return [node.returns] if node.returns is not None else []
+    if isinstance(node, (ast.arg, ast.AnnAssign)):
+        return [node.annotation] if node.annotation is not None else []
+    return []
+
+
+def unfollowed(tree: ast.Module) -> list[ast.expr]:
+    """Where a file names `DataParallel` in a way that can't be followed: of what nobody knows, or by computed names."""
+    nodes = list(ast.walk(tree))
+    imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
+    known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    known |= {"torch", "nn"} if "*" in known else set()  # mostly it is a star import that brings them
+    is_said = any(isinstance(n, ast.Constant) and isinstance(n.value, str) and _SAID.search(n.value) for n in nodes)
+    found = (
+        n for n in nodes if isinstance(n, ast.expr) and (_is_of_unknown(n, known) or (is_said and _is_computed(n)))
+    )
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _is_of_unknown(node: ast.expr, known: Collection[str]) -> bool:
+    """Whether `DataParallel` is asked of what no import binds."""
+    if isinstance(node, ast.Attribute):
+        value, name = node.value, node.attr
+    else:
+        value, name = attribute_got(node) or (node, "")
+    if name != CLASS:
+        return False
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return not (isinstance(value, ast.Name) and value.id in known)
+
+
+def _is_computed(node: ast.expr) -> bool:
+    """Whether a class of torch's is picked by a computed name."""
+    if not (isinstance(node, ast.Call) and _last(node.func) == "getattr" and len(node.args) > 1):
+        return False
+    return _last(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
+
+
+def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> bool:
+    if isinstance(func, ast.Name):
+        return func.id in names
+    got = attribute_got(func)
+    if got is not None:
+        return got[1] in (CLASS, FUNCTION)
+    if not isinstance(func, ast.Attribute):
+        return False
+    # Methods of the name `data_parallel` are something else.
+    return func.attr == CLASS or func.attr in classes or (func.attr == FUNCTION and _last(func.value) in _MODULES)
+
+
+def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            yield from (alias.asname or alias.name for alias in node.names if alias.name in (CLASS, FUNCTION))
+
+
+def _last(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+_MODULES = frozenset({"nn", "parallel", FUNCTION})
+_SAID = re.compile(rf"(?:^|\.){CLASS}$")

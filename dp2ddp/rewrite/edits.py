@@ -1,0 +1,145 @@
+"""What a rule asks for: edits of the source, and notes for a person.
+
+Both are plain data. `rewrite.apply` carries the edits out, all in one pass; `report` shows them. A rule never touches
+the syntax tree itself, so rules can't get in each other's way.
+
+Templates and lines are Python source in which a *hole*, a name of the form ``__h_NAME__``, stands for the original
+expression at ``holes[NAME]``, with every edit inside it already applied. They call the runtime as ``ddp``; the
+rewriter adds the import where it is missing and takes another name where the script already uses ``ddp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, Union
+
+from dp2ddp import RUNTIME_PACKAGE
+from dp2ddp.source.spans import Span, moved
+
+#: How templates call the runtime.
+RUNTIME = "ddp"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change. Edits on the same node compose in list order.
+
+    Attributes:
+        rule: the id of the rule that asks for it, such as ``"DDP001"``.
+        span: the node that it changes; its line is the one in the report.
+        reason: why, in one short sentence.
+    """
+
+    rule: str
+    span: Span
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReplaceExpr(Edit):
+    """The expression at `span` becomes `template`, an expression with holes.
+
+    A hole lies inside `span`, or is `span` itself: then the edit wraps the expression. Holes keep their formatting and
+    comments byte for byte; parentheses are added where precedence or a line break needs them.
+    """
+
+    template: str
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplaceStatement(Edit):
+    """The statement at `span` becomes `lines`; its leading comments and its trailing comment stay.
+
+    A line that is nothing but a hole may stand for a whole statement: give the span of that statement.
+    """
+
+    lines: Sequence[str]
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RemoveStatement(Edit):
+    """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``.
+
+    With `drop_empty_if` an ``if`` without ``else`` goes as a whole when its block is left empty, and an empty ``else``
+    goes, too.
+    """
+
+    drop_empty_if: bool = False
+
+
+@dataclass(frozen=True)
+class InsertBefore(Edit):
+    """`lines` come before the statement at `span`, below its leading blank lines and above its comments.
+
+    A hole may be any expression of the file that lies in an edited statement or in the statement at `span`.
+    """
+
+    lines: Sequence[str]
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InsertAfter(Edit):
+    """`lines` come after the statement at `span`, at its indentation. ``a = 1; b = 2`` is split where needed."""
+
+    lines: Sequence[str]
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WrapStatement(Edit):
+    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
+
+    header: str
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AddImport(Edit):
+    """``import module as alias`` at the end of the import block, once, unless the module is imported already.
+
+    Not needed for the runtime: using ``ddp.`` in a template is enough.
+    """
+
+    module: str = RUNTIME_PACKAGE
+    alias: str | None = RUNTIME
+
+
+@dataclass(frozen=True)
+class Done(Edit):
+    """What was changed while the source was read, as nothing else could read it; for the report."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a person has to look at.
+
+    Attributes:
+        rule: the id of the rule that found it.
+        span: where it is.
+        what: what is at stake, as a clause: small letter, no full stop.
+        todo: what to do about it, likewise; shown after a semicolon.
+    """
+
+    rule: str
+    span: Span
+    what: str
+    todo: str
+
+
+#: What a rule yields.
+Finding = Union[Edit, Note]
+_AnyFinding = TypeVar("_AnyFinding", Edit, Note)
+
+
+def at(finding: _AnyFinding, lines: int) -> _AnyFinding:
+    """A finding, with its span and holes so many lines further down."""
+    if not lines:
+        return finding
+    if not hasattr(finding, "holes"):
+        return replace(finding, span=moved(finding.span, lines))
+    holes = {name: moved(span, lines) for name, span in finding.holes.items()}
+    return replace(finding, span=moved(finding.span, lines), holes=holes)  # type: ignore[call-arg]

@@ -1,0 +1,182 @@
+"""Where a new import goes, and by which name the script calls the runtime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from dp2ddp import RUNTIME_PACKAGE
+from dp2ddp.errors import EditError
+from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore
+from dp2ddp.rewrite.locate import Located, template_of
+from dp2ddp.rewrite.templates import uses_runtime
+from dp2ddp.rewrite.written import Positions
+from dp2ddp.source.spans import Position, Span
+
+#: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
+_GAP = 4
+
+
+def runtime_name(module: cst.Module, text: str) -> str:
+    """What the script is to call the runtime: as it does already, else ``ddp``, else the package's full name."""
+    for statement in _imports(module):
+        if isinstance(statement, cst.Import):
+            for alias in statement.names:
+                if _dotted(alias.name) == RUNTIME_PACKAGE:
+                    return alias.evaluated_alias or RUNTIME_PACKAGE
+    if re.search(rf"\b{RUNTIME}\b", text) is None:
+        return RUNTIME
+    names = _NameFinder()
+    module.visit(names)
+    return RUNTIME_PACKAGE if names.found else RUNTIME
+
+
+def place_imports(
+    module: cst.Module, positions: Positions, located: Located, edits: Sequence[Edit], runtime: str
+) -> None:
+    """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
+    wanted = [edit for edit in edits if isinstance(edit, AddImport)]
+    using = [edit for edit in edits if not isinstance(edit, AddImport) and uses_runtime(_source(edit))]
+    if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
+        wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
+    lines = [line for edit in wanted if (line := _line(module, edit, runtime)) is not None]
+    if not lines:
+        return
+    users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
+    before = min((_use(edit) for edit in users if hasattr(edit, "holes")), default=None)
+    _insert(module, positions, located, list(dict.fromkeys(lines)), before)
+
+
+def _source(edit: Edit) -> str:
+    return template_of(edit) if hasattr(edit, "holes") else ""  # type: ignore[arg-type]
+
+
+def _line(module: cst.Module, edit: AddImport, runtime: str) -> str | None:
+    """The import statement that `edit` asks for, None where the script has it."""
+    if _has_import(module, edit.module):
+        return None
+    alias = runtime if edit.module == RUNTIME_PACKAGE else edit.alias
+    return f"import {edit.module}" if alias in (None, edit.module) else f"import {edit.module} as {alias}"
+
+
+def _has_import(module: cst.Module, name: str) -> bool:
+    return any(
+        _dotted(alias.name) == name
+        for statement in _imports(module)
+        if isinstance(statement, cst.Import)
+        for alias in statement.names
+    )
+
+
+def _use(edit: Edit) -> tuple[Position, bool]:
+    """From where on an import may be needed; lines inserted after a statement come after it."""
+    return edit.span.start, isinstance(edit, InsertAfter)
+
+
+def _insert(
+    module: cst.Module,
+    positions: Positions,
+    located: Located,
+    lines: list[str],
+    before: tuple[Position, bool] | None,
+) -> None:
+    anchor = _anchor(module, positions, before)
+    nowhere = Span.of(1, 0, 1, 0)
+    new: InsertBefore | InsertAfter
+    if anchor is not None:
+        node: cst.CSTNode = anchor
+        if _is_docstring(anchor) or _is_future(anchor):
+            lines = ["", *lines]
+        new = InsertAfter(RUNTIME, nowhere, "", lines)
+    elif module.body:
+        node = module.body[0]
+        new = InsertBefore(RUNTIME, nowhere, "", lines)
+    else:
+        raise EditError("an edit of a script without statements")
+    if isinstance(node, cst.SimpleStatementLine):
+        node = node.body[-1] if isinstance(new, InsertAfter) else node.body[0]
+    located.statements.setdefault(id(node), []).insert(0, new)
+
+
+def _anchor(
+    module: cst.Module, positions: Positions, before: tuple[Position, bool] | None
+) -> cst.SimpleStatementLine | cst.BaseCompoundStatement | None:
+    """The last statement of the import block at the file's top, before the first use."""
+    found = None
+    gap = 0
+    for index, statement in enumerate(module.body):
+        start = positions[statement].start
+        if before is not None and (Position(start.line, start.column), False) >= before:
+            break
+        if _is_import_block(statement) or (index == 0 and _is_docstring(statement)):
+            found, gap = statement, 0
+        elif isinstance(statement, cst.SimpleStatementLine) and gap < _GAP:
+            gap += 1
+        else:
+            break
+    return found
+
+
+def _is_import_block(statement: cst.BaseStatement) -> bool:
+    """Whether `statement` is an import, or a `try` or `if` that holds nothing else worth the name."""
+    if isinstance(statement, cst.SimpleStatementLine):
+        return any(isinstance(small, (cst.Import, cst.ImportFrom)) for small in statement.body)
+    if isinstance(statement, cst.Try):
+        return all(_is_import_block(inner) for inner in statement.body.body if isinstance(inner, cst.BaseStatement))
+    return False
+
+
+def _imports(module: cst.Module) -> list[cst.BaseSmallStatement]:
+    return [
+        small
+        for statement in module.body
+        if isinstance(statement, cst.SimpleStatementLine)
+        for small in statement.body
+        if isinstance(small, (cst.Import, cst.ImportFrom))
+    ]
+
+
+def _is_docstring(statement: cst.CSTNode) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    first = statement.body[0]
+    return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def _is_future(statement: cst.CSTNode) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return False
+    first = statement.body[0]
+    return (
+        isinstance(first, cst.ImportFrom)
+        and not first.relative
+        and first.module is not None
+        and _dotted(first.module) == "__future__"
+    )
+
+
+def _dotted(node: cst.BaseExpression) -> str:
+    if isinstance(node, cst.Attribute):
+        return f"{_dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+class _NameFinder(cst.CSTVisitor):
+    """Whether the script has a name of its own that is spelt like the runtime's alias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 - libcst's name
+        self.found |= node.value == RUNTIME
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802
+        node.value.visit(self)
+        return False

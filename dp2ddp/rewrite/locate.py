@@ -1,0 +1,182 @@
+"""Finds the nodes of a libcst tree that edits name by their position."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+import libcst as cst
+
+from dp2ddp.errors import EditError
+from dp2ddp.rewrite.edits import (
+    AddImport,
+    Edit,
+    InsertAfter,
+    InsertBefore,
+    RemoveStatement,
+    ReplaceExpr,
+    ReplaceStatement,
+    WrapStatement,
+)
+from dp2ddp.rewrite.templates import hole_names, is_hole_line
+from dp2ddp.rewrite.written import Positions
+from dp2ddp.source.spans import Position, Span
+
+StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
+EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
+_STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
+_STATEMENTS = (cst.BaseCompoundStatement, cst.BaseSmallStatement)
+
+
+@dataclass
+class Located:
+    """Edits by the identity of the node that they are on.
+
+    Attributes:
+        expressions: of each expression that is edited or fills a hole, the edits on it.
+        statements: of each statement that is edited or fills a hole, the edits on it.
+        with_parentheses: tuples and generators whose span was given with their parentheses.
+        start_of: where each node starts that has statement edits.
+    """
+
+    expressions: dict[int, list[ReplaceExpr]] = field(default_factory=dict)
+    statements: dict[int, list[StatementEdit]] = field(default_factory=dict)
+    with_parentheses: set[int] = field(default_factory=set)
+    _holes: dict[tuple[int, str], cst.CSTNode] = field(default_factory=dict)
+    _ranges: dict[int, tuple[Position, Position]] = field(default_factory=dict)
+    _wanted: list[Position] = field(default_factory=list)
+
+    def touches(self, statement: cst.CSTNode) -> bool:
+        """Whether an edit or a hole lies inside `statement` (or in its decorators)."""
+        start, end = self._ranges[id(statement)]
+        index = bisect_left(self._wanted, start)
+        return index < len(self._wanted) and self._wanted[index] < end
+
+    def hole(self, edit: EditWithHoles, name: str) -> cst.CSTNode:
+        """The node that fills the hole `name` of `edit`."""
+        return self._holes[id(edit), name]
+
+
+def template_of(edit: EditWithHoles) -> str:
+    """The source that an edit writes, with its holes."""
+    if isinstance(edit, ReplaceExpr):
+        return edit.template
+    return edit.header if isinstance(edit, WrapStatement) else "\n".join(edit.lines)
+
+
+def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
+    """Finds the node of every edit and hole.
+
+    Raises:
+        EditError: no node lies where an edit says, a hole lies outside, or template and holes don't match.
+    """
+    located = Located()
+    finder = _Finder(positions, edits, located)
+    for edit in edits:
+        if isinstance(edit, ReplaceExpr):
+            node = finder.expression(edit, edit.span)
+            located.expressions.setdefault(id(node), []).append(edit)
+        elif isinstance(edit, _STATEMENT_EDITS):
+            statement = finder.statement(edit, edit.span)
+            located.statements.setdefault(id(statement), []).append(edit)
+        elif not isinstance(edit, AddImport):
+            raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
+        if not isinstance(edit, (AddImport, RemoveStatement)):
+            finder.holes(edit)
+    return located
+
+
+class _Finder:
+    """The nodes at the positions that the edits name, collected in one walk over the positions."""
+
+    def __init__(self, positions: Positions, edits: Sequence[Edit], located: Located) -> None:
+        self.located = located
+        spans = set(_spans(edits))
+        starts = {span.start for span in spans}
+        located._wanted = sorted(starts)
+        self.expressions: dict[Span, cst.BaseExpression] = {}
+        self.statements: dict[Position, tuple[Position, cst.CSTNode]] = {}
+        for node, place in positions.items():
+            start, end = Position(place.start.line, place.start.column), Position(place.end.line, place.end.column)
+            if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement)):
+                located._ranges[id(node)] = (_with_decorators(node, positions, start), end)
+                if start in starts and isinstance(node, _STATEMENTS):
+                    self.statements[start] = (end, node)
+            elif isinstance(node, cst.BaseExpression):
+                if Span(start, end) in spans:
+                    self.expressions[Span(start, end)] = node
+                if isinstance(node, (cst.Tuple, cst.GeneratorExp)):
+                    self._with_parentheses(node, positions, Span(start, end), spans)
+
+    def _with_parentheses(
+        self, node: cst.Tuple | cst.GeneratorExp, positions: Positions, inner: Span, spans: set[Span]
+    ) -> None:
+        """Enters a tuple or generator under the span that `ast` gives it, its parentheses included."""
+        if node.lpar:
+            first, last = positions[node.lpar[-1]].start, positions[node.rpar[0]].end
+            span = Span.of(first.line, first.column, last.line, last.column)
+        else:  # the only argument of a call: the call's own parentheses
+            span = Span.of(inner.start.line, inner.start.column - 1, inner.end.line, inner.end.column + 1)
+        if span in spans:
+            self.expressions[span] = node
+            if node.lpar:
+                self.located.with_parentheses.add(id(node))
+
+    def expression(self, edit: Edit, span: Span) -> cst.BaseExpression:
+        node = self.expressions.get(span)
+        if node is None:
+            raise EditError(f"{edit.rule}: no expression at {show(span)}")
+        return node
+
+    def statement(self, edit: Edit, span: Span) -> cst.CSTNode:
+        found = self.statements.get(span.start)
+        if found is None:
+            raise EditError(f"{edit.rule}: no statement at {show(span)}")
+        return found[1]
+
+    def holes(self, edit: EditWithHoles) -> None:
+        """Finds what fills the holes of `edit`."""
+        template = template_of(edit)
+        if hole_names(template) != set(edit.holes):
+            raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {template!r}")
+        for name, span in edit.holes.items():
+            if isinstance(edit, ReplaceExpr) and not edit.span.contains(span):
+                raise EditError(f"{edit.rule}: the hole {name!r} at {show(span)} is outside {show(edit.span)}")
+            self.located._holes[id(edit), name] = self._hole(edit, name, span)
+
+    def _hole(self, edit: EditWithHoles, name: str, span: Span) -> cst.CSTNode:
+        found = self.statements.get(span.start)
+        if found and not isinstance(edit, (ReplaceExpr, WrapStatement)) and is_hole_line(edit.lines, name):
+            end, statement = found
+            if span not in self.expressions or end == span.end:
+                self.located.statements.setdefault(id(statement), [])
+                return statement
+        node = self.expression(edit, span)
+        self.located.expressions.setdefault(id(node), [])
+        return node
+
+
+def _spans(edits: Iterable[Edit]) -> Iterable[Span]:
+    for edit in edits:
+        yield _as_span(edit.span)
+        for span in getattr(edit, "holes", {}).values():
+            yield _as_span(span)
+
+
+def _as_span(span: Span) -> Span:
+    return Span(Position(*span.start), Position(*span.end))
+
+
+def _with_decorators(node: cst.CSTNode, positions: Positions, start: Position) -> Position:
+    decorators = getattr(node, "decorators", ())
+    if not decorators:
+        return start
+    first = positions[decorators[0]].start
+    return Position(first.line, first.column)
+
+
+def show(span: Span) -> str:
+    """A span as messages have it."""
+    return f"{span.start[0]}:{span.start[1]}-{span.end[0]}:{span.end[1]}"

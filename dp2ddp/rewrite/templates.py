@@ -1,0 +1,290 @@
+"""Templates with holes: parsing them once, and filling the holes with pieces of the user's source.
+
+The only delicate point is parentheses. A piece that moves, or an expression that takes another's place, gets them
+where precedence asks for it (Python's grammar, "Operator precedence"), and where it holds a line break that only the
+brackets around its old place allowed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import libcst as cst
+
+from dp2ddp.errors import EditError
+from dp2ddp.rewrite.edits import RUNTIME
+
+_RUNTIME_USE = re.compile(rf"(?<![\w.]){RUNTIME}(?=\.)")
+_HOLE = re.compile(r"__h_(\w+?)__")
+
+_TUPLE, _NAMED, _LAMBDA, _OR, _AND, _NOT, _COMPARISON, _UNARY, _AWAIT, _PRIMARY, _ATOM = (
+    0, 1, 2, 4, 5, 6, 7, 14, 16, 17, 18,
+)  # fmt: skip
+_POWER = 15
+_BINARY: dict[type[cst.BaseBinaryOp], int] = {
+    cst.BitOr: 8,
+    cst.BitXor: 9,
+    cst.BitAnd: 10,
+    cst.LeftShift: 11,
+    cst.RightShift: 11,
+    cst.Add: 12,
+    cst.Subtract: 12,
+    cst.Power: _POWER,
+}
+_PRODUCT = 13
+_LEVELS: dict[type[cst.BaseExpression], int] = {
+    cst.Tuple: _TUPLE,
+    cst.Yield: _TUPLE,
+    cst.GeneratorExp: _TUPLE - 1,
+    cst.StarredElement: _TUPLE - 1,
+    cst.NamedExpr: _NAMED,
+    cst.Lambda: _LAMBDA,
+    cst.IfExp: _LAMBDA,
+    cst.Comparison: _COMPARISON,
+    cst.Await: _AWAIT,
+    cst.Attribute: _PRIMARY,
+    cst.Call: _PRIMARY,
+    cst.Subscript: _PRIMARY,
+}
+_BRACKETED = (cst.Arg, cst.DictElement, cst.SubscriptElement, cst.Index)
+
+Node = TypeVar("Node", bound=cst.CSTNode)
+
+
+class Holes(NamedTuple):
+    """What fills a template: expressions, and whole statements where a line is nothing but a hole."""
+
+    expressions: Mapping[str, cst.BaseExpression]
+    statements: Mapping[str, cst.BaseStatement]
+
+
+def uses_runtime(template: str) -> bool:
+    """Whether the template calls the runtime."""
+    return _RUNTIME_USE.search(template) is not None
+
+
+def hole_names(template: str) -> set[str]:
+    """The names of the holes in `template`."""
+    return set(_HOLE.findall(template))
+
+
+def is_hole_line(lines: Sequence[str], name: str) -> bool:
+    """Whether one of the lines is nothing but the hole `name`."""
+    return any(line.strip() == f"__h_{name}__" for line in lines)
+
+
+def expression(template: str, holes: Holes, runtime: str) -> cst.BaseExpression:
+    """The expression that `template` makes with `holes`; `runtime` is what the script calls the runtime.
+
+    Raises:
+        EditError: the template is no Python expression.
+    """
+    return _fill(_parse_expression(_RUNTIME_USE.sub(runtime, template)), holes)
+
+
+def statements(lines: Sequence[str], holes: Holes, runtime: str) -> list[cst.BaseStatement]:
+    """The statements that `lines` make with `holes`.
+
+    Comment lines at the end come as a marker (see `marker`).
+
+    Raises:
+        EditError: the lines are no Python statements.
+    """
+    module = _parse_lines(_RUNTIME_USE.sub(runtime, "\n".join(lines)))
+    made: list[cst.BaseStatement] = []
+    lead = list(module.header)
+    for statement in module.body:
+        whole = _statement_hole(statement, holes)
+        new = whole if whole is not None else _fill(statement, holes)
+        made.append(with_leading(new, [*lead, *leading(new)]) if lead else new)
+        lead = []
+    tail = [*lead, *module.footer]
+    return [*made, marker(tail)] if tail else made
+
+
+def marker(lines: Sequence[cst.EmptyLine]) -> cst.SimpleStatementLine:
+    """Comments and blank lines without a statement: a line with an empty body, which no parsed source contains."""
+    return cst.SimpleStatementLine(body=(), leading_lines=lines)
+
+
+def leading(statement: cst.BaseStatement) -> list[cst.EmptyLine]:
+    """The blank lines and comments above a statement."""
+    lines: Sequence[cst.EmptyLine] = statement.leading_lines  # type: ignore[attr-defined]
+    return list(lines)
+
+
+def with_leading(statement: cst.BaseStatement, lines: Sequence[cst.EmptyLine]) -> cst.BaseStatement:
+    """`statement` with `lines` above it in place of its own."""
+    changed: cst.BaseStatement = statement.with_changes(leading_lines=lines)
+    return changed
+
+
+def header(line: str, holes: Holes, runtime: str) -> cst.BaseCompoundStatement:
+    """The compound statement that begins with `line` and has an empty block."""
+    made = statements([line, "    pass"], holes, runtime)
+    if len(made) != 1 or not isinstance(made[0], cst.BaseCompoundStatement):
+        raise EditError(f"no header of a block: {line!r}")
+    return made[0]
+
+
+def split_parentheses(node: cst.BaseExpression, own: bool) -> tuple[cst.BaseExpression, cst.BaseExpression]:
+    """`node`'s outer parentheses, as a stand-in that has no others, and `node` without them.
+
+    With `own` the innermost pair belongs to the node: those of a tuple or a generator.
+    """
+    outer = len(node.lpar) - own
+    around = cst.Name("_", lpar=node.lpar[:outer], rpar=node.rpar[len(node.rpar) - outer :])
+    return around, node.with_changes(lpar=node.lpar[outer:], rpar=node.rpar[: len(node.rpar) - outer])
+
+
+def put(
+    new: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode, around: cst.BaseExpression | None = None
+) -> cst.BaseExpression:
+    """`new` as it has to be written where `parent` has `place`: in the parentheses of `around`, or in new ones."""
+    if around is not None and around.lpar:
+        return new.with_changes(lpar=[*around.lpar, *new.lpar], rpar=[*new.rpar, *around.rpar])
+    if new.lpar or not _needs_parentheses(new, parent, place):
+        return new
+    return new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+@lru_cache(maxsize=256)
+def _parse_expression(template: str) -> cst.BaseExpression:
+    try:
+        return cst.parse_expression(template)
+    except cst.ParserSyntaxError as error:
+        raise EditError(f"no expression: {template!r}") from error
+
+
+@lru_cache(maxsize=256)
+def _parse_lines(text: str) -> cst.Module:
+    try:
+        return cst.parse_module(text)
+    except cst.ParserSyntaxError as error:
+        raise EditError(f"no statements: {text!r}") from error
+
+
+def _statement_hole(statement: cst.BaseStatement, holes: Holes) -> cst.BaseStatement | None:
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+        return None
+    only = statement.body[0]
+    name = _hole_name(only.value) if isinstance(only, cst.Expr) else None
+    return holes.statements.get(name) if name else None
+
+
+def _hole_name(node: cst.CSTNode) -> str | None:
+    match = _HOLE.fullmatch(node.value) if isinstance(node, cst.Name) else None
+    return match.group(1) if match else None
+
+
+class _Filler(cst.CSTTransformer):
+    """Puts expressions and statements in the place of holes."""
+
+    def __init__(self, holes: Holes) -> None:
+        super().__init__()
+        self.holes = holes
+        self.above: list[cst.CSTNode] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        self.above.append(node)
+        return True
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
+        self.above.pop()
+        if isinstance(updated_node, cst.IndentedBlock):
+            return self._block(updated_node)
+        name = _hole_name(original_node)
+        piece = self.holes.expressions.get(name) if name else None
+        if piece is None:
+            return updated_node
+        if not self.above:
+            return piece
+        return _place_piece(piece, self.above[-1], original_node)
+
+    def _block(self, block: cst.IndentedBlock) -> cst.IndentedBlock:
+        return block.with_changes(body=[_statement_hole(s, self.holes) or s for s in block.body])
+
+
+def _fill(node: Node, holes: Holes) -> Node:
+    if not holes.expressions and not holes.statements:
+        return node
+    filled = node.visit(_Filler(holes))
+    assert isinstance(filled, cst.CSTNode)
+    return filled
+
+
+def _place_piece(piece: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode) -> cst.BaseExpression:
+    """`piece` inside a template: its own parentheses stay only where they are needed."""
+    if piece.lpar and isinstance(piece, (cst.Tuple, cst.GeneratorExp)):
+        return piece
+    stripped = piece.with_changes(lpar=(), rpar=())
+    if not _needs_parentheses(stripped, parent, place):
+        own = [*piece.lpar, *piece.rpar]
+        if all("\n" not in _code(paren) and "\r" not in _code(paren) for paren in own):
+            return stripped
+    return piece if piece.lpar else put(stripped, parent, place)
+
+
+def _needs_parentheses(new: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode) -> bool:
+    if _level(new) < _required(parent, place):
+        return True
+    if isinstance(new, cst.Integer) and isinstance(parent, cst.Attribute):
+        return True
+    return not isinstance(parent, _BRACKETED) and _breaks_the_line(new)
+
+
+def _level(node: cst.BaseExpression) -> int:
+    """How tightly `node` binds, without its own parentheses."""
+    if isinstance(node, cst.BinaryOperation):
+        return _BINARY.get(type(node.operator), _PRODUCT)
+    if isinstance(node, cst.BooleanOperation):
+        return _AND if isinstance(node.operator, cst.And) else _OR
+    if isinstance(node, cst.UnaryOperation):
+        return _NOT if isinstance(node.operator, cst.Not) else _UNARY
+    return _LEVELS.get(type(node), _ATOM)
+
+
+def _required(parent: cst.CSTNode, place: cst.CSTNode) -> int:
+    """How tightly an expression has to bind in order to stand in `parent` where `place` stands."""
+    if isinstance(parent, (cst.Attribute, cst.Subscript, cst.Call, cst.Await, cst.Decorator)):
+        return _PRIMARY
+    if isinstance(parent, cst.BinaryOperation):
+        return _required_operand(parent, place)
+    if isinstance(parent, (cst.UnaryOperation, cst.BooleanOperation)):
+        return _level(parent) + (place is getattr(parent, "right", None))
+    if isinstance(parent, (cst.Comparison, cst.ComparisonTarget)):
+        return _COMPARISON + 1
+    if isinstance(parent, (cst.CompFor, cst.CompIf)) or (isinstance(parent, cst.IfExp) and place is not parent.orelse):
+        return _OR
+    if isinstance(parent, (cst.StarredElement, cst.StarredDictElement)):
+        return _BINARY[cst.BitOr]
+    if isinstance(parent, (cst.Expr, cst.Return, cst.Assign, cst.AugAssign, cst.For)):
+        return _TUPLE
+    return _LAMBDA
+
+
+def _required_operand(parent: cst.BinaryOperation, place: cst.CSTNode) -> int:
+    level = _level(parent)
+    if level == _POWER:
+        return _POWER + 1 if place is parent.left else _UNARY
+    return level if place is parent.left else level + 1
+
+
+def _breaks_the_line(node: cst.BaseExpression) -> bool:
+    """Whether `node` has a line break that only brackets around it allow."""
+    code = _code(node)
+    if "\n" not in code and "\r" not in code:
+        return False
+    try:
+        ast.parse(code, mode="eval")
+    except SyntaxError:
+        return True
+    return False
+
+
+def _code(node: cst.CSTNode) -> str:
+    return cst.Module(body=()).code_for_node(node)

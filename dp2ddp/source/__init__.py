@@ -1,0 +1,1 @@
+"""One program as text and as syntax trees: parsed, and never run."""

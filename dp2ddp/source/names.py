@@ -1,0 +1,235 @@
+"""What imported names stand for: `nn.DataParallel` is `torch.nn.DataParallel`, however it was imported."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple, Union
+
+from dp2ddp.source.nodes import attribute_got
+from dp2ddp.source.program import SCOPES, ScopeNode, Source
+from dp2ddp.source.starred import starred
+
+# Other paths under which the same object can be imported.
+_ALIASES = {
+    "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.nn.parallel.data_parallel.data_parallel": "torch.nn.parallel.data_parallel",
+    "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
+    "torch.utils.data.dataset.random_split": "torch.utils.data.random_split",
+    "tensorboardX.SummaryWriter": "torch.utils.tensorboard.SummaryWriter",
+    "torch.utils.tensorboard.writer.SummaryWriter": "torch.utils.tensorboard.SummaryWriter",
+    "torch.autograd.variable.Variable": "torch.autograd.Variable",
+    "torch.random.manual_seed": "torch.manual_seed",
+    "torch.cuda.random.manual_seed": "torch.cuda.manual_seed",
+    "torch.cuda.random.manual_seed_all": "torch.cuda.manual_seed_all",
+}
+
+
+class Own(NamedTuple):
+    """A name at the top level of one of the program's own modules."""
+
+    module: ast.Module
+    name: str
+
+
+class OwnModule(NamedTuple):
+    """A module or package of the program itself, as an import in the file of `importer` names it.
+
+    `tree` is None for a folder without an `__init__.py`.
+    """
+
+    importer: ast.AST
+    path: str
+    level: int
+    tree: ast.Module | None
+
+
+#: What a name stands for: a dotted path elsewhere, or something in the program itself.
+Target = Union[str, Own, OwnModule]
+
+
+class Names:
+    """Resolves names through the imports, scope by scope: to dotted paths, or into the program's own modules."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._imported: dict[ScopeNode, dict[str, Target]] = {}
+        self._stars: dict[ast.Module, list[ast.ImportFrom]] = {}
+        self._bound: dict[ScopeNode, set[str]] = {}
+        self._modules: dict[ast.AST, list[ast.Module]] = {}
+        self._targets: dict[ast.AST, Target | None] = {}
+        for node in source.nodes:
+            self._collect(node)
+
+    def _collect(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                # `import torch.nn` binds `torch`; `import torch.nn as nn` binds the module itself.
+                local, path = (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
+                self._imports_of(node)[local] = self._module(node, path) or self._namespace(node, alias.name) or path
+        elif isinstance(node, ast.ImportFrom):
+            self._collect_from(node)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            self._bound.setdefault(self.source.scope(node), set()).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            self._bound.setdefault(self.source.scope(node), set()).add(node.name)
+        elif isinstance(node, ast.arg):
+            self._bound.setdefault(self.source.scope(node), set()).add(node.arg)
+
+    def _collect_from(self, node: ast.ImportFrom) -> None:
+        path = node.module or ""
+        package = self._module(node, path, node.level)
+        for alias in node.names:
+            if alias.name == "*":
+                self._stars.setdefault(self.source.module(node), []).append(node)
+                continue
+            target: Target | None
+            if package is not None and package.tree is not None:
+                target = Own(package.tree, alias.name)
+            else:  # a folder without an `__init__.py`, or no part of this program
+                target = self._module(node, f"{path}.{alias.name}" if path else alias.name, node.level)
+            if target is None and not node.level:
+                target = f"{path}.{alias.name}"
+            if target is not None:
+                self._imports_of(node)[alias.asname or alias.name] = target
+
+    def _module(self, importer: ast.AST, path: str, level: int = 0) -> OwnModule | None:
+        """The program's own module that `path` names in an import, None for one from elsewhere."""
+        tree = self.source.imported(importer, path, level)
+        if tree is None:
+            return None
+        self._modules.setdefault(importer, []).append(tree)
+        return OwnModule(importer, path, level, tree)
+
+    def _namespace(self, importer: ast.AST, path: str) -> OwnModule | None:
+        """The folder without an `__init__.py` that `import folder.module` binds."""
+        own = "." in path and self._module(importer, path) is not None
+        return OwnModule(importer, path.split(".")[0], 0, None) if own else None
+
+    def _within(self, package: OwnModule, name: str) -> OwnModule | None:
+        """A module inside a package."""
+        path = f"{package.path}.{name}" if package.path else name
+        found = self._module(package.importer, path, package.level)
+        if found is None and package.tree is None:
+            return OwnModule(package.importer, path, package.level, None)
+        return found
+
+    def _imports_of(self, node: ast.AST) -> dict[str, Target]:
+        return self._imported.setdefault(self.source.scope(node), {})
+
+    def qualified(self, node: ast.AST) -> str | None:
+        """The dotted path that an expression names, None where it isn't a name that was imported from elsewhere."""
+        target = self.target(node)
+        return target if isinstance(target, str) else None
+
+    def target(self, node: ast.AST) -> Target | None:
+        """What an expression names: a dotted path elsewhere, or something of the program's own modules."""
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+            return None
+        if node not in self._targets:
+            self._targets[node] = self._find_target(node)
+        return self._targets[node]
+
+    def _find_target(self, node: ast.Name | ast.Attribute | ast.Call) -> Target | None:
+        if isinstance(node, ast.Name):
+            return self._of_name(node)
+        if isinstance(node, ast.Attribute):
+            return self._of_attribute(node.value, node.attr)
+        given = attribute_got(node)
+        return None if given is None else self._of_attribute(*given)
+
+    def _of_attribute(self, value: ast.expr, name: str) -> Target | None:
+        base = self.target(value)
+        if isinstance(base, str):
+            return _canonical(f"{base}.{name}")
+        if isinstance(base, OwnModule):
+            own = None if base.tree is None else self._own(base.tree, name, frozenset())
+            return own or self._within(base, name)
+        return None
+
+    def _of_name(self, node: ast.Name) -> Target | None:
+        for scope in (n for n in self.source.ancestors(node) if isinstance(n, SCOPES)):
+            target = self._imported.get(scope, {}).get(node.id)
+            if target is not None:
+                return self._followed(target, frozenset())
+            if node.id in self._bound.get(scope, ()) and not isinstance(scope, ast.ClassDef):
+                return None
+            if isinstance(scope, ast.Module) and scope in self._stars:
+                starred = self._from_stars(scope, node.id, frozenset())
+                if starred is not None:
+                    return starred
+        return f"builtins.{node.id}" if node.id in _BUILTINS else None
+
+    def _followed(self, target: Target, seen: frozenset[Own]) -> Target | None:
+        """The end of a chain of imports between the program's modules."""
+        if isinstance(target, str):
+            return _canonical(target)
+        if isinstance(target, OwnModule):
+            return target
+        if target in seen:  # `from package import module` in the package itself
+            return self._submodule(target.module, target.name)
+        return self._own(target.module, target.name, seen | {target})
+
+    def _own(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+        """What `name` stands for in one of the program's modules, None where nothing there binds it."""
+        imported = self._imported.get(module, {}).get(name)
+        if imported is not None:
+            return self._followed(imported, seen)
+        if name in self._bound.get(module, ()):
+            return Own(module, name)
+        return self._from_stars(module, name, seen) or self._submodule(module, name)
+
+    def _from_stars(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+        here = Own(module, f"{name} by *")
+        if here in seen or name.startswith("_"):
+            return None
+        for node in self._stars.get(module, ()):
+            tree = self.source.imported(node, node.module or "", node.level)
+            found = None if tree is None else self._own(tree, name, seen | {here})
+            if found is not None:
+                return found
+        others = (starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
+        # What two of them bring is the last one's.
+        found = next(filter(None, reversed(list(others))), None)
+        return None if found is None else _canonical(found)
+
+    def _submodule(self, module: ast.Module, name: str) -> OwnModule | None:
+        """`from package import module`, where the package's `__init__.py` doesn't bind it."""
+        return self._module(module, name, 1) if self.source.is_package(module) else None
+
+    def own_names(self, module: ast.Module) -> set[str]:
+        """The names that one of the program's modules binds at its top level, by imports, too."""
+        found = set(self._bound.get(module, ())) | set(self._imported.get(module, {}))
+        for node in self._stars.get(module, ()):
+            tree = self.source.imported(node, node.module or "", node.level)
+            if tree is not None and tree is not module:
+                found |= self._bound.get(tree, set())
+        return found
+
+    def modules_behind(self, statement: ast.Import | ast.ImportFrom) -> set[ast.Module]:
+        """The program's own modules that an import statement runs, directly or not."""
+        found: set[ast.Module] = set()
+        todo = list(self._modules.get(statement, ()))
+        while todo:
+            module = todo.pop()
+            if module not in found:
+                found.add(module)
+                inner = (n for n in self._modules if self.source.module(n) is module)
+                todo += [tree for n in inner for tree in self._modules[n]]
+        return found
+
+    def reachable(self, entry: ast.Module) -> set[ast.Module]:
+        """A module and those of the program's own that it imports, directly or not."""
+        imports = [n for n in self._modules if self.source.module(n) is entry]
+        return {entry}.union(*(self.modules_behind(n) for n in imports))  # type: ignore[arg-type]
+
+    def follow(self, module: ast.Module, name: str) -> Target | None:
+        """What `name` stands for at the top level of one of the program's modules."""
+        return self._own(module, name, frozenset())
+
+
+def _canonical(path: str) -> str:
+    return _ALIASES.get(path, path)
+
+
+_BUILTINS = frozenset(__builtins__ if isinstance(__builtins__, dict) else dir(__builtins__))

@@ -1,0 +1,60 @@
+"""Single syntax nodes: their order, whether two are the same, arguments of calls, and shapes with a meaning."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import TypeVar
+
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+def in_order(nodes: Iterable[_Node]) -> list[_Node]:
+    """Nodes in the order of the text."""
+    return sorted(nodes, key=_place)
+
+
+def _place(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def same(a: ast.AST | None, b: ast.AST | None) -> bool:
+    """Whether two expressions are written alike, whatever their place and context."""
+    if a is None or b is None:
+        return a is b
+    return _shape(a) == _shape(b)
+
+
+def _shape(node: ast.AST) -> str:
+    return ast.dump(node).replace("Store()", "Load()")
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The value of the keyword argument `name`, None where it isn't given by name."""
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """An argument given by position or by name."""
+    if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+        return call.args[position]
+    return keyword(call, name)
+
+
+def is_main_guard(node: ast.AST) -> bool:
+    """Whether `node` is `if __name__ == "__main__":`."""
+    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):
+        return False
+    sides = [node.test.left, node.test.comparators[0]]
+    names = any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
+    return names and any(isinstance(s, ast.Constant) and s.value == "__main__" for s in sides)
+
+
+def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:
+    """The object and the attribute of `getattr(object, "attribute")`; None for anything else."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"):
+        return None
+    name = node.args[1] if len(node.args) == 2 else None
+    if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+        return None
+    return node.args[0], name.value

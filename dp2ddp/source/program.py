@@ -1,0 +1,254 @@
+"""A parsed program: the text of its files, their syntax trees, and where each node stands in both."""
+
+from __future__ import annotations
+
+import ast
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Callable, Optional, Union
+
+from dp2ddp.source import syntax
+from dp2ddp.source.nodes import in_order
+from dp2ddp.source.spans import Position, Span
+
+FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+ScopeNode = Union[ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda]
+SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """One file of a program.
+
+    Attributes:
+        name: its path, as messages have it.
+        text: its source.
+        tree: its syntax tree, the line numbers counted over the whole program.
+        before: how many lines of other files come before its own.
+        renamed: where it said `async=`, which `text` doesn't any more: lines of the file, columns.
+    """
+
+    name: str
+    text: str
+    tree: ast.Module
+    before: int = 0
+    renamed: Sequence[tuple[int, int]] = ()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The source's lines as `ast` counts them (form feeds and the like don't end a line)."""
+        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+#: Finds the file that an import means: importing file, module, level (dots), name -> name of a file, None for others.
+Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
+
+
+@dataclass(eq=False)
+class Source:
+    """A program: one script, or a project's scripts and what they import from each other, as text and syntax trees.
+
+    Its files are laid end to end and their lines counted through, so that a line number says which file it is in, and
+    an analysis need not know how many there are. The trees are Python's `ast`, ten times faster to build and to walk
+    than a concrete one; `span` gives the positions by which the concrete tree is rewritten.
+
+    Attributes:
+        files: the files, each behind those before it.
+        entries: the files that are started, by name.
+        resolve: finds the file that an import means.
+        commands: of these, the functions by which commands start them, by the file's name.
+    """
+
+    files: Sequence[File]
+    entries: Sequence[str]
+    resolve: Resolve
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of all files."""
+        return [line for file in self.files for line in file.lines]
+
+    @cached_property
+    def entry_trees(self) -> list[ast.Module]:
+        """The modules that are started."""
+        return [file.tree for file in self.files if file.name in self.entries]
+
+    @cached_property
+    def _by_name(self) -> dict[str, ast.Module]:
+        return {file.name: file.tree for file in self.files}
+
+    def imported(self, node: ast.AST, module: str, level: int = 0, name: str | None = None) -> ast.Module | None:
+        """The module of this program that an import in the file of `node` means, None for one from elsewhere."""
+        found = self.resolve(self.file(node).name, module, level, name)
+        return None if found is None else self._by_name.get(found)
+
+    def is_package(self, module: ast.Module) -> bool:
+        """Whether a module is a package's `__init__.py`."""
+        return PurePosixPath(self.file(module).name).name == "__init__.py"
+
+    def mentions(self, text: str) -> bool:
+        """Whether `text` stands anywhere in the program."""
+        return any(text in file.text for file in self.files)
+
+    def file(self, node: ast.AST) -> File:
+        """The file in which `node` stands."""
+        return self.file_of_line(node.lineno) if hasattr(node, "lineno") else self._file_of_tree[node]
+
+    @cached_property
+    def _file_of_tree(self) -> dict[ast.AST, File]:
+        return {file.tree: file for file in self.files}
+
+    def file_of_line(self, line: int) -> File:
+        """The file in which a line of the program stands."""
+        return self.files[bisect_left(self._before, line) - 1]
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [file.before for file in self.files]
+
+    def module(self, node: ast.AST) -> ast.Module:
+        """The module in which `node` stands."""
+        return self.file(node).tree
+
+    def where(self, node: ast.AST) -> str:
+        """The place of `node` as messages have it: the line, and in a program of several files the file."""
+        file = self.file(node)
+        line = node.lineno - file.before  # type: ignore[attr-defined]
+        return f"line {line}" if len(self.files) == 1 else f"{file.name}:{line}"
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node, file by file, parents before children."""
+        return [node for file in self.files for node in ast.walk(file.tree)]
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """Every call, in the order of the text."""
+        return in_order(n for n in self.nodes if isinstance(n, ast.Call))
+
+    @cached_property
+    def functions(self) -> list[FunctionNode]:
+        """Every function and method, in the order of the text."""
+        return in_order(n for n in self.nodes if isinstance(n, FUNCTIONS))
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """The node that `node` is a part of, None for the module."""
+        return self._parents.get(node)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around `node`, from the nearest outwards."""
+        above = self._parents.get(node)
+        while above is not None:
+            yield above
+            above = self._parents.get(above)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that `node` is, or is part of."""
+        if isinstance(node, ast.stmt):
+            return node
+        return next(n for n in self.ancestors(node) if isinstance(n, ast.stmt))
+
+    def scope(self, node: ast.AST) -> ScopeNode:
+        """The function, class or module in whose body `node` stands."""
+        if node not in self._scopes:
+            found = next((n for n in self.ancestors(node) if isinstance(n, SCOPES)), None)
+            self._scopes[node] = found or self.module(node)
+        return self._scopes[node]
+
+    def function(self, node: ast.AST) -> FunctionNode | None:
+        """The innermost function around `node`, None at module level."""
+        scope: ast.AST = self.scope(node)
+        while not isinstance(scope, (*FUNCTIONS, ast.Module)):
+            scope = self.scope(scope)
+        return None if isinstance(scope, ast.Module) else scope
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements in which `statement` stands."""
+        above = self._parents[statement]
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            block = getattr(above, name, None)
+            if isinstance(block, list) and statement in block:
+                return block
+        raise LookupError(f"line {statement.lineno}: statement without a block")
+
+    def chain_head(self, node: ast.If) -> ast.If:
+        """The `if` to which an `elif` belongs; an `if` itself."""
+        above = self.parent(node)
+        while isinstance(above, ast.If) and above.orelse == [node] and self.segment(node).startswith("elif"):
+            node, above = above, self.parent(above)
+        return node
+
+    def span(self, node: ast.AST) -> Span:
+        """Where `node` stands: lines from 1, columns in characters from 0."""
+        start_line, start_col = node.lineno, node.col_offset  # type: ignore[attr-defined]
+        end_line, end_col = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+        start = Position(start_line, self._column(start_line, start_col))
+        return Span(start, Position(end_line, self._column(end_line, end_col)))
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of `node`, as written."""
+        span = self.span(node)
+        (first, start), (last, end) = span.start, span.end
+        if first == last:
+            return self.lines[first - 1][start:end]
+        middle = self.lines[first : last - 1]
+        return "\n".join([self.lines[first - 1][start:], *middle, self.lines[last - 1][:end]])
+
+    def brief(self, node: ast.AST, limit: int = 60) -> str:
+        """The text of `node` on one line, for reports."""
+        text = " ".join(self.segment(node).split())
+        return text if len(text) <= limit else text[: limit - 3] + "..."
+
+    def _column(self, line: int, byte_column: int) -> int:
+        text = self.lines[line - 1]
+        if text.isascii():
+            return byte_column
+        return len(text.encode("utf-8")[:byte_column].decode("utf-8"))
+
+
+def parse(text: str, filename: str) -> Source:
+    """One script by itself.
+
+    Raises:
+        BadInput: it is no Python that this interpreter reads.
+    """
+    return link({filename: text}, [filename], lambda importer, module, level, name: None)
+
+
+def link(
+    texts: Mapping[str, str],
+    entries: Sequence[str],
+    resolve: Resolve,
+    *,
+    commands: Mapping[str, Sequence[str]] | None = None,
+) -> Source:
+    """The files of one program, `texts` by name.
+
+    Args:
+        commands: of the entries, the functions by which commands start them.
+
+    Raises:
+        BadInput: one of them is no Python that this interpreter reads.
+    """
+    files: list[File] = []
+    before = 0
+    for name, text in texts.items():
+        now, renamed = syntax.without_async_arguments(text)
+        file = File(name, now, syntax.parse(now, name), before, renamed)
+        if before:
+            ast.increment_lineno(file.tree, before)
+        files.append(file)
+        before += len(file.lines)
+    return Source(files, entries, resolve, commands or {})

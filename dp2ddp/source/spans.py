@@ -1,0 +1,38 @@
+"""Where something stands in a source."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Position(NamedTuple):
+    """A place in the source: line from 1, column from 0, counted in characters (not UTF-8 bytes, as `ast` does)."""
+
+    line: int
+    column: int
+
+
+class Span(NamedTuple):
+    """Where a syntax node lies, end exclusive.
+
+    An expression's span leaves out parentheses around it. Tuples and generator expressions may be given either way
+    (`ast` counts their parentheses, libcst doesn't). Of a statement's span only the start counts.
+    """
+
+    start: Position
+    end: Position
+
+    @classmethod
+    def of(cls, line: int, column: int, end_line: int, end_column: int) -> Span:
+        """The span from `line`:`column` to `end_line`:`end_column`."""
+        return cls(Position(line, column), Position(end_line, end_column))
+
+    def contains(self, other: Span) -> bool:
+        """Whether `other` lies inside this span; a span contains itself."""
+        return self.start <= other.start and other.end <= self.end
+
+
+def moved(span: Span, lines: int) -> Span:
+    """`span`, so many lines further down."""
+    (start, column), (end, end_column) = span
+    return Span.of(start + lines, column, end + lines, end_column)

@@ -1,0 +1,267 @@
+"""What a comparison found, put into words: where two runs part first, and the likely cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dp2ddp.verify.compare.compare import Comparison, StepDifference
+from dp2ddp.verify.compare.saved import FileDifference, negligible, relative_difference
+from dp2ddp.verify.run import recording
+from dp2ddp.verify.run.recording import Recording
+
+_SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
+_GROWTH = 1000.0  # by how much rounding may grow in a step
+_ONLY_IN = " (only in the "
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something in which the runs differ.
+
+    Args:
+        kind: one word for programs: exit, count, start, batch, shuffle, draw, apart, scale, loss, update, rounding,
+           , printed, keys, file.
+        what: what differs, with numbers.
+        cause: the likely cause; empty where nothing is known.
+        step: the optimizer step (from 1) at which; None where it has none.
+        parameter: the parameter that differs most.
+        size: the relative difference; infinite for what rounding can't explain.
+    """
+
+    kind: str
+    what: str
+    cause: str = ""
+    step: int | None = None
+    parameter: str | None = None
+    size: float = math.inf
+
+    def __str__(self) -> str:
+        at = f"step {self.step}: " if self.step is not None else ""
+        return f"{at}{self.what}" + (f"; {self.cause}" if self.cause else "")
+
+
+def explain(comparison: Comparison) -> list[Finding]:
+    """Everything in which the runs don't agree, the root of it first; empty if they agree.
+
+    Of what makes training differ only the first is named: the rest follows from it.
+    """
+    training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
+    found = [*_structure(comparison), *training[:1]]
+    differs = bool(training)
+    return [*found, *_printed(comparison, differs), *_files(comparison, differs)]
+
+
+def _structure(comparison: Comparison) -> Iterator[Finding]:
+    codes = comparison.original.exit_code, comparison.converted.exit_code
+    if codes[0] != codes[1]:
+        yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
+    for text in comparison.counts:
+        yield Finding("count", text)
+
+
+def _training(comparison: Comparison) -> Iterator[Finding]:
+    """What makes the runs train differently; of one step, the cause before its effect."""
+    ours, theirs = comparison.recordings[0], comparison.recordings[1:]
+    yield from _start(ours, theirs)
+    yield from _batch(comparison)
+    if comparison.first is not None:
+        yield from _draw(ours, theirs[0], comparison.first.step)
+    yield from _apart(theirs)
+    if comparison.first is not None:
+        yield _update(comparison, comparison.first)
+    else:
+        yield from _loss(comparison)
+
+
+def _start(ours: Recording, theirs: Sequence[Recording]) -> Iterator[Finding]:
+    """Parameters before the first step: the ranks' among each other, then the two runs'."""
+    pairs = [(f"rank 0 and rank {r}", theirs[0], rank) for r, rank in enumerate(theirs[1:], start=1)]
+    for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
+        for index, start in one.starts.items():
+            values = zip(one.values(start), other.values(other.starts[index]) if index in other.starts else ())
+            least = negligible(value for _, value in one.values(start))
+            for (name, a), (_, b) in values:
+                size = relative_difference(a, b, least)
+                if size > 1e-6:
+                    what = f"{who} start from other weights: {name} differs by {size:.1e}"
+                    step = next((s for s, at in enumerate(one.steps) if at.optimizer == index), 0)
+                    yield Finding("start", what, "initialised from another random draw, or loaded", step + 1, name)
+                    return
+
+
+def _batch(comparison: Comparison) -> Iterator[Finding]:
+    batch = comparison.batch
+    if batch is None:
+        return
+    again = _repeated(comparison.recordings)
+    if again is not None:
+        cause = f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or not advanced"
+        yield Finding("shuffle", str(batch), cause, batch.step + 1)
+        return
+    cause = "a different batch: another shuffle, another sampler, or samples that are dropped or repeated"
+    given = [part for part in batch.parts if isinstance(part, list)]
+    if isinstance(batch.original, list) and given and all(len(part) == len(batch.original) for part in given):
+        cause = "a different batch: each rank draws a whole one of its own, so N times the batch size is trained on"
+    yield Finding("batch", str(batch), cause, batch.step + 1)
+
+
+def _repeated(recordings: Sequence[Recording]) -> int | None:
+    """The iteration over a loader whose batches the converted script has again in a later one,
+    though the original hasn't."""
+    ours = recording.batches_by_iterator(recordings[0])
+    theirs = _unions([recording.batches_by_iterator(rank) for rank in recordings[1:]])
+    for now, batches in theirs.items():
+        for earlier in range(now):
+            alike = len(batches) > 1 and theirs.get(earlier) == batches
+            if alike and now in ours and ours.get(earlier) != ours[now]:
+                return earlier
+    return None
+
+
+def _unions(ranks: Sequence[dict[int, list[Any]]]) -> dict[int, list[Any]]:
+    """For each iteration the batches over all ranks, whether each fetched its shard or all of it."""
+    return {
+        iterator: [_union(parts) for parts in zip(*(rank.get(iterator, []) for rank in ranks))] for iterator in ranks[0]
+    }
+
+
+def _union(parts: Sequence[Any]) -> Any:
+    if all(part == parts[0] for part in parts) or not all(isinstance(part, list) for part in parts):
+        return parts[0]
+    return [index for part in parts for index in part]
+
+
+def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
+    """The first step since which a generator has drawn on one side only, or otherwise.
+
+    A converted script seeds all generators where the original may seed but torch's: what counts is whether they move.
+    """
+    names = ("torch's", "Python's", "NumPy's")
+    for index, name in enumerate(names):
+        sides = [[step.generators[index] for step in run.steps[:until]] for run in (ours, theirs)]
+        same = index == 0
+        for step, (a, b) in enumerate(zip(*sides)):
+            moved = [step > 0 and sums[step - 1] != sums[step] for sums in sides]
+            if moved[0] != moved[1] or (same and a != b):
+                what = f"{name} random numbers are not the original's any more"
+                yield Finding("draw", what, "a different RNG draw: one side draws where the other doesn't", step + 1)
+                return
+            same = a == b
+
+
+def _apart(theirs: Sequence[Recording]) -> Iterator[Finding]:
+    for step in range(min(len(rank.steps) for rank in theirs)):
+        for other, rank in enumerate(theirs[1:], start=1):
+            for (name, a), (_, b) in zip(theirs[0].parameters(step), rank.parameters(step)):
+                size = relative_difference(a, b)
+                if size:
+                    what = f"{name} differs between rank 0 and rank {other} by {size:.1e}"
+                    cause = "something that differs between the ranks (random numbers, the time) went into it"
+                    yield Finding("apart", what, cause, step + 1, name)
+                    return
+
+
+def _update(comparison: Comparison, first: StepDifference) -> Finding:
+    """The first update that differs, on the same batch and from the same parameters."""
+    what = f"{first.parameter} differs by {first.relative:.1e}"
+    if _grew(comparison, first.step):
+        cause = "it grew from nothing, step by step: rounding that training amplifies, rather than a mistake"
+        return Finding("rounding", what, cause, first.step, first.parameter, first.relative)
+    loss = _loss_before(comparison, first.step)
+    common: dict[str, Any] = {"step": first.step, "parameter": first.parameter, "size": first.relative}
+    scale = _scale(comparison, first.step)
+    if loss is not None and loss > comparison.tolerance:
+        what += f", the loss given to backward by {loss:.1e}"
+        cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"
+        return Finding("loss", what, cause, **common)
+    if scale is not None:
+        cause = f"the update is {scale:.4g} times the original's: the loss or the gradients are not scaled"
+        return Finding("scale", what, cause, **common)
+    cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
+    return Finding("update", what, cause, **common)
+
+
+def _grew(comparison: Comparison, step: int) -> bool:
+    """Whether the difference at `step` has grown from one that was there before, rather than come at once."""
+    before = [at.relative for at in comparison.steps[: step - 1]]
+    return bool(before) and before[-1] > comparison.steps[step - 1].relative / _GROWTH
+
+
+def _loss_before(comparison: Comparison, step: int) -> float | None:
+    """The largest difference among the losses of step `step`."""
+    losses = zip(comparison.recordings[0].losses, comparison.losses)
+    return max((difference for loss, difference in losses if loss.step == step - 1), default=None)
+
+
+def _scale(comparison: Comparison, step: int) -> float | None:
+    """The factor by which the converted script's update is the original's, if it is one and not 1."""
+    ours, theirs = comparison.recordings[:2]
+    pair = [_change(side, step - 1) for side in (ours, theirs)]
+    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape or not pair[0].any():
+        return None
+    factor = float(pair[0] @ pair[1] / (pair[0] @ pair[0]))
+    left = float(torch.linalg.vector_norm(pair[1] - factor * pair[0]) / torch.linalg.vector_norm(pair[0]))
+    return factor if left < _SAME_DIRECTION * abs(factor) and abs(factor - 1) > 10 * _SAME_DIRECTION else None
+
+
+def _change(run: Recording, step: int) -> torch.Tensor | None:
+    """What step `step` (from 0) added to the parameters, as one float64 vector."""
+    optimizer = run.steps[step].optimizer
+    earlier = [at for at in run.steps[:step] if at.optimizer == optimizer]
+    before = earlier[-1] if earlier else run.starts.get(optimizer)
+    if before is None or before.slots != run.steps[step].slots:
+        return None
+    vectors = [torch.cat([value.double().flatten() for _, value in run.values(at)]) for at in (before, run.steps[step])]
+    return vectors[1] - vectors[0]
+
+
+def _loss(comparison: Comparison) -> Iterator[Finding]:
+    for loss, difference in zip(comparison.recordings[0].losses, comparison.losses):
+        if difference > comparison.tolerance:
+            what = f"the loss given to backward differs by {difference:.1e}, the update doesn't"
+            yield Finding("loss", what, "a loss that isn't scaled as the original's", loss.step + 1, size=difference)
+            return
+
+
+def _printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+    lines = [line for line in comparison.lines if not line.within(comparison.places)]
+    if not lines:
+        return
+    first = lines[0]
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    what = f"printed line {first.line}: {first.original!r}, converted {first.converted!r}{more}"
+    size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
+    if differs:
+        yield Finding("printed", what, size=size)
+    elif first.original is None:
+        yield Finding("printed", what, "a line that the original doesn't print, or that every rank prints", size=size)
+    elif first.places is None:
+        yield Finding("printed", what, size=size)
+    else:
+        cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
+        yield Finding("printed", what, cause, size=size)
+
+
+def _files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+    wrong: dict[str, list[FileDifference]] = {}
+    for file in comparison.files:
+        if file.relative > comparison.tolerance:
+            wrong.setdefault(file.file, []).append(file)
+    for name, places in wrong.items():
+        keys = [place.where.partition(_ONLY_IN)[0] for place in places if _ONLY_IN in place.where]
+        more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
+        if keys:
+            plain = {".".join(part for part in key.split(".") if part != "module") for key in keys}
+            plain = {key.replace("/module.", "/") for key in plain}
+            cause = "the keys differ only by `module.`" if 2 * len(plain) == len(keys) else "other keys are saved"
+            yield Finding("keys", f"{name}: {places[0].where}{more}", cause)
+        else:
+            size = max(place.relative for place in places)
+            by = "" if math.isinf(size) else f" differs by {size:.1e}"
+            cause = "" if differs else "training is the same, so this holds a rank's own value"
+            yield Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)

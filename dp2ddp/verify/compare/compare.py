@@ -1,0 +1,252 @@
+"""Compare the recordings of an original and of its conversion: did they train the same model?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dp2ddp.verify.compare import printed, saved, stamps
+from dp2ddp.verify.compare.printed import LineDifference
+from dp2ddp.verify.compare.saved import FileDifference, Hiding, relative_difference
+from dp2ddp.verify.run import recording, runs
+from dp2ddp.verify.run.recording import Recording
+from dp2ddp.verify.run.runs import Run
+
+TOLERANCE = 1e-6
+_EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time and process in their names
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
+
+    step: int
+    parameter: str
+    relative: float
+
+
+@dataclass(frozen=True)
+class BatchDifference:
+    """A batch with other samples: its number (from 1) in that iteration over a loader, and when it was fetched.
+
+    `parts` are the samples that the ranks fetched; None for a rank that fetched no such batch.
+    """
+
+    iterator: int
+    number: int
+    step: int
+    original: Any
+    parts: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        where = f"batch {self.number} of iteration {self.iterator + 1} over a loader"
+        return f"{where}: samples {_few(self.original)}, converted {_few(list(self.parts))}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that two runs have in common or not.
+
+    Args:
+        original, converted: the runs.
+        tolerance: the largest relative difference of parameters, losses and saved numbers that counts as agreement.
+        places: the largest difference of printed numbers that does, in units of their last digit.
+        steps: an entry for each optimizer step of both.
+        losses: relative difference of each loss given to `backward`, over all ranks.
+        batches: the first batch with other samples, in words; None if all have the same.
+        lines: printed lines that differ.
+        files: files that differ, and where.
+        batch: the same as data.
+        recordings: the original's recording and those of the converted script's ranks.
+        names: what of the converted run's paths has another name in the original's, for a clock gave it.
+        apart: the first step after which the ranks' parameters differ among each other, in words; None if none.
+        counts: what one run did more often than the other, in words.
+    """
+
+    original: Run
+    converted: Run
+    tolerance: float
+    places: float
+    steps: tuple[StepDifference, ...]
+    losses: tuple[float, ...]
+    batches: str | None
+    lines: tuple[LineDifference, ...]
+    files: tuple[FileDifference, ...]
+    apart: str | None
+    counts: tuple[str, ...]
+    batch: BatchDifference | None = None
+    recordings: tuple[Recording, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> StepDifference:
+        """The step with the largest difference."""
+        return max(self.steps, key=lambda step: step.relative, default=StepDifference(0, "", 0.0))
+
+    @property
+    def first(self) -> StepDifference | None:
+        """The first step whose parameters differ by more than the tolerance."""
+        return next((step for step in self.steps if step.relative > self.tolerance), None)
+
+    @property
+    def trained_alike(self) -> bool:
+        """Whether both trained, on the same batches, with the same losses and to the same parameters."""
+        same = self.first is None and not self.counts and self.batch is None and self.apart is None
+        return bool(self.steps) and same and all(loss <= self.tolerance for loss in self.losses)
+
+    def failures(self) -> list[str]:
+        """Everything in which the runs don't agree, a line each; empty if they agree."""
+        found = list(self.counts)
+        if self.original.exit_code != self.converted.exit_code:
+            found.append(f"exit code {self.original.exit_code}, converted {self.converted.exit_code}")
+        found += [text for text in (self.batches, self.apart) if text]
+        if self.first is not None:
+            found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
+        wrong = next(((i, loss) for i, loss in enumerate(self.losses) if loss > self.tolerance), None)
+        if wrong is not None:
+            found.append(f"backward {wrong[0] + 1}: the loss differs by {wrong[1]:.1e}")
+        for line in self.lines:
+            if not line.within(self.places):
+                found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
+        found += [
+            f"{file.file}: {file.where} differs by {file.relative:.1e}"
+            for file in self.files
+            if file.relative > self.tolerance
+        ]
+        return found
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the runs trained the same model, said the same and wrote the same."""
+        return not self.failures()
+
+
+def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, places: float = 0) -> Comparison:
+    """Compare the finished runs in two folders (see `runs`).
+
+    Args:
+        original: the folder of the original's run.
+        converted: the folder of the converted script's run.
+        tolerance: see `Comparison`.
+        places: see `Comparison`; 0: every printed line must be the same.
+
+    Raises:
+        FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
+    """
+    one, other = runs.read(original), runs.read(converted)
+    ours, theirs = one.recordings(), other.recordings()
+    batch = _batch(ours[0], theirs)
+    files = _outputs(one), _outputs(other)
+    names = stamps.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
+    hide = one.hide, stamps.restoring(names, other.hide)
+    return Comparison(
+        original=one,
+        converted=other,
+        tolerance=tolerance,
+        places=places,
+        steps=tuple(_steps(ours[0], theirs[0])),
+        losses=tuple(_losses(ours, theirs)),
+        batches=None if batch is None else str(batch),
+        lines=tuple(_lines(one, other, hide)),
+        files=tuple(_files(*files, places, hide)),
+        apart=_apart(theirs),
+        counts=tuple(_counts(ours[0], theirs[0])),
+        batch=batch,
+        recordings=(ours[0], *theirs),
+        names=names,
+    )
+
+
+def _steps(ours: Recording, theirs: Recording) -> list[StepDifference]:
+    return [_step(ours, theirs, step) for step in range(min(len(ours.steps), len(theirs.steps)))]
+
+
+def _step(ours: Recording, theirs: Recording, step: int) -> StepDifference:
+    """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
+    pairs = list(zip_longest(ours.parameters(step), theirs.parameters(step)))
+    if any(a is None or b is None for a, b in pairs):
+        return StepDifference(step + 1, "the number of parameters", math.inf)
+    largest = StepDifference(step + 1, "", 0.0)
+    differing = [(name, a, b) for (name, a), (_, b) in pairs if not torch.equal(a, b)]
+    least = saved.negligible(a for (_, a), _ in pairs) if differing else 0.0
+    for name, a, b in differing:
+        relative = relative_difference(a, b, least)
+        if relative > largest.relative:
+            largest = StepDifference(step + 1, name, relative)
+    return largest
+
+
+def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:
+    pairs = zip(recording.global_losses(ours), recording.global_losses(theirs))
+    return [_relative(a, b) for a, b in pairs]
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    difference = abs(a - b) / abs(a) if a else math.inf
+    return math.inf if math.isnan(difference) else difference
+
+
+def _batch(ours: Recording, theirs: Sequence[Recording]) -> BatchDifference | None:
+    whole = recording.batches_by_iterator(ours)
+    parts = [recording.batches_by_iterator(rank) for rank in theirs]
+    for iterator in sorted(whole.keys() | parts[0].keys()):
+        batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
+        for number, (batch, *shards) in enumerate(batches, start=1):
+            if not recording.is_union(batch, shards):
+                steps = [at.step for process in (ours, *theirs) for at in process.batches if at.iterator == iterator]
+                step = steps[min(number, len(steps)) - 1]
+                return BatchDifference(iterator, number, step, batch, tuple(shards))
+    return None
+
+
+def _few(indices: Any) -> str:
+    text = str(indices)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _lines(one: Run, other: Run, hide: Hiding) -> list[LineDifference]:
+    found = list(printed.differences(hide[0](one.stdout), hide[1](other.stdout)))
+    for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
+        found += printed.differences("", other.output(rank, "stdout"))
+    return found
+
+
+def _outputs(run: Run) -> dict[str, Path]:
+    return {name: path for name, path in run.files().items() if _EVENTS not in name}
+
+
+def _files(one: Mapping[str, Path], other: Mapping[str, Path], places: float, hide: Hiding) -> Iterator[FileDifference]:
+    theirs = {hide[1](name): path for name, path in other.items()}
+    for name in sorted(one.keys() | theirs.keys()):
+        if name in one and name in theirs:
+            yield from saved.differences(name, one[name], theirs[name], places, hide)
+        else:
+            yield FileDifference(name, f"only the {'original' if name in one else 'converted'}'s", math.inf)
+
+
+def _apart(ranks: Sequence[Recording]) -> str | None:
+    for other, recorded in enumerate(ranks[1:], start=1):
+        for step in _steps(ranks[0], recorded):
+            if step.relative:
+                return f"step {step.step}: {step.parameter} differs between rank 0 and rank {other}"
+    return None
+
+
+def _counts(ours: Recording, theirs: Recording) -> list[str]:
+    pairs = {
+        "optimizer steps": (len(ours.steps), len(theirs.steps)),
+        "calls of backward": (len(ours.losses), len(theirs.losses)),
+    }
+    found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    if ours.mixed != theirs.mixed:
+        found.append(f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}")
+    return found

@@ -1,0 +1,204 @@
+"""Compare two files that training wrote: checkpoints key by key and tensor by tensor, text number by number."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dp2ddp.verify.compare import printed, unpickle
+from dp2ddp.verify.compare.unpickle import Placeholder
+
+#: What takes out of the original's and the converted run's texts what isn't to be compared.
+Hiding = tuple[Callable[[str], str], Callable[[str], str]]
+_BY_IDENTITY: Any = object.__eq__
+_NEGLIGIBLE = 1e-3  # of the size of most tensors
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """A file that is not the same in both runs, and where: a key, a line, or the whole file.
+
+    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's.
+    """
+
+    file: str
+    where: str
+    relative: float
+
+
+def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
+    """||ours - theirs|| / ||ours|| in float64; 0 for equal tensors, infinite for other shapes, dtypes or NaN places.
+
+    A tensor whose entries are smaller than `least` (root mean square) is measured as if they were that large.
+    """
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return math.inf
+    if torch.equal(ours, theirs):
+        return 0.0
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    a, b = ours.detach().to(wide), theirs.detach().to(wide)
+    nan = a.isnan()
+    if not torch.equal(nan, b.isnan()):
+        return math.inf
+    same = nan | (a == b)
+    zero = torch.zeros((), dtype=wide)
+    difference = float(torch.linalg.vector_norm(torch.where(same, zero, a - b)))
+    scale = max(float(torch.linalg.vector_norm(torch.where(nan, zero, a))), least * math.sqrt(a.numel()))
+    if difference == 0.0:
+        return 0.0
+    return difference / scale if scale and not math.isnan(difference) else math.inf
+
+
+def negligible(tensors: Iterable[torch.Tensor]) -> float:
+    """The size of entries (root mean square) below which a tensor may hold rounding alone: a thousandth of most others.
+
+    A bias in front of a BatchNorm has no gradient but rounding. Where it starts from zero that is all it ever holds,
+    and no two ways to add up numbers agree on it.
+    """
+    sizes = []
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            size = float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel())
+            sizes += [size] if size and math.isfinite(size) else []
+    return _NEGLIGIBLE * statistics.median(sizes) if sizes else 0.0
+
+
+def differences(
+    name: str,
+    original: Path,
+    converted: Path,
+    places: float = 0,
+    hide: Hiding = (str, str),
+) -> Iterator[FileDifference]:
+    """Where two files of one name differ.
+
+    Numbers in text may be `places` units of their last digit apart.
+    """
+    if original.read_bytes() == converted.read_bytes():
+        return
+    if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
+        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)), hide)
+        return
+    texts = _text(original), _text(converted)
+    if texts[0] is None or texts[1] is None:
+        yield FileDifference(name, "bytes", math.inf)
+        return
+    for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
+        if not line.within(places):
+            where = f"line {line.line}: {line.original!r}, {line.converted!r}"
+            yield FileDifference(name, where, math.inf if line.places is None or line.whole else line.relative)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _checkpoints(
+    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding
+) -> Iterator[FileDifference]:
+    least = negligible(value for value in ours.values() if isinstance(value, torch.Tensor))
+    for key in [*ours, *(key for key in theirs if key not in ours)]:
+        if key not in ours or key not in theirs:
+            yield FileDifference(name, f"{key} (only in the {'original' if key in ours else 'converted'})", math.inf)
+            continue
+        one, other = ours[key], theirs[key]
+        if isinstance(one, str) and isinstance(other, str):
+            one, other = hide[0](one), hide[1](other)
+        relative = _leaf_difference(one, other, least)
+        if relative:
+            yield FileDifference(name, key, relative)
+
+
+def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        return relative_difference(ours, theirs, least)
+    if type(ours) is not type(theirs):
+        return math.inf
+    if isinstance(ours, float):
+        return relative_difference(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
+    return 0.0 if ours == theirs or repr(ours) == repr(theirs) else math.inf
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
+
+    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's,
+    and of modules whose class it defines: their attributes, too, and the class.
+    """
+    found: dict[str, Any] = {}
+    _collect(value, path, found, ())
+    return found
+
+
+def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...]) -> None:
+    """Add `value`'s leaves to `found`; `above` are the objects that it is in."""
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufc":
+        value = torch.as_tensor(value)
+    items = _items(value)
+    if items is None:
+        found[path] = value
+    elif any(value is one for one in above):
+        found[path] = "(itself)"
+    else:
+        dotted = bool(above) and _is_module(value) and _is_module(above[-1])
+        for step, item in items:
+            between = "" if not path or step.startswith(("[", "(")) else "." if dotted else "/"
+            _collect(item, f"{path}{between}{step}", found, (*above, value))
+
+
+def _is_module(value: Any) -> bool:
+    if isinstance(value, Placeholder):
+        return isinstance(value.state, Mapping) and {"_parameters", "_buffers", "_modules"} <= value.state.keys()
+    return isinstance(value, nn.Module)
+
+
+def _items(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of `value` and the steps that lead to them; None: it has none."""
+    if isinstance(value, nn.Module):
+        return _module_items(value.__dict__)
+    if isinstance(value, Placeholder):
+        return _placeholder_items(value)
+    if isinstance(value, torch.optim.Optimizer):
+        value = value.state_dict()
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return _indexed("", value)
+    if type(value).__eq__ is _BY_IDENTITY and not isinstance(value, type) and getattr(value, "__dict__", None):
+        return list(vars(value).items())  # a learning rate scheduler
+    return None
+
+
+def _module_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    transient = state.get("_non_persistent_buffers_set", ())
+    buffers = {name: buffer for name, buffer in state["_buffers"].items() if name not in transient}
+    held = {**state["_parameters"], **buffers, **state["_modules"]}
+    return [(name, item) for name, item in held.items() if item is not None]
+
+
+def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    found: list[tuple[str, Any]] = [("(class)", kind), *_indexed("(made from)", value.arguments)]
+    found += _indexed("(items)", value.items)
+    if not isinstance(value.state, Mapping):
+        return [*found, *([("(state)", value.state)] if value.state is not None else [])]
+    own = value.state
+    if _is_module(value):
+        found += _module_items(own)
+        own = {name: item for name, item in own.items() if not name.startswith("_")}
+    return [*found, *((str(name), item) for name, item in own.items())]
+
+
+def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"{name}[{index}]", item) for index, item in enumerate(values)]

@@ -1,0 +1,1 @@
+"""What a script sees in place of `nn.DataParallel`, CUDA and torchvision's data sets."""

@@ -1,0 +1,71 @@
+"""What a script sees in place of `nn.DataParallel`: replicas on one device; and seeds that are not its own."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from dp2ddp_runtime.rng import Stream
+from torch import nn
+
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel, emulated_data_parallel
+
+# Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
+# the same name hides, hence no attribute access.
+_HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
+
+
+def emulate(replicas: int) -> type[nn.Module]:
+    """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is, and the functional form of it where
+    `data_parallel` is; returns the class.
+
+    Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
+    models draw from one stream per replica, as those of a converted script draw from one per rank.
+    """
+    home = _HOMES[-1]
+    streams = [Stream(rank=rank) for rank in range(replicas)]
+    body = {"replicas": replicas, "streams": streams, "__module__": home, "__qualname__": "DataParallel"}
+    stand_in = type("DataParallel", (EmulatedDataParallel,), body)
+    for name in _HOMES:
+        vars(importlib.import_module(name))["DataParallel"] = stand_in
+    for name in _HOMES[1:]:
+        vars(importlib.import_module(name))["data_parallel"] = partial(emulated_data_parallel, kind=stand_in)
+    return stand_in
+
+
+def seed(value: int) -> None:
+    """Seed the generators that scripts draw from, for those that don't seed them."""
+    random.seed(value)
+    torch.manual_seed(value)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.random.seed(value)
+
+
+def shift_seeds(shift: int) -> None:
+    """From now on a script that seeds a generator with s gets s + `shift`."""
+    owners: list[tuple[Any, str]] = [(torch, "manual_seed"), (torch.random, "manual_seed"), (random, "seed")]
+    numpy = _numpy()
+    if numpy is not None:
+        owners.append((numpy.random, "seed"))
+    for owner, name in owners:
+        setattr(owner, name, _shifted(getattr(owner, name), shift))
+
+
+def _shifted(function: Callable[..., Any], shift: int) -> Callable[..., Any]:
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(arg + shift if isinstance(arg, int) else arg for arg in args)
+        kwargs = {key: value + shift if isinstance(value, int) else value for key, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return shifted
+
+
+def _numpy() -> Any:
+    """NumPy, if torch has it."""
+    return sys.modules.get("numpy")

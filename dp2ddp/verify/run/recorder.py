@@ -1,0 +1,215 @@
+"""Hooks that write down what a training script does, without changing it.
+
+A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and
+`steps.bin` (the parameters after each optimizer step, raw). Both are written as the script goes, so memory stays as it
+was and a script that is killed leaves what it did so far. `runs` reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import random
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+
+if TYPE_CHECKING:
+    from dp2ddp.verify.emulate.synthetic import MadeUp
+
+ALIGNMENT = 16  # bytes; so that any dtype can be read in place
+
+
+class StepsDone(SystemExit):
+    """Ends a script after the number of optimizer steps that was asked for; not an error."""
+
+
+class Recorder:
+    """Records one process.
+
+    Args:
+        folder: where to write; made if missing.
+        steps: raise `StepsDone` after this many optimizer steps; None: never.
+    """
+
+    def __init__(self, folder: Path, steps: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
+        self._values: IO[bytes] = (folder / "steps.bin").open("wb")
+        self._limit = steps
+        self._step = 0
+        self._iterators = 0
+        self._draws = False
+        self._mixed = False
+        self._optimizers: dict[int, int] = {}
+        self._layouts: dict[int, list[list[Any]]] = {}
+        self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
+        self._undo: list[Callable[[], None]] = []
+        self._started = time.perf_counter()
+
+    def __enter__(self) -> Recorder:
+        self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._replace(fetcher, "fetch", self._recording_fetch)
+        self._replace(torch.autograd, "backward", self._recording_backward)
+        self._replace(torch.autocast, "__enter__", self._recording_autocast)
+        self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self._write("end", seconds=time.perf_counter() - self._started)
+        self._events.close()
+        self._values.close()
+
+    def made_up(self, data: MadeUp) -> None:
+        """Note that a data set holds made-up samples."""
+        self._write("synthetic", data=asdict(data))
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, make(original))
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def _write(self, kind: str, **values: Any) -> None:
+        self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before its first step: what the optimizer starts from."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = len(self._kept)
+            self._kept.append(optimizer)
+            self._write("start", **self._save_parameters(optimizer))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        saved = self._save_parameters(optimizer)
+        self._step += 1
+        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators())
+        if self._limit is not None and self._step >= self._limit:
+            raise StepsDone(0)
+
+    def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
+        index = self._optimizers[id(optimizer)]
+        tensors = [param.detach() for group in optimizer.param_groups for param in group["params"]]
+        layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
+        if self._layouts.get(index) != layout:
+            self._layouts[index] = layout
+            self._write("layout", optimizer=index, tensors=[[n, *t] for n, t in zip(names(optimizer), layout)])
+        offset = self._values.tell()
+        self._values.writelines(_raw(tensors))
+        self._values.flush()
+        return {"optimizer": index, "offset": offset}
+
+    def _recording_backward(self, backward: Any) -> Any:
+        def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            value = sum(float(tensor.detach().double().sum()) for tensor in given)
+            self._write("loss", value=value)
+            return backward(tensors, *args, **kwargs)
+
+        return recording
+
+    def _recording_fetch(self, fetch_: Any) -> Any:
+        """Notes, once, that fetching samples draws random numbers; in a worker process, too."""
+
+        def recording(fetcher: Any, index: Any) -> Any:
+            if self._draws:
+                return fetch_(fetcher, index)
+            before = generators()
+            samples = fetch_(fetcher, index)
+            if generators() != before:
+                self._draws = True
+                self._write("random")
+            return samples
+
+        return recording
+
+    def _recording_autocast(self, enter: Any) -> Any:
+        """Notes, once, that the script computes in mixed precision, and in which dtype."""
+
+        def recording(autocast: Any) -> Any:
+            if autocast._enabled and not self._mixed:
+                self._mixed = True
+                self._write("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
+            return enter(autocast)
+
+        return recording
+
+    def _recording_next_index(self, next_index: Any) -> Any:
+        def recording(iterator: Any) -> Any:
+            index = next_index(iterator)
+            if not hasattr(iterator, "_dp2ddp_number"):
+                iterator._dp2ddp_number = self._iterators
+                self._iterators += 1
+            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index))
+            return index
+
+        return recording
+
+
+def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
+    """The tensors' bytes, each padded to `ALIGNMENT`."""
+    for tensor in tensors:
+        dense = tensor.cpu().contiguous()
+        size = dense.numel() * dense.element_size()
+        # Through the address: without NumPy there is no other way that doesn't go element by element.
+        yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
+
+
+def _plain(index: Any) -> Any:
+    """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
+    if isinstance(index, (list, tuple)):
+        return [_plain(item) for item in index]
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        return repr(index)
+
+
+def generators() -> list[int]:
+    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
+    state = torch.get_rng_state()
+    sums = [zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())), zlib.crc32(repr(random.getstate()).encode())]
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return [*sums, 0]
+    _, keys, position, *_ = numpy.random.get_state()
+    return [*sums, zlib.crc32(keys.tobytes(), position)]
+
+
+def names(optimizer: Optimizer) -> list[str]:
+    """What the optimizer's parameters are called in the largest module that holds them, without any `module.`.
+
+    The module is looked for among all live objects: nothing in an optimizer leads to it.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    wanted = {id(param) for param in params}
+    found: dict[int, str] = {}
+    for module in _modules_by_size():
+        for name, param in module.named_parameters():
+            if id(param) in wanted:
+                found.setdefault(id(param), ".".join(part for part in name.split(".") if part != "module"))
+        if len(found) == len(wanted):
+            break
+    return [found.get(id(param), f"parameter {index}") for index, param in enumerate(params)]
+
+
+def _modules_by_size() -> list[nn.Module]:
+    # By type(), not isinstance(): some objects import half a package when asked for their class.
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    complete = [module for module in modules if "_modules" in module.__dict__]
+    return sorted(complete, key=lambda module: -sum(1 for _ in module.modules()))

@@ -1,0 +1,183 @@
+"""Read what `recorder` wrote: one process's steps, losses and batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.run.recorder import ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter in a step's bytes: its name, dtype and shape, and where it starts, in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes, without padding."""
+        return math.prod(self.shape) * torch.empty(0, dtype=self.dtype).element_size()
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step: which optimizer (in order of first use), its parameters' places, seconds since the start,
+    and the checksums of the global generators (`recorder.generators`)."""
+
+    optimizer: int
+    slots: tuple[Slot, ...]
+    offset: int
+    time: float = math.nan
+    generators: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The sum of what `backward` was called on, before step `step`."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sample indices that a loader fetched before step `step`; `iterator` counts the iterations over loaders."""
+
+    iterator: int
+    indices: Any
+    step: int = 0
+
+
+@dataclass
+class Recording:
+    """One process's recording.
+
+    Attributes:
+        starts: by optimizer, the parameters before its first step.
+        draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
+        synthetic: the data sets that hold made-up samples, each once.
+        mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
+        ended: False where the process was killed.
+    """
+
+    folder: Path
+    steps: list[Step] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    starts: dict[int, Step] = field(default_factory=dict)
+    synthetic: list[MadeUp] = field(default_factory=list)
+    draws: int | None = None
+    mixed: str | None = None
+    seconds: float = math.nan
+    ended: bool = False
+
+    def parameters(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values of the parameters that the optimizer of step `step` (from 0) moved, after that step."""
+        return self.values(self.steps[step])
+
+    def values(self, at: Step) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values of the parameters at `at`, one of `steps` or `starts`."""
+        for slot in at.slots:
+            start = at.offset + slot.start
+            yield slot.name, self._values[start : start + slot.size].view(slot.dtype).view(slot.shape)
+
+    @property
+    def _values(self) -> torch.Tensor:
+        # Mapped, not read: hundreds of steps of a model need no memory at once.
+        path = self.folder / "steps.bin"
+        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def read(folder: Path) -> Recording:
+    """The recording in `folder` (a `rank<r>` folder of `record`'s `--out`).
+
+    Raises:
+        FileNotFoundError: nothing was recorded there.
+    """
+    recording = Recording(folder)
+    layouts: dict[int, tuple[Slot, ...]] = {}
+    for line in (folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "layout":
+            layouts[event["optimizer"]] = _slots(event["tensors"])
+        else:
+            _add(recording, event, layouts)
+    return recording
+
+
+def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...]]) -> None:
+    kind, step = event["kind"], event["step"]
+    if kind == "start":
+        recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["offset"])
+    elif kind == "step":
+        slots = layouts[event["optimizer"]]
+        sums = tuple(event["generators"])
+        recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"], sums))
+    elif kind == "loss":
+        recording.losses.append(Loss(step, event["value"]))
+    elif kind == "batch":
+        recording.batches.append(Batch(event["iterator"], event["indices"], step))
+    elif kind == "synthetic":
+        recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
+    elif kind == "random" and recording.draws is None:
+        recording.draws = step
+    elif kind == "mixed":
+        recording.mixed = event["dtype"]
+    elif kind == "end":
+        recording.seconds, recording.ended = event["seconds"], True
+
+
+def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
+    start = 0
+    for name, dtype, shape in tensors:
+        slot = Slot(name, getattr(torch, dtype), tuple(shape), start)
+        slots.append(slot)
+        start += slot.size + -slot.size % ALIGNMENT
+    return tuple(slots)
+
+
+def global_losses(recordings: Sequence[Recording]) -> list[float]:
+    """The losses over all ranks: the one that they share, or the mean of theirs."""
+    return [_combine(losses) for losses in zip(*(recording.losses for recording in recordings))]
+
+
+def _combine(losses: Sequence[Loss]) -> float:
+    first = losses[0]
+    if all(loss.value == first.value for loss in losses):
+        return first.value
+    return math.fsum(loss.value for loss in losses) / len(losses)
+
+
+def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
+    """The sample indices that the process fetched, batch by batch, for each iteration over a loader."""
+    grouped: dict[int, list[Any]] = {}
+    for batch in recorded.batches:
+        grouped.setdefault(batch.iterator, []).append(batch.indices)
+    return grouped
+
+
+def is_union(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether the ranks that fetched `parts` fetched the batch `whole`: shards in rank order, or all of it each.
+
+    A rank for which `torch.chunk` leaves no sample may fetch one as a placeholder, which doesn't count.
+    """
+    if all(part == whole for part in parts):
+        return True
+    if not isinstance(whole, list) or not whole or not all(isinstance(part, list) for part in parts):
+        return False
+    size = -(-len(whole) // len(parts))
+    shards = [whole[start : start + size] for start in range(0, len(whole), size)]
+    idle = parts[len(shards) :]
+    return list(parts[: len(shards)]) == shards and all(len(part) <= 1 for part in idle)

@@ -1,0 +1,108 @@
+"""The files that each side runs: the original's, the conversion's, and where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dp2ddp.convert import programs
+from dp2ddp.convert.programs import Program
+from dp2ddp.errors import BadInput
+from dp2ddp.project import text_files
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.rules import Options as ConversionOptions
+from dp2ddp.source.syntax import without_async_arguments
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What each side runs.
+
+    Attributes:
+        root: the folder that holds all files of the original.
+        original: the files that differ from what lies there (none but the script itself, as a rule), by absolute path.
+        converted: the files of the conversion, by the absolute path that they take the place of.
+        notes: what a reader has to know about them.
+    """
+
+    root: Path
+    original: Mapping[Path, bytes]
+    converted: Mapping[Path, bytes]
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
+    """Read the original, with what it imports from its own project, and its conversion.
+
+    Args:
+        script: the original.
+        converted: the converted script; None: convert the original.
+        allow_ddp: of the conversion, if there is one.
+
+    Raises:
+        BadInput: a script that can't be read or converted.
+    """
+    text_files.read(str(script))  # says what is wrong with it by the name that the user gave
+    sources, program = _follow(script)
+    notes: list[str] = []
+    original = {_real(script): sources.data(program.entry)}
+    for path, text in program.files.items():
+        modern, renamed = without_async_arguments(text)
+        if renamed:
+            original[sources.root / path] = sources.source(path).encode(modern)
+            notes.append(f"{path} says `async=`, which is no Python any more: the original is run with `non_blocking=`")
+    options = ConversionOptions(allow_ddp=allow_ddp)
+    new = _convert(sources, program, options, notes) if converted is None else _given(converted, script)
+    top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
+    return Sides(top, original, new, notes)
+
+
+def _follow(script: Path) -> tuple[Sources, Program]:
+    root = programs.root_of([_real(script)])
+    sources = Sources(root, late=lambda path: True)
+    entry = _real(script).relative_to(root).as_posix()
+    sources.give(entry, text_files.read(str(script)))
+    return sources, programs.follow(sources, Layout(sources, guess=False), entry)
+
+
+def _convert(sources: Sources, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
+    done = programs.convert_group([program], options, lenient=False).conversions
+    entry = sources.source(program.entry).name
+    if any(conversion.converted_before for conversion in done.values()):
+        todo = "give the original, and this file as --converted"
+        raise BadInput(entry, what="a converted script, not an original", todo=todo)
+    for path, conversion in done.items():
+        why = programs.why_refused(path, conversion)
+        if why is not None:
+            raise why.renamed(sources.source(path).name)
+    changed = {path: conversion for path, conversion in done.items() if conversion.changed}
+    if not changed:
+        raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
+    count = sum(len(conversion.notes) for conversion in done.values())
+    if count:
+        notes.append(f"the conversion has {count} note(s) open: `dp2ddp convert` shows them")
+    texts = {path: conversion.new_text for path, conversion in changed.items()}
+    texts.setdefault(program.entry, program.files[program.entry])
+    return {sources.root / path: sources.source(path).encode(text) for path, text in texts.items()}
+
+
+def _given(converted: Path, script: Path) -> dict[Path, bytes]:
+    """The converted script and, where it lies in another folder, its own copies of what it imports."""
+    text_files.read(str(converted))
+    sources, program = _follow(converted)
+    here, there = _real(converted).parent, _real(script).parent
+    paths = [program.entry] if here == there else list(program.files)
+    found: dict[Path, bytes] = {}
+    for path in paths:
+        place = os.path.normpath(there / os.path.relpath(sources.root / path, here))
+        found[Path(place)] = sources.data(path)
+    if converted.name != script.name:  # it takes the original's place, under its name
+        del found[there / converted.name]
+    return {**found, _real(script): sources.data(program.entry)}
+
+
+def _real(path: Path) -> Path:
+    return path.resolve()

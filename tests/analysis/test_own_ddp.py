@@ -1,0 +1,519 @@
+"""Scripts that can also set up DistributedDataParallel themselves: refused, or converted with --allow-ddp."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import argparse
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+"""
+
+
+def converted(body: str, *, allow: bool = True) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n"), "train.py", Options(allow_ddp=allow))
+
+
+def lines_around_setup(conversion: Conversion) -> list[str]:
+    lines = conversion.new_text.splitlines()
+    at = next(index for index, line in enumerate(lines) if "ddp.setup(" in line)
+    return [line.strip() for line in lines[at - 1 : at + 2]]
+
+
+# Each with the test under which setup stands, and the line that follows it.
+CONDITIONS = {
+    "a flag": (
+        """
+        net = Net()
+        if args.distributed:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        else:
+            net = nn.DataParallel(net)
+        """,
+        "if not args.distributed:",
+        "net = Net()",
+    ),
+    "the other way round": (
+        """
+        net = Net()
+        if not args.distributed:
+            net = nn.DataParallel(net)
+        else:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        """,
+        "if not args.distributed:",
+        "net = Net()",
+    ),
+    "a rank": (
+        """
+        net = Net()
+        if args.local_rank != -1:
+            dist.init_process_group("nccl")
+            net = DDP(net)
+        elif torch.cuda.device_count() > 1:
+            net = nn.DataParallel(net)
+        """,
+        "if args.local_rank == -1:",
+        "net = Net()",
+    ),
+    "a flag that is computed": (
+        """
+        torch.manual_seed(0)
+        args.distributed = args.world_size > 1
+        def worker():
+            net = Net()
+            if args.distributed:
+                dist.init_process_group("nccl")
+                net = DDP(net)
+            else:
+                net = nn.DataParallel(net)
+        worker()
+        """,
+        "if not args.world_size > 1:",
+        "ddp.seed_everything(0)",
+    ),
+    "a flag that is computed from one that is set": (
+        """
+        torch.manual_seed(0)
+        args.world_size = int(os.environ.get("WORLD_SIZE", 1))
+        args.distributed = args.world_size > 1
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.world_size > 1:",
+        "args.distributed = args.world_size > 1",
+    ),
+    "a flag that may be set again": (
+        """
+        torch.manual_seed(0)
+        args.distributed = args.world_size > 1
+        if args.gpu is not None:
+            args.distributed = False
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "a plain name": (
+        """
+        distributed = False
+        print("start")
+        distributed = args.world_size > 1
+        if distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if distributed else nn.DataParallel(Net())
+        """,
+        "if not args.world_size > 1:",
+        'print("start")',
+    ),
+    "a flag that a call computes": (
+        """
+        print("start")
+        args.distributed = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "a function with a name of its own": (
+        """
+        def show(text):
+            args = (text, 2)
+            print(*args)
+        show("start")
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        'show("start")',
+    ),
+    "in main, before a declaration": (
+        """
+        print(args)
+        def main():
+            "Train."
+            global args, best
+            args.distributed = args.world_size > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        main()
+        """,
+        "if not args.world_size > 1:",
+        "args.distributed = args.world_size > 1",
+    ),
+    "in main, after a module that has effects": (
+        """
+        os.makedirs("out", exist_ok=True)
+        def main():
+            global args
+            args = parser.parse_args()
+            print(args)
+            args.distributed = args.world_size > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = Net()
+            net = DDP(net) if args.distributed else nn.DataParallel(net)
+        if __name__ == "__main__":
+            main()
+        """,
+        "if not args.world_size > 1:",
+        "print(args)",
+    ),
+    "a worker function that is spawned": (
+        """
+        def worker(gpu, args):
+            dist.init_process_group("nccl", rank=gpu, world_size=4)
+            net = DDP(Net())
+        def single(args):
+            net = nn.DataParallel(Net())
+        if args.multiprocessing:
+            mp.spawn(worker, nprocs=4, args=(args,))
+        else:
+            single(args)
+        """,
+        "if not args.multiprocessing:",
+        "if args.multiprocessing:",
+    ),
+    "a function that returns early": (
+        """
+        def join():
+            if "RANK" in os.environ:
+                args.gpu = int(os.environ["LOCAL_RANK"])
+            elif "SLURM_PROCID" in os.environ:
+                args.gpu = 0
+            else:
+                args.distributed = False
+                return
+            dist.init_process_group("nccl")
+        join()
+        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        """,
+        "if not ('RANK' in os.environ or 'SLURM_PROCID' in os.environ):",
+        "join()",
+    ),
+    "only the wrapper is seen": (
+        """
+        from tools import join
+        if args.distributed:
+            net = DDP(Net())
+        else:
+            net = nn.DataParallel(Net())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "a part of the test that isn't known there": (
+        """
+        def build(gpu):
+            if args.distributed and gpu is not None:
+                dist.init_process_group("nccl")
+                return DDP(Net())
+            return nn.DataParallel(Net())
+        net = build(0)
+        """,
+        "if not args.distributed:",
+        "net = build(0)",
+    ),
+    "another rank's name, and more": (
+        """
+        def main():
+            print("start")
+            if args.local_rank == -1 or args.no_cuda:
+                device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
+                args.n_gpu = torch.cuda.device_count()
+                args.distributed = False
+            else:
+                torch.cuda.set_device(args.local_rank)
+                device = torch.device("cuda", args.local_rank)
+                dist.init_process_group(backend="nccl")
+                args.n_gpu = 1
+                args.distributed = True
+            net = Net()
+            if args.distributed:
+                net = DDP(net)
+            elif args.n_gpu > 1:
+                net = nn.DataParallel(net)
+        main()
+        """,
+        "if args.local_rank == -1 or args.no_cuda:",
+        'print("start")',
+    ),
+    "a flag that such a branch sets": (
+        """
+        def main(args):
+            if args.local_rank == -1 or args.no_cuda:
+                args.distributed = False
+            else:
+                args.distributed = True
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        if __name__ == "__main__":
+            main(argparse.ArgumentParser().parse_args())
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+    "decided in a constructor": (
+        """
+        class Trainer:
+            def __init__(self, config):
+                self.rank = config["local_rank"]
+                if self.rank == -1 or config["no_cuda"]:
+                    self.gpus = torch.cuda.device_count()
+                else:
+                    dist.init_process_group("nccl")
+                    self.gpus = 1
+                net = Net()
+                self.net = DDP(net) if self.rank != -1 else nn.DataParallel(net)
+        def main():
+            trainer = Trainer(vars(parser.parse_args()))
+        main()
+        """,
+        'if self.rank == -1 or config["no_cuda"]:',
+        'if self.rank == -1 or config["no_cuda"]:',
+    ),
+    "decided in a function whose result is kept": (
+        """
+        def run():
+            args.distributed = bool(os.environ.get("SLURM_NTASKS"))
+            if args.distributed:
+                dist.init_process_group("nccl")
+            return nn.DataParallel(Net())
+        net = run()
+        """,
+        "if not args.distributed:",
+        "if args.distributed:",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", CONDITIONS)
+def test_processes_start_where_the_script_sets_up_nothing(shape: str) -> None:
+    body, test, following = CONDITIONS[shape]
+    assert lines_around_setup(converted(body)) == [test, "ddp.setup(beside_ddp=True)", following]
+
+
+_ALWAYS = 'dist.init_process_group("nccl")\nnet = nn.DataParallel(Net())\n'
+_LATE = """
+def run():
+    args.distributed = bool(os.environ.get("SLURM_NTASKS"))
+    if args.distributed:
+        dist.init_process_group("nccl")
+    return nn.DataParallel(Net())
+nets = [run() for _ in range(2)]
+"""
+
+
+def test_without_a_condition_nothing_is_converted_and_the_advice_works() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_ALWAYS)
+    assert str(raised.value) == (
+        "train.py:12: it can't be told on what condition the script sets up distributed training itself "
+        "(`dist.init_process_group`); put this line under a plain `if args.distributed:`, with `args` from the command "
+        "line"
+    )
+    followed = converted("if args.distributed:\n    " + _ALWAYS)
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in followed.new_text
+
+
+def test_where_it_is_decided_too_late_nothing_is_converted_and_the_advice_works() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_LATE)
+    assert str(raised.value) == (
+        "train.py:15: `dist.init_process_group` depends on `args.distributed`, which isn't known at any place before "
+        "the models are wrapped; decide it in the script's main part, above all that wraps a model; best as a plain "
+        "`if args.distributed:`, with `args` from the command line"
+    )
+    decided = '    args.distributed = bool(os.environ.get("SLURM_NTASKS"))\n'
+    followed = converted(decided.strip() + "\n" + _LATE.replace(decided, ""))
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in followed.new_text
+
+
+_FULL = """
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+if args.distributed:
+    torch.cuda.set_device(args.local_rank)
+    dist.init_process_group("nccl")
+    data = prepare(torch.load("data.pt"))
+    sampler = DistributedSampler(data)
+    net = DDP(net.cuda(args.local_rank), device_ids=[args.local_rank])
+else:
+    sampler = None
+    net = nn.DataParallel(net).cuda()
+loader = DataLoader(data, 4, sampler=sampler)
+for epoch in range(3):
+    if args.distributed:
+        sampler.set_epoch(epoch)
+    for x, y in loader:
+        x, y = x.cuda(args.local_rank), y.cuda(0, non_blocking=True)
+        nn.functional.cross_entropy(net(x), y).backward()
+    if not args.distributed or dist.get_rank() == 0:
+        torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def test_a_question_before_the_processes_start_is_noted() -> None:
+    body = """
+        def main():
+            args = parser.parse_args()
+            name = input("name? ")
+            args.distributed = int(os.environ["WORLD_SIZE"]) > 1
+            if args.distributed:
+                dist.init_process_group("nccl")
+            more = input("more? ")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        main()
+        """
+    conversion = converted(body)
+    assert 'name = input("name? ")' in conversion.new_text
+    assert 'more = ddp.broadcast(ddp.main_only(input)("more? "))' in conversion.new_text
+    assert [(note.rule, note.span.start.line) for note in conversion.notes] == [("DDP022", 14)]
+
+
+def test_a_method_of_an_imported_file_counts_though_python_alone_names_it() -> None:
+    files = {
+        "train.py": "import argparse\nimport torch.nn as nn\nfrom group import Group\n"
+        "args = argparse.ArgumentParser().parse_args()\nGroup(args)\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "group.py": "import torch.distributed as dist\nclass Group:\n    def __init__(self, args):\n"
+        "        if args.distributed:\n            dist.init_process_group('nccl')\n",
+    }
+    done = convert_files(files, ["train.py"], Options(allow_ddp=True))
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in done["train.py"].new_text
+
+
+def test_each_script_has_a_condition_of_its_own() -> None:
+    script = (
+        "import argparse\nimport torch.distributed as dist\nimport torch.nn as nn\nfrom nets import Net\n"
+        "parser = argparse.ArgumentParser()\n"
+        "def main():\n    args = parser.parse_args()\n    print(args)\n    if args.FLAG:\n"
+        "        dist.init_process_group('nccl')\n    net = nn.DataParallel(Net())\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    files = {
+        "first.py": script.replace("FLAG", "distributed"),
+        "second.py": script.replace("FLAG", "spread"),
+        "third.py": "import torch.nn as nn\nfrom nets import Net\nnet = nn.DataParallel(Net())\n",
+        "nets.py": "import torch.nn as nn\nimport torch.distributed as dist\nclass Net(nn.Linear):\n    pass\n"
+        "def join():\n    dist.init_process_group('nccl')\n",  # which nobody calls
+    }
+    done = convert_files(files, ["first.py", "second.py", "third.py"], Options(allow_ddp=True))
+    assert "if not args.distributed:\n        ddp.setup(beside_ddp=True)" in done["first.py"].new_text
+    assert "if not args.spread:\n        ddp.setup(beside_ddp=True)" in done["second.py"].new_text
+    assert "\nddp.setup()\n" in done["third.py"].new_text
+
+
+def test_its_own_lines_stay_and_what_both_share_is_right_for_both() -> None:
+    conversion = converted(_FULL)
+    own = _FULL[_FULL.index("if args.distributed:") : _FULL.index("else:")]
+    assert own in conversion.new_text
+    assert "    net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert "loader = ddp.shard_loader(DataLoader(data, 4, sampler=sampler))" in conversion.new_text
+    shared = "x, y = x.cuda(ddp.device(args.local_rank)), y.cuda(ddp.device(0), non_blocking=True)"
+    assert shared in conversion.new_text
+    assert '        ddp.save(net.state_dict(), "net.pt")\n' in conversion.new_text
+    assert not conversion.notes
+
+
+def test_folders_that_are_made_before_may_exist() -> None:
+    result = converted(
+        """
+        def parse():
+            args = parser.parse_args()
+            if not os.path.isdir(args.out):
+                os.makedirs(args.out)
+            return args
+        def main():
+            args = parse()
+            os.environ["CUDA_VISIBLE_DEVICES"] = args.gpus
+            if args.distributed:
+                mp.spawn(worker, nprocs=2, args=(args,))
+            else:
+                worker(0, args)
+        def worker(gpu, args):
+            if args.distributed:
+                dist.init_process_group("nccl")
+            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+            os.makedirs(args.out + "/log")
+        main()
+        """
+    )
+    assert "ddp.main_only(os.makedirs)(args.out, exist_ok=True)" in result.new_text
+    assert 'ddp.main_only(os.makedirs)(args.out + "/log")' in result.new_text
+
+
+def test_without_the_option_the_line_says_what_it_does() -> None:
+    with pytest.raises(BadInput) as raised:
+        converted(_FULL, allow=False)
+    assert str(raised.value) == (
+        "train.py:7: sets up distributed training already: imports DistributedDataParallel; "
+        "--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+    )
+    with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
+        converted("net = DDP(Net())\n", allow=False)
+
+
+def test_frameworks_are_refused_all_the_same() -> None:
+    with pytest.raises(BadInput, match=r"imports Accelerate; dp2ddp converts .* nn\.DataParallel alone"):
+        converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
+
+
+def test_a_guard_around_both_keeps_the_wrap() -> None:
+    conversion = converted(
+        """
+        net = Net()
+        if args.multi_gpu:
+            if args.distributed:
+                dist.init_process_group("nccl")
+                net = DDP(net)
+            else:
+                net = nn.DataParallel(net)
+        """
+    )
+    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert not conversion.notes
+
+
+def test_an_import_that_isn_t_used_is_no_ddp() -> None:
+    assert "\nddp.setup()\n" in converted("net = nn.DataParallel(Net())\n").new_text
+
+
+def test_files_written_before_it_can_be_told_are_named() -> None:
+    script = (
+        "import argparse, os, torch\nimport torch.distributed as dist\nimport torch.nn as nn\n"
+        "parser = argparse.ArgumentParser()\nargs = parser.parse_args()\n\n"
+        "class Run:\n    def __init__(self, d):\n        os.makedirs(d, exist_ok=True)\n        {}\n\n"
+        "def main():\n    Run(args.d)\n    n = torch.cuda.device_count()\n    args.distributed = n > 1 and args.many\n"
+        "    net = nn.Linear(4, 2)\n    if args.distributed:\n        dist.init_process_group('nccl')\n"
+        "        net = nn.parallel.DistributedDataParallel(net)\n    else:\n        net = nn.DataParallel(net)\n\n"
+        "main()\n"
+    )
+    for writing in ("os.system(f'cp a.py {d}/b.py')", "open(d + '/x', 'w')", "os.rename('a', d)"):
+        conversion = convert_source(script.format(writing), "train.py", Options(allow_ddp=True))
+        assert "every process writes here by itself" in " ".join(note.what for note in conversion.notes), writing
+    assert not convert_source(script.format("pass"), "train.py", Options(allow_ddp=True)).notes

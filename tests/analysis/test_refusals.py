@@ -1,0 +1,71 @@
+"""Scripts that set up distributed training themselves are refused; what only looks like it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.analysis.existing_ddp.refusals import is_converted, refuse
+from dp2ddp.errors import BadInput
+from dp2ddp.source.program import parse
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "what"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", 2, "calls init_process_group"),
+        ("from torch.distributed import init_process_group\n\ninit_process_group()\n", 3, "calls init_process_group"),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP\n", 1, "imports DistributedDataParallel"),
+        ("import torch.nn as nn\nx = nn.parallel.DistributedDataParallel(y)\n", 2, "uses DistributedDataParallel"),
+        ("class A(nn.parallel.DistributedDataParallel): pass\n", 1, "uses DistributedDataParallel"),
+        ("def f():\n    from accelerate import Accelerator\n", 2, "imports Accelerate"),
+        ("import lightning as L\n", 1, "imports Lightning"),
+        ("import pytorch_lightning.loggers\n", 1, "imports Lightning"),
+        ("import horovod.torch as hvd\n", 1, "imports Horovod"),
+        ("import deepspeed\n", 1, "imports DeepSpeed"),
+        (
+            "from torch.nn.parallel import DistributedDataParallel as DDP\nisinstance(net, DDP)\nnet = DDP(net)\n",
+            1,
+            "imports DistributedDataParallel",
+        ),
+    ],
+)
+def test_refused(source: str, line: int, what: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        refuse(parse(source, "train.py").files[0])
+    assert str(raised.value).startswith(f"train.py:{line}: sets up distributed training already: {what}; ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.barrier()\n",
+        "x = isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel))\n",
+        "from torch.nn.parallel import DataParallel, DistributedDataParallel as DDP\nx = isinstance(net, (DDP, A))\n",
+        "from .accelerate import run\nfrom lightning_rod import x\nimport mylightning\n",
+        "# torch.distributed.init_process_group()\nx = 'DistributedDataParallel'\n",
+    ],
+)
+def test_not_refused(source: str) -> None:
+    refuse(parse(source, "train.py").files[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import dp2ddp_runtime as ddp\n", True),
+        ("def f():\n    from dp2ddp_runtime import setup\n", True),
+        ("import dp2ddp_runtime.world\n", True),
+        ("import dp2ddp_runtimes\nddp = 1\n", False),
+    ],
+)
+def test_converted_scripts_are_known_by_their_import(source: str, expected: bool) -> None:
+    assert is_converted(parse(source, "train.py").files[0]) is expected
+
+
+def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
+    (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
+    with pytest.raises(BadInput, match="dp2ddp converts scripts"):
+        refuse(file)
+    with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
+        refuse(file, beside=True)
+    refuse(file, allow_ddp=True)

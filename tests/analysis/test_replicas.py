@@ -1,0 +1,216 @@
+"""What reaches for DataParallel's replicas: hand-written copies of it, and packages that patch it."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import torch
+import torch.nn as nn
+from torch.nn.parallel import DataParallel, parallel_apply
+from torch.nn.parallel.replicate import replicate
+class Copies(nn.Module):
+    def __init__(self, module, sizes=None):
+        super().__init__()
+        self.module = module
+    def forward(self, x):
+        replicas = self.replicate(self.module, [0, 1])
+        return torch.cat(parallel_apply(replicas, x.chunk(2)))
+    def replicate(self, module, device_ids):
+        return replicate(module, device_ids)
+"""
+
+
+def converted(body: str, *, sync_bn: bool = False) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n"), "train.py", Options(sync_bn=sync_bn))
+
+
+RUNS = {
+    "it is the one that runs": "net = Copies(nn.Linear(4, 2))\n",
+    "derived from": "class More(Copies):\n    pass\nnet = More(nn.Linear(4, 2))\n",
+    "handed on": "import functools\nmake = functools.partial(Copies)\nnet = make(nn.Linear(4, 2))\n",
+    "both run": "net = nn.DataParallel(nn.Linear(4, 2))\ncriterion = Copies(nn.MSELoss())\n",
+    "behind the wrap's branch": """
+        net = nn.Linear(4, 2)
+        if torch.cuda.device_count() > 1:
+            net = nn.DataParallel(net)
+        net = Copies(net)
+        """,
+    "in the wrap's branch": """
+        net = nn.Linear(4, 2)
+        if torch.cuda.device_count() > 1:
+            net, head = nn.DataParallel(net), Copies(net)
+        """,
+    "in a function": """
+        def run(net, x):
+            return torch.cat(parallel_apply(nn.parallel.replicate(net, [0, 1]), x.chunk(2)))
+        run(nn.DataParallel(nn.Linear(4, 2)).module, torch.ones(4, 4))
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", RUNS)
+def test_a_copy_of_data_parallel_that_runs_is_refused(shape: str) -> None:
+    conversion = converted(RUNS[shape])
+    assert conversion.refused
+    assert not conversion.changed
+    assert {note.rule for note in conversion.notes} == {"DDP016"}
+    assert "copies a model onto several GPUs by itself (`" in conversion.notes[0].what
+    assert ", line 1" in conversion.notes[0].what
+
+
+CHOSEN = {
+    "by a branch": """
+        net = nn.Linear(4, 2)
+        if torch.cuda.device_count() > 2:
+            net = Copies(net)
+        else:
+            net = nn.DataParallel(net)
+        """,
+    "by a branch of several": """
+        net = nn.Linear(4, 2)
+        if MODE == 1:
+            net = nn.DataParallel(net)
+        elif MODE == 2:
+            net = Copies(net)
+        """,
+    "by an expression": "net = Copies(nn.Linear(4, 2)) if MODE else nn.DataParallel(nn.Linear(4, 2))\n",
+    "by an early return": """
+        def make(net, sizes):
+            for size in sizes:
+                if size == sizes[0]:
+                    return nn.DataParallel(net)
+            return Copies(net, sizes)
+        net = make(nn.Linear(4, 2), [2, 2])
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", CHOSEN)
+def test_a_run_that_chooses_the_copy_ends_with_an_error(shape: str) -> None:
+    conversion = converted(CHOSEN[shape])
+    lines = [line.strip() for line in conversion.new_text.splitlines()]
+    at = lines.index('raise NotImplementedError("Copies copies the model in every process: use nn.DataParallel")')
+    assert lines[at - 1] == "if ddp.world_size() > 1:"
+    assert "Copies(" in lines[at + 1]
+    assert "ddp.wrap_model(" in conversion.new_text
+    noted = [note for note in conversion.notes if note.rule == "DDP016"]
+    assert ["ends with an error" in note.what for note in noted] == [True]
+    assert not any("fine" in note.todo for note in conversion.notes)
+
+
+def test_a_copy_that_nothing_uses_is_left_alone() -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nimport copies\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+        "print(isinstance(net, copies.Copies))\n",
+        "copies.py": f"{_HEAD}def make(net):\n    return Copies(net)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in done["train.py"].new_text
+    assert not any(each.notes for each in done.values())
+
+
+def test_steps_of_the_forward_may_not_be_exchanged() -> None:
+    conversion = converted("net = nn.DataParallel(nn.Linear(4, 2))\nnet.scatter = lambda *given: given\n")
+    assert conversion.refused
+    (note,) = conversion.notes
+    assert note.what.startswith("`net.scatter`, a step of DataParallel's forward, is exchanged; nothing was converted")
+
+
+_SYNC = {
+    "train.py": """\
+import torch
+import torch.nn as nn
+from nets.sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+
+net = nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2))
+net = nn.DataParallel(net)
+patch_replication_callback(net)
+""",
+    "nets/sync_batchnorm/__init__.py": """\
+from .batchnorm import SynchronizedBatchNorm1d
+from .replicate import DataParallelWithCallback, patch_replication_callback
+""",
+    "nets/sync_batchnorm/batchnorm.py": """\
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from .replicate import DataParallelWithCallback
+
+class SynchronizedBatchNorm1d(_BatchNorm):
+    def __data_parallel_replicate__(self, context, copy_id):
+        self.context = context
+
+def convert_model(module):
+    if isinstance(module, torch.nn.DataParallel):
+        return DataParallelWithCallback(convert_model(module.module), device_ids=module.device_ids)
+    return module
+""",
+    "nets/sync_batchnorm/replicate.py": """\
+import functools
+from torch.nn.parallel.data_parallel import DataParallel
+
+def tell(modules):
+    pass
+
+class DataParallelWithCallback(DataParallel):
+    def replicate(self, module, device_ids):
+        modules = super(DataParallelWithCallback, self).replicate(module, device_ids)
+        tell(modules)
+        return modules
+
+def patch_replication_callback(data_parallel):
+    assert isinstance(data_parallel, DataParallel)
+    old_replicate = data_parallel.replicate
+
+    @functools.wraps(old_replicate)
+    def new_replicate(module, device_ids):
+        modules = old_replicate(module, device_ids)
+        tell(modules)
+        return modules
+
+    data_parallel.replicate = new_replicate
+""",
+}
+
+
+@pytest.mark.parametrize("vendored", [True, False])
+def test_synchronised_batchnorm_needs_the_option(vendored: bool) -> None:
+    files = _SYNC if vendored else {"train.py": _SYNC["train.py"]}
+    done = convert_files(files, ["train.py"], Options())
+    assert not any(each.changed for each in done.values())
+    (note,) = [note for each in done.values() for note in each.notes]
+    assert note.span.start.line == 7
+    assert note.what.startswith(
+        "`patch_replication_callback(net)` synchronises BatchNorm over DataParallel's replicas;"
+    )
+    assert note.todo.startswith("convert with --sync-bn")
+
+
+@pytest.mark.parametrize("vendored", [True, False])
+def test_with_the_option_torch_s_takes_its_place(vendored: bool) -> None:
+    files = _SYNC if vendored else {"train.py": _SYNC["train.py"]}
+    done = convert_files(files, ["train.py"], Options(sync_bn=True))
+    text = done["train.py"].new_text
+    assert "net = ddp.wrap_model(net" in text
+    assert ", sync_bn=True)" in text
+    assert "patch_replication_callback(" not in text
+    (note,) = [note for each in done.values() for note in each.notes]
+    assert note.rule == "DDP014"
+    assert "torch's SyncBatchNorm takes the place of all BatchNorm layers" in note.what
+
+
+def test_a_wrapper_with_a_callback_says_what_to_do() -> None:
+    train = _SYNC["train.py"].replace("net = nn.DataParallel(net)", "net = DataParallelWithCallback(net)")
+    train = train.replace("patch_replication_callback(net)\n", "").replace(
+        "patch_rep", "DataParallelWithCallback, patch_rep"
+    )
+    for files in ({**_SYNC, "train.py": train}, {"train.py": train}):
+        done = convert_files(files, ["train.py"], Options(sync_bn=True))
+        assert all(each.refused for each in done.values())
+        (note,) = [note for each in done.values() for note in each.notes]
+        assert "plain `nn.DataParallel` and --sync-bn give it over processes" in note.what

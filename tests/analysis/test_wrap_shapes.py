@@ -1,0 +1,410 @@
+"""The shapes in which real scripts wrap models: parts, branches, factories, lists."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\n"
+_LOOP = """
+loader = DataLoader(data, 4)
+for x, y in loader:
+    nn.functional.cross_entropy(net(x), y).backward()
+"""
+
+
+def converted(body: str, *, loop: str = _LOOP) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n") + loop, "train.py", Options())
+
+
+# Each with the line that it becomes.
+PARTS = {
+    "of a model of the script": (
+        """
+        class Net(nn.Module):
+            pass
+        net = Net()
+        net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
+        """,
+        "net.features = ddp.wrap_model(net.features, root=net)",
+    ),
+    "deep inside": (
+        """
+        net = nn.Sequential(nn.Linear(4, 2))
+        net.backbone.layers[0] = nn.DataParallel(net.backbone.layers[0])
+        """,
+        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0], root=net)",
+    ),
+    "in a constructor": (
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.encoder = nn.DataParallel(nn.Linear(4, 2))
+        net = Net()
+        """,
+        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2), root=self)",
+    ),
+    "of what isn't known": (
+        "from zoo import build\nnet = build()\nnet.features = nn.DataParallel(net.features)\n",
+        "net.features = ddp.wrap_model(net.features, root=net)",
+    ),
+    "in a class that may be a module": (
+        """
+        from zoo import Base
+        class Trainer(Base):
+            def __init__(self):
+                self.net = nn.DataParallel(nn.Linear(4, 2))
+        net = Trainer()
+        """,
+        "        self.net = ddp.wrap_model(nn.Linear(4, 2), root=self)",
+    ),
+    "by setattr": (
+        'net = nn.Sequential()\nsetattr(net, "features", nn.DataParallel(net.features))\n',
+        'setattr(net, "features", ddp.wrap_model(net.features, root=net))',
+    ),
+    "by add_module": (
+        'net = nn.Sequential()\nnet.add_module("features", nn.DataParallel(nn.Linear(4, 2)))\n',
+        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2), root=net))',
+    ),
+    "given to a container": (
+        "net = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))\n",
+        "net = nn.Sequential(ddp.wrap_model(nn.Linear(4, 4)), nn.Linear(4, 2))",
+    ),
+    "given to a container in a list": (
+        "net = nn.Sequential(*[nn.DataParallel(nn.Linear(4, 4)) for _ in range(2)])\n",
+        "net = nn.Sequential(*[ddp.wrap_model(nn.Linear(4, 4)) for _ in range(2)])",
+    ),
+    "given to a model by name": (
+        """
+        class Net(nn.Module):
+            def __init__(self, encoder):
+                super().__init__()
+                self.encoder = encoder
+        encoder = nn.DataParallel(nn.Linear(4, 2))
+        net = Net(encoder)
+        """,
+        "encoder = ddp.wrap_model(nn.Linear(4, 2))",
+    ),
+    "given to what isn't known": (
+        "from zoo import Pair\nnet = Pair(nn.DataParallel(nn.Linear(4, 2)))\n",
+        "net = Pair(ddp.wrap_model(nn.Linear(4, 2)))",
+    ),
+    "not to be looked up twice": (
+        "from zoo import build\nbuild().features = nn.DataParallel(nn.Linear(4, 2))\n",
+        "build().features = ddp.wrap_model(nn.Linear(4, 2))",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", PARTS)
+def test_a_part_of_a_model_is_wrapped_with_its_root(shape: str) -> None:
+    body, line = PARTS[shape]
+    conversion = converted(body)
+    assert line in conversion.new_text.splitlines()
+    assert not conversion.notes
+
+
+def test_the_loaders_of_a_model_with_a_wrapped_part_are_shared_out() -> None:
+    known = converted("net = nn.Sequential()\nnet.features = nn.DataParallel(net.features)\n").new_text
+    presumed = converted("net = build()\nnet.features = nn.DataParallel(net.features)\n").new_text
+    assert "ddp.shard_loader(DataLoader(data, 4))" in known
+    assert "ddp.shard_loader(DataLoader(data, 4))" in presumed
+
+
+WHOLES = {
+    "an attribute of a plain object": """
+        class Trainer:
+            def __init__(self):
+                self.net = nn.DataParallel(nn.Linear(4, 2))
+        net = Trainer().net
+        """,
+    "an element of a list": """
+        nets = [nn.Linear(4, 2), nn.Linear(4, 2)]
+        nets[0] = nn.DataParallel(nets[0])
+        net = nets[0]
+        """,
+    "all of a list": """
+        nets = [nn.DataParallel(nn.Linear(4, 2)) for _ in range(3)]
+        net = nets[0]
+        """,
+    "given to a function": """
+        def identity(model):
+            return model
+        net = identity(nn.DataParallel(nn.Linear(4, 2)))
+        """,
+    "made around another under its name": """
+        class Around(nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.model = model
+            def forward(self, x):
+                return self.model(x)
+        net = nn.Linear(4, 2)
+        net = Around(net)
+        net = nn.DataParallel(net)
+        """,
+}
+
+
+@pytest.mark.parametrize("shape", WHOLES)
+def test_whole_models_have_no_root(shape: str) -> None:
+    conversion = converted(WHOLES[shape])
+    assert "ddp.wrap_model(" in conversion.new_text
+    assert "root=" not in conversion.new_text
+
+
+# Each with the lines of the wrap, and of its guard where that asks for devices.
+GUARDS = {
+    "the number of devices": (
+        "net = nn.Linear(4, 2)\nif torch.cuda.device_count() > 1:\n    net = nn.DataParallel(net)\n",
+        "if ddp.device_count() > 1:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a number asked for before": (
+        "net = nn.Linear(4, 2)\nn_gpu = torch.cuda.device_count()\nif n_gpu > 1:\n    net = nn.DataParallel(net)\n",
+        "n_gpu = ddp.device_count()\nif n_gpu > 1:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "all devices, by their numbers": (
+        "net = nn.Linear(4, 2)\nif torch.cuda.device_count():\n"
+        "    net = nn.DataParallel(net, range(torch.cuda.device_count()))\n",
+        "if ddp.device_count():\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a conditional expression": (
+        "net = nn.Linear(4, 2)\nnet = nn.DataParallel(net) if torch.cuda.device_count() > 1 else net\n",
+        "net = ddp.wrap_model(net) if ddp.device_count() > 1 else net\n",
+    ),
+    "a flag": (
+        "net = nn.Linear(4, 2)\nif args.wide:\n    net = nn.DataParallel(net)\n",
+        "if args.wide:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a branch that moves alone": (
+        "net = nn.Linear(4, 2)\nif args.gpu is not None:\n    net = net.cuda(args.gpu)\n"
+        "else:\n    net = nn.DataParallel(net).cuda()\n",
+        "else:\n    net = ddp.wrap_model(net)\n",
+    ),
+    "a guard that needs the wrapped model": (
+        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    patch(net)\n    old = net.module\n",
+        "if args.gpu:\n    net = ddp.wrap_model(net)\n    patch(net)\n    old = net.module\n",
+    ),
+    "an early return": (
+        "def build(n):\n    net = nn.Linear(4, 2)\n    if n == 1:\n        return net.cuda()\n"
+        "    return nn.DataParallel(net)\nnet = build(2)\n",
+        "    if n == 1:\n        return net.cuda()\n    return ddp.wrap_model(net)\n",
+    ),
+    "two models": (
+        "g, d = nn.Linear(4, 2), nn.Linear(4, 2)\nnet = g\nif ngpu > 1:\n    g = nn.DataParallel(g)\n"
+        "    d = nn.DataParallel(d)\n",
+        "if ngpu > 1:\n    g = ddp.wrap_model(g)\n    d = ddp.wrap_model(d)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", GUARDS)
+def test_guards_stay_where_they_are(shape: str) -> None:
+    body, lines = GUARDS[shape]
+    conversion = converted(body)
+    assert lines in conversion.new_text
+    assert not conversion.notes
+
+
+def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
+    body = """
+        net = build()
+        if torch.cuda.is_available():
+            if args.arch.startswith("vgg"):
+                net.features = nn.DataParallel(net.features)
+                net.cuda()
+            else:
+                net = nn.DataParallel(net).cuda()
+        """
+    conversion = converted(body)
+    assert "        net.features = ddp.wrap_model(net.features, root=net)\n" in conversion.new_text
+    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert not conversion.notes
+
+
+# Each with the line that it becomes.
+VALUES = {
+    "another name": ("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n", "wrap = ddp.WrappedModel"),
+    "a choice": (
+        "wrap = nn.DataParallel if args.gpus > 1 else nn.Identity\nnet = wrap(nn.Linear(4, 2))\n",
+        "wrap = ddp.WrappedModel if args.gpus > 1 else nn.Identity",
+    ),
+    "partial": (
+        "from functools import partial\nwrap = partial(nn.DataParallel, dim=0)\nnet = wrap(nn.Linear(4, 2))\n",
+        "wrap = partial(ddp.WrappedModel, dim=0)",
+    ),
+    "map": (
+        "nets = list(map(nn.DataParallel, [nn.Linear(4, 2)]))\nnet = nets[0]\n",
+        "nets = list(map(ddp.WrappedModel, [nn.Linear(4, 2)]))",
+    ),
+    "a table": (
+        'wrappers = {"dp": nn.DataParallel}\nnet = wrappers["dp"](nn.Linear(4, 2))\n',
+        'wrappers = {"dp": ddp.WrappedModel}',
+    ),
+    "a default": (
+        "def build(wrap=nn.DataParallel):\n    return wrap(nn.Linear(4, 2))\nnet = build()\n",
+        "def build(wrap=ddp.WrappedModel):",
+    ),
+    "arguments in a list": ("net = nn.DataParallel(*arguments)\n", "net = ddp.WrappedModel(*arguments)"),
+    "options in a dictionary": (
+        "net = nn.DataParallel(nn.Linear(4, 2), **options)\n",
+        "net = ddp.WrappedModel(nn.Linear(4, 2), **options)",
+    ),
+    "a class with properties": (
+        """
+        class Mine(nn.DataParallel):
+            @property
+            def layers(self):
+                return self.module.layers
+        net = Mine(nn.Linear(4, 2))
+        """,
+        "class Mine(ddp.WrappedModel):",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", VALUES)
+def test_the_class_itself_is_handed_on(shape: str) -> None:
+    body, line = VALUES[shape]
+    conversion = converted(body)
+    assert line in conversion.new_text.splitlines()
+    assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("net = ")
+    assert "ddp.shard_loader(DataLoader(data, 4))" in conversion.new_text
+    assert not conversion.notes
+
+
+def test_device_ids_are_found_wherever_they_are_given() -> None:
+    by_name = converted("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2), device_ids=[0, 2])\n")
+    by_partial = converted(
+        "import functools\nwrap = functools.partial(nn.DataParallel, device_ids=[0, 2])\nnet = wrap(nn.Linear(4, 2))\n"
+    )
+    for conversion in (by_name, by_partial):
+        assert "ddp.setup(device_ids=[0, 2])" in conversion.new_text
+
+
+REFUSED = {
+    "a class with its own scatter": (
+        "class Mine(nn.DataParallel):\n    def scatter(self, *args):\n        pass\nnet = Mine(nn.Linear(4, 2))\n",
+        "`Mine` changes how `DataParallel` works (`scatter`)",
+    ),
+    "a class with a second base": (
+        "class Mine(Other, nn.DataParallel):\n    pass\nnet = Mine(nn.Linear(4, 2))\n",
+        "`Mine` derives from more than `DataParallel`",
+    ),
+    "a method of the class": (
+        "net = nn.DataParallel(nn.Linear(4, 2))\nnn.DataParallel.forward(net, 1)\n",
+        "`nn.DataParallel.forward` reaches into `DataParallel`",
+    ),
+    "another library's class": (
+        "from encoding.parallel import DataParallelModel\nnet = DataParallelModel(nn.Linear(4, 2))\n",
+        "`DataParallelModel` comes from `encoding.parallel`, no part of this program",
+    ),
+    "another library's class beside torch's": (
+        "import mmcv.parallel\n"
+        "net = nn.DataParallel(nn.Linear(4, 2)) if a else mmcv.parallel.MMDataParallel(nn.Linear(4, 2), [0])\n",
+        "`MMDataParallel` comes from `mmcv.parallel`",
+    ),
+    "the class exchanged": (
+        "nn.DataParallel = Other\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "`DataParallel` itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_what_changes_data_parallel_itself_is_left_alone(shape: str) -> None:
+    body, what = REFUSED[shape]
+    conversion = converted(body)
+    assert not conversion.changed
+    assert [(note.rule, note.what.startswith(what)) for note in conversion.notes] == [("DDP016", True)]
+
+
+def test_other_kinds_of_parallelism_are_their_script_s_business() -> None:
+    body = """
+        from fairscale.nn import ShardedDataParallel
+        net = nn.DataParallel(nn.Linear(4, 2))
+        if FLAG:
+            other = ShardedDataParallel(nn.Linear(4, 2))
+        """
+    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in converted(body).new_text
+
+
+def test_where_nothing_is_converted_only_the_reason_is_noted() -> None:
+    body = """
+        import mmcv.parallel
+        def main(ids):
+            net = nn.DataParallel(mmcv.parallel.MMDataParallel(nn.Linear(4, 2)), device_ids=ids)
+        main(unknown())
+        """
+    assert [note.rule for note in converted(body).notes] == ["DDP016"]
+
+
+def test_a_class_that_nothing_uses_may_stay() -> None:
+    body = """
+        class Mine(nn.DataParallel):
+            def replicate(self, module, device_ids):
+                return super().replicate(module, device_ids)
+        net = nn.DataParallel(nn.Linear(4, 2))
+        """
+    conversion = converted(body)
+    assert "class Mine(nn.DataParallel):" in conversion.new_text
+    assert "net = ddp.wrap_model(nn.Linear(4, 2))" in conversion.new_text
+
+
+def test_steps_of_data_parallel_s_forward_are_named() -> None:
+    conversion = converted("net = nn.DataParallel(nn.Linear(4, 2))\nreplicate = net.replicate\n")
+    assert [(note.rule, note.what) for note in conversion.notes] == [
+        ("DDP016", "`net.replicate` is a step of DataParallel's forward, and the wrapped model has none")
+    ]
+
+
+def test_annotations_name_the_new_class() -> None:
+    body = """
+        def keep(net: nn.DataParallel) -> nn.DataParallel:
+            same: nn.DataParallel = net
+            return same
+        net = keep(nn.DataParallel(nn.Linear(4, 2)))
+        """
+    conversion = converted(body)
+    assert "def keep(net: ddp.WrappedModel) -> ddp.WrappedModel:" in conversion.new_text
+    assert "    same: ddp.WrappedModel = net" in conversion.new_text
+
+
+AT_IMPORT = {
+    "a class attribute": "class Config:\n    net = nn.DataParallel(nn.Linear(4, 2))\nnet = Config().net\n",
+    "a default": "def keep(net=nn.DataParallel(nn.Linear(4, 2))):\n    return net\nnet = keep()\n",
+}
+
+
+@pytest.mark.parametrize("shape", AT_IMPORT)
+def test_processes_start_before_what_a_definition_wraps(shape: str) -> None:
+    conversion = converted(AT_IMPORT[shape])
+    assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("ddp.wrap_model(")
+    assert "ddp.shard_loader(" in conversion.new_text
+
+
+def test_a_model_wrapped_in_each_function_is_wrapped_in_each() -> None:
+    body = """
+        def train(net, loader):
+            net = nn.DataParallel(net)
+            for x, y in loader:
+                nn.functional.cross_entropy(net(x), y).backward()
+        def test(net, loader):
+            net = nn.DataParallel(net)
+            right = 0
+            with torch.no_grad():
+                for x, y in loader:
+                    right += (net(x).argmax(1) == y).sum().item()
+            print(right)
+        net = nn.Linear(4, 2)
+        train(net, DataLoader(data, 4))
+        test(net, DataLoader(more, 4))
+        """
+    conversion = converted(body, loop="")
+    assert conversion.new_text.count("    net = ddp.wrap_model(net)\n") == 2
+    assert not conversion.notes

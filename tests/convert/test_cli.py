@@ -1,0 +1,346 @@
+"""The command: outputs, options, exit codes, and what it says. The planning is stubbed; rules have their own tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from inspect import signature
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import dp2ddp
+from dp2ddp.cli import main
+from dp2ddp.convert import pipeline
+from dp2ddp.convert.plan import Plan
+from dp2ddp.project import vendor
+from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
+from dp2ddp.rules import Options, all_rules
+from dp2ddp.source.program import Source
+
+SCRIPT = """\
+import torch.nn as nn
+
+net = nn.DataParallel(Net())  # wrap
+"""
+CONVERTED = """\
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+net = ddp.wrap_model(Net())  # wrap
+"""
+
+
+def stub_plan(source: Source, options: Options) -> Plan:
+    """Wraps models, and has a note for a script that says "odd"."""
+    edits: list[Edit] = []
+    for node in ast.walk(source.files[0].tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "nn.DataParallel":
+            holes = {"m": source.span(node.args[0])}
+            edits.append(ReplaceExpr("DDP002", source.span(node), "one replica", "ddp.wrap_model(__h_m__)", holes))
+    names = [node for node in source.nodes if isinstance(node, ast.Name) and node.id == "odd"]
+    notes = [Note("DDP009", source.span(name), "it is odd", "look at it") for name in names]
+    return Plan(edits, notes)
+
+
+@pytest.fixture(autouse=True)
+def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "plan", stub_plan)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The script train.py in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text(SCRIPT)
+    return path
+
+
+# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+
+def run(*args: str, given: str | bytes | None = None) -> Result:
+    return CliRunner(**_SEPARATE).invoke(main, args, input=given)
+
+
+def here() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def test_without_an_output_the_diff_is_shown_and_nothing_written(script: Path) -> None:
+    result = run("convert", "train.py")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
+        "--- train.py\n+++ train.py\n@@ -1,3 +1,4 @@\n import torch.nn as nn\n+import dp2ddp_runtime as ddp\n \n"
+        "-net = nn.DataParallel(Net())  # wrap\n+net = ddp.wrap_model(Net())  # wrap\n"
+    )
+    assert script.read_text() == SCRIPT
+    assert here() == ["train.py"]
+
+
+def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
+    script.write_text(f"{SCRIPT}odd = 1\n")
+    result = run("convert", "train.py", "-o", "my out.py")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "train.py -> my out.py: 1 change by 1 rule",
+        "     3  DDP002  one replica",
+        "1 note, to be looked at by a person:",
+        "  train.py:4  DDP009  it is odd; look at it",
+        "How to run it:",
+        "  python 'my out.py' ...   one process on each visible GPU of this machine",
+        "  torchrun --nproc-per-node=N 'my out.py' ...   N processes",
+        "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor.",
+    ]
+
+
+def test_the_summary_as_json(script: Path) -> None:
+    script.write_text(f"{SCRIPT}odd = 1\n")
+    data = json.loads(run("convert", "train.py", "-o", "out.py", "--report", "json").stderr)
+    assert data == {
+        "input": "train.py",
+        "output": "out.py",
+        "changed": True,
+        "converted_before": False,
+        "refused": False,
+        "changes": [{"line": 3, "column": 6, "rule": "DDP002", "reason": "one replica"}],
+        "notes": [{"line": 4, "column": 0, "rule": "DDP009", "what": "it is odd", "todo": "look at it"}],
+    }
+
+
+def test_the_converted_script_is_written_once_only_with_force_again(script: Path) -> None:
+    script.chmod(0o755)
+    assert run("convert", "train.py", "-o", "out.py").exit_code == 0
+    assert Path("out.py").read_text() == CONVERTED
+    assert os.access("out.py", os.X_OK)
+    Path("out.py").write_text("mine\n")
+    again = run("convert", "train.py", "-o", "out.py")
+    assert again.exit_code == 2
+    assert again.stderr == "dp2ddp: out.py: exists already; use --force to overwrite it\n"
+    assert Path("out.py").read_text() == "mine\n"
+    assert run("convert", "train.py", "-o", "out.py", "--force").exit_code == 0
+    assert Path("out.py").read_text() == CONVERTED
+
+
+def test_in_place_and_again(script: Path) -> None:
+    assert run("convert", "--in-place", "train.py").exit_code == 0
+    assert script.read_text() == CONVERTED
+    before = script.stat().st_mtime_ns
+    again = run("convert", "--in-place", "./train.py")
+    assert again.exit_code == 0
+    assert again.stderr == "./train.py: converted already, nothing to do\n"
+    assert script.stat().st_mtime_ns == before
+    # The runtime can still be asked for.
+    assert run("convert", "--in-place", "train.py", "--vendor").exit_code == 0
+    assert here() == ["dp2ddp_runtime", "train.py"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_bytes_are_kept_from_standard_input_to_standard_output(newline: str) -> None:
+    text = f"# coding: latin-1\nname = 'é'\n{SCRIPT}".replace("\n", newline)
+    expected = f"# coding: latin-1\nname = 'é'\n{CONVERTED}".replace("\n", newline)
+    result = run("convert", "-", "-o", "-", given=text.encode("latin-1"))
+    assert result.exit_code == 0, result.output
+    assert result.stdout_bytes == expected.encode("latin-1")
+    marked = run("convert", "-", "-o", "-", given=b"\xef\xbb\xbf" + SCRIPT.encode())
+    assert marked.stdout_bytes == b"\xef\xbb\xbf" + CONVERTED.encode()
+
+
+def test_the_diff_can_be_applied(script: Path) -> None:
+    data = f"# coding: latin-1\r\nname = 'é'\r\n{SCRIPT}x = '\x0c'".encode("latin-1")
+    script.write_bytes(data)
+    Path("diff").write_bytes(run("convert", "train.py").stdout_bytes)
+    subprocess.run(["patch", "--binary", "-s", "train.py", "diff"], check=True)
+    assert run("convert", "-", "-o", "-", given=data).stdout_bytes == script.read_bytes() != data
+
+
+def test_nothing_to_convert_is_said_and_copied(script: Path) -> None:
+    script.write_bytes(b"x = 1\r\n")
+    result = run("convert", "train.py", "-o", "out.py", "--strict", "--vendor")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "train.py: nothing to convert\n"
+    assert Path("out.py").read_bytes() == b"x = 1\r\n"
+    assert run("convert", "train.py").stdout == ""
+
+
+def test_strict_fails_while_notes_are_open(script: Path) -> None:
+    assert run("convert", "train.py", "--strict").exit_code == 0
+    script.write_text(f"{SCRIPT}odd = 1\n")
+    assert run("convert", "train.py").exit_code == 0
+    assert run("convert", "train.py", "--strict", "-o", "out.py").exit_code == 1
+    assert Path("out.py").exists()
+
+
+def test_notes_can_be_written_into_the_script(script: Path) -> None:
+    script.write_text(f"{SCRIPT}\nif a:\n    b(\n        odd)\nelif odd:\n    c\n")
+    result = run("convert", "train.py", "--annotate", "-o", "-")
+    note = "# dp2ddp: DDP009: it is odd; look at it"
+    assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
+
+
+def test_options_reach_the_plan(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(pipeline, "plan", lambda source, options: seen.append(options) or Plan())
+    flags = ["--sync-bn", "--clean-keys", "--ignore", "ddp011"]
+    assert run("convert", "train.py", *flags).exit_code == 0
+    assert seen == [Options(sync_bn=True, clean_keys=True, ignore=frozenset({"DDP011"}))]
+
+
+def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
+    os.mkdir("out")
+    result = run("convert", "train.py", "-o", "out/train.py", "--vendor")
+    assert result.exit_code == 0, result.output
+    assert "--vendor" not in result.stderr
+    copied = {path.name for path in Path("out", "dp2ddp_runtime").iterdir()}
+    assert copied == {path.name for path in vendor.runtime_folder().iterdir()} - {"__pycache__"}
+    assert sorted(os.listdir("out")) == ["dp2ddp_runtime", "train.py"]
+    # The same copy is left alone, another is not overwritten unasked, and then nothing else is written either.
+    assert run("convert", "train.py", "-o", "out/more.py", "--vendor").exit_code == 0
+    Path("out", "dp2ddp_runtime", "world.py").write_text("mine\n")
+    refused = run("convert", "train.py", "-o", "out/third.py", "--vendor")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("dp2ddp: out/dp2ddp_runtime: exists already, and is not this version")
+    assert not Path("out", "third.py").exists()
+    assert run("convert", "train.py", "-o", "out/third.py", "--vendor", "--force").exit_code == 0
+    assert Path("out", "dp2ddp_runtime", "world.py").read_text() != "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["none.py"], "dp2ddp: none.py: no such file\n"),
+        (["train.py", "."], "dp2ddp: .: a directory among several inputs; give one directory, or scripts\n"),
+        (["train.py", "-"], "dp2ddp: -: standard input among several inputs; give it alone\n"),
+        (["train.py", "--entry", "a.py"], "dp2ddp: --entry: the input is no directory"),
+        (["train.py", "bad.py", "-o", "x"], "dp2ddp: x: several files need a folder to go to"),
+        (["train.py", "-o", "train.py"], "dp2ddp: train.py: the output is the input; use --in-place to convert"),
+        (["train.py", "-o", "."], "dp2ddp: train.py: the output is the input; use --in-place to convert"),
+        (["train.py", "-o", "bad.py/"], "dp2ddp: bad.py: not a folder\n"),
+        (["train.py", "-o", "none/out.py"], "dp2ddp: none/out.py: no such folder"),
+        (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'X'; `dp2ddp rules` lists them\n"),
+        (["train.py", "--ignore", "ddp002"], "dp2ddp: --ignore: DDP002 can't be left out (Wrap the model"),
+        (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
+        (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
+        (["ddp.py", "-o", "out.py"], "dp2ddp: ddp.py:1: sets up distributed training already: imports Distributed"),
+        (["feed.py", "-o", "out.py"], "dp2ddp: feed.py:4: white space that libcst does not keep"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequence[str], message: str) -> None:
+    Path("bad.py").write_text("x = )\n")
+    Path("old.py").write_text("print 'x'\n")
+    Path("ddp.py").write_text("from torch.nn.parallel import DistributedDataParallel as DDP\n")
+    Path("feed.py").write_text(f"{SCRIPT}\x0cx = 1\n")
+    before = here()
+    result = run("convert", *args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert here() == before
+    assert script.read_text() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["convert"],
+        ["convert", "train.py", "--strategy", "sharded"],
+        ["convert", "train.py", "--in-place", "-o", "out.py"],
+        ["convert", "-", "--in-place"],
+        ["convert", "train.py", "--vendor"],
+        ["convert", "train.py", "train.py", "-o", "-"],
+        ["convert", "train.py", "--vendor", "-o", "-"],
+        ["unknown"],
+    ],
+)
+def test_wrong_usage_ends_with_2(script: Path, args: Sequence[str]) -> None:
+    result = run(*args, given="")
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+    assert here() == ["train.py"]
+
+
+def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(source: Source, options: Options) -> Plan:
+        return Plan([ReplaceExpr("DDP002", source.span(source.files[0].tree.body[1]), "x", "y = 1")])
+
+    monkeypatch.setattr(pipeline, "plan", wrong)
+    result = run("convert", "train.py", "-o", "out.py")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("dp2ddp: internal error, nothing written; please report it with the script: DDP002")
+    assert here() == ["train.py"]
+
+
+def test_rules_are_listed_and_shown() -> None:
+    listed = run("rules")
+    assert listed.exit_code == 0
+    for each in all_rules():
+        assert f"{each.id}  {each.title}\n" in listed.stdout
+        shown = run("rules", each.id.lower())
+        titles = re.findall(r"^(before|after|only noted|left alone)\b.*:$", shown.stdout, re.MULTILINE)
+        expected = [["before", "after"] if example.after else ["only noted"] for example in each.examples]
+        assert titles == [*chain.from_iterable(expected), *(["left alone"] * len(each.valid))]
+        for line in (*each.examples[0].converted.splitlines(), *each.valid[-1].before.splitlines()):
+            assert line in shown.stdout
+    unknown = run("rules", "DDP999")
+    assert unknown.exit_code == 2
+    assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; `dp2ddp rules` lists them\n"
+
+
+def test_help_and_version() -> None:
+    assert run("--version").stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
+    assert "dp2ddp convert train.py -o train_ddp.py" in run("--help").stdout
+    assert "Examples:" in run("convert", "--help").stdout
+
+
+def test_the_command_never_imports_torch(script: Path) -> None:
+    code = (
+        "import sys\nfrom dp2ddp.cli import main\n"
+        "main(['convert', 'train.py', '-o', 'out.py', '--vendor'], standalone_mode=False)\n"
+        "main(['rules'], standalone_mode=False)\n"
+        "sys.exit(any(name.split('.')[0] in ('torch', 'dp2ddp_runtime') for name in sys.modules))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wrap_model" in Path("out.py").read_text()
+
+
+def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> None:
+    code = (
+        "import sys\nfrom dp2ddp.cli import main\n"
+        "main(['convert', 'train.py', '-o', 'out.py'], standalone_mode=False)\n"
+        "sys.exit(', '.join({'rich', 'pathspec', 'tomllib', 'dp2ddp.convert.folder'} & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wrap_model" in Path("out.py").read_text()
+
+
+def test_it_runs_as_a_module() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "dp2ddp", "convert", "-", "-o", "-"]
+    done = subprocess.run(command, input=b"x = 1", env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"x = 1", b"<stdin>: nothing to convert\n")
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_a_command_imports_what_it_needs_only(option: str) -> None:
+    code = (
+        "import sys\nfrom dp2ddp.cli import main\nmain(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'rich', 'libcst', 'pathspec', 'torch', 'tempfile', 'json', 'dp2ddp.rules', 'dp2ddp.convert'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

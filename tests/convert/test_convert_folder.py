@@ -1,0 +1,537 @@
+"""`dp2ddp convert` of directories and of scripts with what they import. What a conversion does is stubbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dp2ddp.cli import main
+from dp2ddp.convert import pipeline
+from dp2ddp.convert.pipeline import Conversion, Entries
+from dp2ddp.errors import BadInput
+from dp2ddp.project import vendor
+from dp2ddp.project.modules import Layout
+from dp2ddp.rewrite.edits import Note, RemoveStatement
+from dp2ddp.rules import Options
+from dp2ddp.source.spans import Span
+
+GUARD = "if __name__ == '__main__':\n    wrap()\n"
+FILES = {
+    "train.py": f"from nets import wrap\nimport utils.loaders, plain\n{GUARD}",
+    "tools/test.py": f"import sys\nsys.path.append('..')\nfrom nets import wrap\n{GUARD}",
+    "nets.py": "from torch import nn\ndef wrap(net):\n    return nn.DataParallel(net)\n",
+    "utils/loaders.py": "loader = OLD\n",
+    "plain.py": "x = 1\n",
+    "unrelated.py": "y = OLD\n",
+    "README.md": "OLD DataParallel",
+}
+SPAN = Span.of(1, 0, 1, 1)
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+
+def new(text: str) -> str:
+    return text.replace("nn.DataParallel", "ddp.wrap_model").replace("OLD", "NEW")
+
+
+def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
+    """Rewrites every file of the programs; refuses what says REFUSED, has a note for what says ODD."""
+    layout = Layout(files)
+    found: dict[str, Conversion] = {}
+    for entry in entries:
+        for path in layout.reachable(entry):
+            text = files[path]
+            if "REFUSED" in text:
+                raise BadInput(path, line=1, what="it is refused")
+            is_changed = new(text) != text
+            edits = [RemoveStatement("DDP001", SPAN, "because")] if is_changed else []
+            notes = [Note("DDP009", SPAN, "it is odd", "look at it")] if "ODD" in text else []
+            found[path] = Conversion(new(text), edits, notes, changed=is_changed)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "convert_files", stub)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in the folder "project" of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    write(Path("project"), FILES)
+    return Path("project")
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def read(folder: Path | str) -> dict[str, str]:
+    """All files below a folder, but for the runtime's."""
+    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and "dp2ddp_runtime" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
+
+
+def run(*args: str) -> Result:
+    return CliRunner(**_SEPARATE).invoke(main, ["convert", *args])
+
+
+CONVERTED = {path: new(text) if path not in ("unrelated.py", "README.md") else text for path, text in FILES.items()}
+
+
+def test_a_directory_becomes_a_mirrored_tree(project: Path) -> None:
+    (project / "tools" / "run.sh").write_text("#!/bin/sh\n")
+    (project / "tools" / "run.sh").chmod(0o755)
+    (project / "nets.py").chmod(0o640)
+    (project / "empty" / "folder").mkdir(parents=True)
+    (project / "empty").chmod(0o750)
+    (project / "data").symlink_to("../elsewhere")
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert read("out") == {**CONVERTED, "tools/run.sh": "#!/bin/sh\n"}
+    assert os.access("out/tools/run.sh", os.X_OK)
+    assert os.stat("out/nets.py").st_mode & 0o777 == 0o640
+    assert os.stat("out/empty").st_mode & 0o777 == 0o750
+    assert os.stat("out").st_mode == os.stat("project").st_mode
+    assert os.readlink("out/data") == "../elsewhere"
+    assert Path("out/empty/folder").is_dir()
+    assert read("project")["nets.py"] == FILES["nets.py"]
+    assert sorted(os.listdir()) == ["out", "project"]
+
+
+def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
+    write(project, {"cache/x": "", ".gitignore": "cache/\n", ".git/config": ""})
+    assert run("project", "-o", "out").stderr.splitlines() == [
+        "project -> out: 2 of 8 files changed, for 2 scripts",
+        "project/tools/test.py: needs no change itself",
+        "project/train.py: needs no change itself",
+        "project/nets.py -> out/nets.py: 1 change by 1 rule",
+        "     1  DDP001  because",
+        "project/utils/loaders.py -> out/utils/loaders.py: 1 change by 1 rule",
+        "     1  DDP001  because",
+        "left out: 1 named by .gitignore, 1 version control",
+        "How to run them:",
+        "  python out/tools/test.py ...",
+        "  python out/train.py ...",
+        "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N",
+        "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor.",
+    ]
+
+
+def test_the_summary_of_a_directory_as_json(project: Path) -> None:
+    data = json.loads(run("project", "-o", "out", "--report", "json", "--entry", "train.py").stderr)
+    assert {key: data[key] for key in ("input", "output", "entries", "refused", "warnings", "left_out")} == {
+        "input": "project",
+        "output": "out",
+        "entries": ["project/train.py"],
+        "refused": [],
+        "warnings": [],
+        "left_out": {},
+    }
+    assert [(each["input"], each["output"], each["changed"]) for each in data["files"]] == [
+        ("project/train.py", "out/train.py", False),
+        ("project/nets.py", "out/nets.py", True),
+        ("project/utils/loaders.py", "out/utils/loaders.py", True),
+    ]
+
+
+def test_without_an_output_all_diffs_are_shown_and_can_be_applied(project: Path) -> None:
+    write(project, {"nets.py": f"# coding: latin-1\n# é\n{FILES['nets.py']}".encode("latin-1")})
+    result = run("project")
+    assert result.exit_code == 0, result.output
+    assert (project / "utils/loaders.py").read_text() == FILES["utils/loaders.py"]
+    Path("diff").write_bytes(result.stdout_bytes)
+    subprocess.run(["patch", "-p0", "-s", "-i", "diff"], check=True)
+    assert (project / "nets.py").read_bytes() == f"# coding: latin-1\n# é\n{CONVERTED['nets.py']}".encode("latin-1")
+    assert (project / "utils/loaders.py").read_text() == CONVERTED["utils/loaders.py"]
+
+
+def test_a_directory_in_place(project: Path) -> None:
+    before = (project / "plain.py").stat().st_mtime_ns
+    assert run("project", "--in-place").exit_code == 0
+    assert read("project") == CONVERTED
+    assert (project / "plain.py").stat().st_mtime_ns == before
+    assert run("project", "--in-place").stderr == "project: nothing to convert\n"
+
+
+@pytest.mark.parametrize("args", [["-o", "out"], ["--in-place"]])
+def test_all_files_are_written_or_none(project: Path, monkeypatch: pytest.MonkeyPatch, args: Sequence[str]) -> None:
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(target).name in ("loaders.py", "out"):
+            raise OSError(28, "No space left on device", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
+    result = run("project", *args)
+    assert result.exit_code == 2
+    assert "can't be written (No space left on device); nothing was changed\n" in result.stderr
+    assert read("project") == FILES
+    assert os.listdir() == ["project"]
+
+
+def test_a_folder_that_is_there_is_refused_without_force(project: Path) -> None:
+    os.mkdir("out")
+    assert run("project", "-o", "out").exit_code == 0
+    Path("out/checkpoint.pt").write_text("mine")
+    refused = run("project", "-o", "out")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("dp2ddp: out: exists already, and isn't empty; use --force")
+    assert run("project", "-o", "out", "--force").exit_code == 0
+    assert read("out") == {**CONVERTED, "checkpoint.pt": "mine"}
+
+
+def test_the_runtime_is_copied_beside_every_script(project: Path) -> None:
+    assert run("project", "-o", "out", "--vendor").exit_code == 0
+    copies = [path.relative_to("out").as_posix() for path in sorted(Path("out").rglob("dp2ddp_runtime"))]
+    assert copies == ["dp2ddp_runtime", "tools/dp2ddp_runtime"]
+    assert read("out") == CONVERTED
+    # The copies are none of the project's own files, and stay as they are.
+    assert run("out", "--in-place", "--vendor").stderr == "out: nothing to convert\n"
+    Path("out/tools/dp2ddp_runtime/world.py").write_text("mine")
+    write(Path("out"), FILES)
+    refused = run("out", "--in-place", "--vendor")
+    assert refused.stderr.startswith("dp2ddp: out/tools/dp2ddp_runtime: exists already, and is not this version")
+    assert read("out") == FILES
+
+
+def test_a_failure_takes_the_runtime_away_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(contents: object) -> None:
+        raise BadInput("x", what="can't be written")
+
+    monkeypatch.setattr("dp2ddp.project.placing.overwrite", refuse)
+    assert run("project", "--in-place", "--vendor").exit_code == 2
+    assert not list(project.rglob("dp2ddp_runtime"))
+
+
+def test_entries_can_be_named(project: Path) -> None:
+    write(project, {"start.py": "import nets\nnets.wrap(1)\n"})
+    assert "out/start.py" in run("project", "-o", "out", "--entry", "start.py").stderr
+    assert run("project", "--entry", "project/start.py", "--entry", "train.py").exit_code == 0
+    for wrong in ("none.py", "README.md", "../x.py"):
+        refused = run("project", "--entry", wrong)
+        assert refused.stderr == (
+            f"dp2ddp: --entry: no Python file {wrong!r} in project; name it by its path in the project, "
+            "or a function as module:function\n"
+        )
+        assert refused.exit_code == 2
+
+
+def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
+    for script in ("train.py", "tools/test.py"):
+        (project / script).unlink()
+    result = run("project", "-o", "out")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "dp2ddp: project: no script found that one starts and that reaches the DataParallel at nets.py:3; "
+        "name it with --entry FILE, or a function with --entry module:function\n"
+    )
+    assert not Path("out").exists()
+
+
+def test_without_any_wrap_all_is_copied(project: Path) -> None:
+    write(project, {"nets.py": "def wrap(net): return isinstance(net, DataParallel)\n", "old.py": "print 'x'\n"})
+    result = run("project", "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "project -> out: nothing to convert\n")
+    assert read("out") == read("project")
+
+
+def test_notes_on_imported_files_are_shown(project: Path) -> None:
+    write(project, {"plain.py": "x = 1  # ODD\n"})
+    note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP009  it is odd; look at it\n"
+    for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
+        assert f"project/plain.py: not converted\n{note}" in run(*command).stderr
+    assert run("project/train.py", "--strict", "-o", "strict/").exit_code == 1
+
+
+@pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])
+def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[str]) -> None:
+    write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert "project/train.py: not converted\n" in result.stderr
+    assert "  project/nets.py:1  DDP009  it is odd; look at it\n" in result.stderr
+    assert "nothing to convert" not in result.stderr
+    assert "How to run" not in result.stderr
+
+
+def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "  project/dist.py:1: it is refused" in result.stderr
+    assert "  project/dist.py: left as it is, but it imports nets.py, which changed; run the original" in result.stderr
+    assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
+    assert read("out") == {
+        **CONVERTED,
+        "dist.py": f"from nets import wrap  # REFUSED\n{GUARD}",
+        "old.py": "print 'DataParallel'\n",
+    }
+    assert run("project", "--strict").exit_code == 1
+    named = run("project", "-o", "named", "--entry", "dist.py")
+    assert (named.exit_code, named.stderr) == (2, "dp2ddp: project/dist.py:1: it is refused\n")
+
+
+def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocking(files: Mapping[str, str], entries: Sequence[str], options: Options) -> dict[str, Conversion]:
+        if "odd.py" not in entries:
+            return stub(files, entries, options)
+        note = Note("DDP016", Span.of(2, 0, 2, 1), "it can't be converted", "change it")
+        return {path: Conversion(text, notes=[note] * (path == "odd.py"), refused=True) for path, text in files.items()}
+
+    monkeypatch.setattr(pipeline, "convert_files", blocking)
+    write(project, {"odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "1 script left alone:\n  project/odd.py:2: it can't be converted; change it\n" in result.stderr
+    assert read("out") == {**CONVERTED, "odd.py": f"from nets import wrap\nwrap(1)\n{GUARD}"}
+    assert "  project/odd.py: left as it is, but it imports nets.py, which changed" in result.stderr
+    alone = run("project", "--entry", "odd.py", "-o", "alone")
+    assert alone.exit_code == 2
+    assert "1 note, to be looked at by a person:\n  project/odd.py:2  DDP016" in alone.stderr
+    assert not Path("alone").exists()
+
+
+def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
+    write(project, {"nets.py": f"# REFUSED\n{FILES['nets.py']}"})
+    result = run("project", "-o", "out")
+    assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
+    write(project, {"nets.py": "print 'DataParallel'\n"})
+    assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")
+
+
+def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> None:
+    write(project, {"plain.py": "print 'x'\n"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "  project/plain.py:1: Python 2 (the print statement)" in result.stderr
+    write(project, {"plain.py": "print 'DataParallel'\n"})
+    refused = run("project", "-o", "other", "--entry", "train.py")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("dp2ddp: project/plain.py:1: Python 2")
+
+
+def test_ignored_files_that_are_imported_are_taken_in(project: Path) -> None:
+    write(project, {".gitignore": "utils/\n", "utils/data.bin": ""})
+    result = run("project", "-o", "out")
+    assert "  project/utils/loaders.py: named by .gitignore, but imported by train.py: taken in" in result.stderr
+    assert read("out") == {**CONVERTED, ".gitignore": "utils/\n"}
+
+
+def test_links_out_of_the_project_are_told(project: Path) -> None:
+    write(Path("other"), {"wraps.py": "DataParallel", "plain.py": ""})
+    (project / "wraps.py").symlink_to("../other/wraps.py")
+    (project / "same.py").symlink_to("nets.py")
+    (project / "other.py").symlink_to("../other/plain.py")
+    lines = [line for line in run("project").stderr.splitlines() if "link" in line]
+    assert lines == ["  project/wraps.py: a link out of the project, which is not followed; convert its target"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["project", "-o", "project"],
+            "dp2ddp: project: the output is the input; use --in-place to convert in place\n",
+        ),
+        (["project", "-o", "project/out"], "dp2ddp: project/out: output and input lie in one another (project)"),
+        (["project/tools", "-o", "project"], "dp2ddp: project: output and input lie in one another"),
+        (["project", "-o", "project/plain.py"], "dp2ddp: project/plain.py: not a folder\n"),
+        (["project", "-o", "none/out"], "dp2ddp: none/out: no such folder: "),
+        (["project", "-o", "-"], "dp2ddp: -: a directory can't go to standard output"),
+        (["project", "--ignore", "DDP999"], "dp2ddp: --ignore: no rule 'DDP999'"),
+    ],
+)
+def test_outputs_that_make_no_sense_are_refused(project: Path, args: Sequence[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+    assert read("project") == FILES
+    assert os.listdir() == ["project"]
+
+
+def test_a_script_to_a_folder_takes_along_what_must_change(project: Path) -> None:
+    result = run("project/train.py", "-o", "out/")
+    assert result.exit_code == 0, result.output
+    assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py")}
+    assert "project/nets.py -> out/nets.py: 1 change by 1 rule" in result.stderr
+    assert "must change, too" not in result.stderr
+    again = run("project/train.py", "-o", "out")
+    assert again.stderr == "dp2ddp: out/train.py: exists already; use --force to overwrite it\n"
+    assert run("project/train.py", "-o", "out", "--force", "--vendor").exit_code == 0
+    assert Path("out/dp2ddp_runtime").is_dir()
+
+
+def test_a_script_to_a_folder_keeps_the_places_of_files(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert run("tools/test.py", "-o", "../out/").exit_code == 0
+    assert read("../out") == {path: CONVERTED[path] for path in ("tools/test.py", "nets.py")}
+
+
+def test_a_script_to_a_file_names_what_must_change_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    for args in (["-o", "out.py"], ["-o", "-"], []):
+        result = run("train.py", *args, "--strict")
+        assert result.exit_code == 1
+        assert "2 other files must change, too; convert with -o DIR/\n  nets.py  1 change: 1\n" in result.stderr
+    assert read(".") == {**FILES, "out.py": FILES["train.py"]}
+    data = json.loads(run("train.py", "--report", "json").stderr)
+    assert [each["input"] for each in data["others"]] == ["nets.py", "utils/loaders.py"]
+
+
+def test_a_script_in_place_takes_along_what_must_change(project: Path) -> None:
+    assert run("project/train.py", "--in-place").exit_code == 0
+    assert read("project") == CONVERTED
+
+
+def test_several_scripts(project: Path) -> None:
+    result = run("project/train.py", "project/tools/test.py", "-o", "out/", "--vendor")
+    assert result.exit_code == 0, result.output
+    assert read("out") == {
+        path: CONVERTED[path] for path in ("train.py", "tools/test.py", "nets.py", "utils/loaders.py")
+    }
+    assert Path("out/tools/dp2ddp_runtime").is_dir()
+    data = json.loads(run("project/train.py", "project/nets.py", "--report", "json").stderr)
+    assert [each["input"] for each in data["files"]] == ["project/train.py", "project/nets.py"]
+    assert [each["input"] for each in data["others"]] == ["project/utils/loaders.py"]
+
+
+def test_the_project_of_a_script_is_found_by_what_marks_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(project, {"tools/deep/run.py": "import nets\nnets.wrap(1)\n", "tools/setup.cfg": ""})
+    monkeypatch.chdir(project / "tools" / "deep")
+    assert "must change" not in run("run.py").stderr
+    Path("../setup.cfg").unlink()
+    assert "must change" not in run("run.py").stderr
+    Path("../../pyproject.toml").touch()
+    assert "  ../../nets.py  1 change: 1\n" in run("run.py").stderr
+    absolute = str(Path("run.py").resolve())
+    assert f"  {project.name}/nets.py" not in run(absolute).stderr
+    assert f"  {Path('../../nets.py').resolve()}  1 change: 1\n" in run(absolute).stderr
+
+
+def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
+    write(project, {"nets.py": "x = )  # DataParallel\n"})
+    assert run("project/train.py").stderr.startswith("dp2ddp: project/nets.py:1:5: syntax error")
+    write(project, {"nets.py": FILES["nets.py"], "plain.py": b"\xff"})
+    result = run("project/train.py")
+    assert "not looked into:\n  project/plain.py:1:1: the byte 0xff is not utf-8" in result.stderr
+    assert "plain.py" in json.loads(run("project/train.py", "--report", "json").stderr)["warnings"][0]
+
+
+def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
+    """For real, in a process of its own: what comes back from the others is whole, errors included."""
+    script = "import torch.nn as nn\n\nnet = nn.DataParallel(Net())\nprint(net)\n"
+    files = {f"script_{number}.py": script for number in range(5)}
+    write(tmp_path / "in", {**files, "dist.py": f"from accelerate import Accelerator\n{script}"})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "dp2ddp", "convert", "in", "-o", "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "  in/dist.py:1: sets up distributed training already: imports Accelerate" in done.stderr
+    assert all("wrap_model" in (tmp_path / "out" / name).read_text() for name in files)
+
+
+def test_the_runtime_of_a_project_is_none_of_its_own_files(project: Path) -> None:
+    vendor.copy(project)
+    write(project, {"nets.py": f"import dp2ddp_runtime\n{FILES['nets.py']}"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "dp2ddp_runtime/" not in result.stderr
+
+
+def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
+    write(project, {"prepare.py": f"import nets\nOLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
+    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
+    assert "project/prepare.py: never comes to a wrap, and stays as it is\n" in result.stderr
+    assert read("out") == {
+        **CONVERTED,
+        "tools/test.py": FILES["tools/test.py"],
+        "prepare.py": read(project)["prepare.py"],
+    }
+    alone = run("project/prepare.py")
+    assert alone.stderr == "project/prepare.py: never comes to a wrap, and stays as it is\n"
+    assert alone.stdout == ""
+
+
+def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> None:
+    write(
+        project,
+        {"tools/prepare.py": f"import sys\nsys.path.append('..')\nimport nets\n{GUARD.replace('wrap', 'print')}"},
+    )
+    result = run("project", "-o", "out", "--vendor")
+    assert (
+        "files that changed are also imported by, and need dp2ddp_runtime there:\n"
+        "  project/tools/prepare.py: project/nets.py\n"
+    ) in result.stderr
+    data = json.loads(run("project", "--report", "json").stderr)
+    assert data["touched"] == {"project/tools/prepare.py": ["project/nets.py"]}
+
+
+def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> None:
+    write(project, {"sub/prepare.py": f"import helper\n{GUARD.replace('wrap', 'print')}", "sub/helper.py": "x = OLD\n"})
+    write(project, {"train.py": f"from nets import wrap\nimport sub.helper\n{GUARD}"})
+    run("project", "-o", "out", "--vendor")
+    assert Path("out/sub/dp2ddp_runtime").is_dir()
+
+
+def test_files_in_which_a_wrap_may_be_hidden_are_named(project: Path) -> None:
+    hidden = "from torch import nn\ndef wrap(net, name='DataParallel'): return getattr(nn, name)(net)\n"
+    write(project, {"hidden.py": hidden})
+    result = run("project", "-o", "out")
+    assert "  project/hidden.py:2: may mean DataParallel, which can't be told without running it; " in result.stderr
+
+
+def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
+    helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
+    write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
+    result = run("project", "-o", "out")
+    assert result.stderr.count("left as it is, but it imports") == 1
+    assert " and 1 more, which changed; run the original" in result.stderr
+
+
+def test_what_a_star_import_brings_hides_no_wrap(project: Path) -> None:
+    write(project, {"dist.py": f"from nets import *  # REFUSED\nnet = torch.nn.DataParallel(net)\n{GUARD}"})
+    assert "may mean DataParallel" not in run("project", "-o", "out").stderr
+
+
+def test_functions_can_be_entries(project: Path) -> None:
+    package = {"package/__init__.py": "", "package/cli.py": "from nets import wrap\ndef main():\n    wrap(1)\n"}
+    write(project, package)
+    for name in ("package.cli:main", "package/cli.py:main"):
+        result = run("project", "--entry", name)
+        assert "  python -c 'from package.cli import main; main()' ..." in result.stderr
+    write(project, {"pyproject.toml": '[project.scripts]\nstart = "package.cli:main"\n'})
+    assert "  start ...   or torchrun --nproc-per-node=N --no-python start ..." in run("project").stderr
+    assert "  start ..." in run("project", "--entry", "package.cli:main").stderr
+    run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
+    assert Path("out/dp2ddp_runtime").is_dir()
+
+
+def test_a_wrap_that_only_tests_reach_is_an_error(project: Path) -> None:
+    for script in ("train.py", "tools/test.py"):
+        (project / script).unlink()
+    write(
+        project,
+        {
+            "tests/test_nets.py": "import unittest\nfrom nets import wrap\nclass TestNets(unittest.TestCase):\n"
+            "    def test(self):\n        wrap(1)\nif __name__ == '__main__':\n    unittest.main()\n"
+        },
+    )
+    result = run("project")
+    assert result.exit_code == 2
+    assert "at nets.py:3, but for the test tests/test_nets.py; name it with --entry FILE" in result.stderr

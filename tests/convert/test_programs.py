@@ -1,0 +1,292 @@
+"""Programs of several files: roles, proofs and edits that cross from one to another."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files
+from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options
+
+MODEL = """\
+import torch.nn as nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def build(name):
+    return nn.DataParallel(Net()).cuda()
+"""
+LOADERS = """\
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def get(data, batch_size):
+    train = DataLoader(data, batch_size=batch_size, shuffle=True)
+    test = DataLoader(data, batch_size=100)
+    return train, test
+"""
+TRAIN = """\
+import torch
+from lib import data as datasets
+from lib.models import build
+import engine
+
+
+def main():
+    torch.manual_seed(0)
+    train_loader, test_loader = datasets.get(None, 8)
+    net = build("net")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(3):
+        engine.train(train_loader, net, optimizer)
+        print(epoch, engine.test(test_loader, net))
+
+
+if __name__ == "__main__":
+    main()
+"""
+ENGINE = """\
+import torch
+import torch.nn.functional as F
+
+
+def train(loader, model, optimizer):
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test(loader, model):
+    correct = 0
+    with torch.no_grad():
+        for x, y in loader:
+            correct += (model(x).argmax(1) == y).sum().item()
+    return correct
+"""
+PROJECT = {"train.py": TRAIN, "engine.py": ENGINE, "lib/models.py": MODEL, "lib/data.py": LOADERS}
+
+
+def converted(files: dict[str, str], *entries: str, **options: object) -> dict[str, Conversion]:
+    return convert_files(files, entries or ("train.py",), Options(**options))  # type: ignore[arg-type]
+
+
+def test_roles_cross_files() -> None:
+    done = converted(PROJECT)
+    assert "return ddp.wrap_model(Net())" in done["lib/models.py"].new_text
+    assert "train = ddp.shard_loader(DataLoader(data, batch_size=batch_size, shuffle=True))" in (
+        done["lib/data.py"].new_text
+    )
+    assert "def main():\n    ddp.setup()\n    ddp.seed_everything(0)" in done["train.py"].new_text
+    assert "        ddp.set_epoch(train_loader, epoch)\n        engine.train(" in done["train.py"].new_text
+
+
+def test_each_file_that_calls_the_runtime_imports_it() -> None:
+    done = converted(PROJECT)
+    assert [name for name, conversion in done.items() if not conversion.changed] == ["engine.py"]
+    for name, conversion in done.items():
+        if not conversion.changed:
+            continue
+        assert conversion.new_text.count("import dp2ddp_runtime as ddp") == 1
+        compile(conversion.new_text, name, "exec")
+
+
+def test_what_is_out_of_reach_of_the_entries_is_left_out() -> None:
+    done = converted({**PROJECT, "other.py": TRAIN, "lib/unused.py": MODEL})
+    assert set(done) == set(PROJECT)
+
+
+def test_findings_are_placed_in_their_own_file() -> None:
+    done = converted(PROJECT)
+    (edit,) = (e for e in done["lib/data.py"].edits if "100" not in e.reason and e.span.start.line == 5)
+    assert edit.rule == "DDP005"
+
+
+def test_converting_twice_changes_nothing() -> None:
+    once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
+    again = converted(once)
+    assert not any(conversion.changed for conversion in again.values())
+    assert [name for name, conversion in again.items() if not conversion.converted_before] == ["engine.py"]
+
+
+def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
+    once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
+    late = "from torch import nn\nfrom lib.models import build\n\nnet = nn.DataParallel(nn.Linear(1, 1))\n"
+    done = converted({**once, "late.py": late}, "late.py")
+    assert not any(conversion.changed for conversion in done.values())
+    (note,) = done["late.py"].notes
+    assert note.span.start == (4, 6)
+    assert "lib/models.py, which was converted before" in note.what
+
+
+def test_two_entries_share_a_conversion() -> None:
+    test = """\
+from engine import test
+from lib.data import get
+from lib.models import build
+
+if __name__ == "__main__":
+    print(test(get(None, 8)[1], build("net")))
+"""
+    done = converted({**PROJECT, "test.py": test}, "train.py", "test.py")
+    assert '    ddp.setup()\n    print(test(get(None, 8)[1], build("net")))' in done["test.py"].new_text
+    assert done["train.py"].new_text.count("ddp.setup()") == 1
+
+
+@pytest.mark.parametrize(
+    ("importing", "used"),
+    [
+        ("from lib.models import *", "build"),
+        ("import lib.models", "lib.models.build"),
+        ("import lib.models as m", "m.build"),
+        ("from lib import models", "models.build"),
+        ("from lib.models import build as make", "make"),
+        ("from lib.models import build\nmakers = {'net': build}", "makers['net']"),
+        ("from lib import models", "getattr(models, 'build')"),
+        ("from lib import models", "models.__dict__['build']"),
+        ("import functools\nfrom lib.models import build", "functools.partial(build)"),
+    ],
+)
+def test_a_factory_by_any_import(importing: str, used: str) -> None:
+    train = TRAIN.replace("from lib.models import build", importing).replace('build("net")', f'{used}("net")')
+    done = converted({**PROJECT, "train.py": train})
+    assert "        ddp.set_epoch(train_loader, epoch)\n" in done["train.py"].new_text  # what it returns was called
+    assert "ddp.shard_loader(" in done["lib/data.py"].new_text
+
+
+def test_packages_hand_on_what_they_import() -> None:
+    files = {
+        **PROJECT,
+        "train.py": TRAIN.replace("from lib.models import build", "from lib import build"),
+        "lib/__init__.py": "from .models import *\n",
+    }
+    assert "ddp.set_epoch(train_loader, epoch)" in converted(files)["train.py"].new_text
+
+
+BASE = """\
+class Base:
+    def __init__(self, model, loader):
+        self.model = model
+        self.loader = loader
+
+    def fit(self):
+        for epoch in range(2):
+            print(epoch, self.run_epoch())
+"""
+DERIVED = """\
+import torch.nn.functional as F
+from base import Base
+
+
+class Trainer(Base):
+    def __init__(self, model, loader, optimizer):
+        super().__init__(model, loader)
+        self.optimizer = optimizer
+
+    def run_epoch(self):
+        total = 0
+        for x, y in self.loader:
+            loss = F.cross_entropy(self.model(x), y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += y.size(0)
+        return total
+"""
+
+
+def test_base_classes_in_another_file() -> None:
+    train = """\
+import torch
+from lib import data, models
+from trainer import Trainer
+
+net = models.build("net")
+train, test = data.get(None, 8)
+Trainer(net, train, torch.optim.SGD(net.parameters(), lr=0.1)).fit()
+"""
+    done = converted({**PROJECT, "train.py": train, "base.py": BASE, "trainer.py": DERIVED})
+    assert "            ddp.set_epoch(self.loader, epoch)\n" in done["base.py"].new_text
+
+
+def test_processes_start_before_a_module_that_builds_is_imported() -> None:
+    files = {
+        "train.py": "import os\nfrom model import net\nprint(net)\n",
+        "model.py": "import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+    }
+    assert converted(files)["train.py"].new_text.splitlines() == [
+        "import os",
+        "import dp2ddp_runtime as ddp",
+        "ddp.setup()",
+        "from model import net",
+        "print(net)",
+    ]
+
+
+def test_device_ids_of_another_file() -> None:
+    files = {
+        "train.py": "import config\nfrom model import build\nfrom options import args\nprint(build())\n",
+        "options.py": "import argparse\nargs = argparse.ArgumentParser().parse_args()\n",
+        "config.py": "args = None\n",
+        "model.py": "import torch.nn as nn\nfrom options import args\n\n\ndef build():\n"
+        "    return nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n",
+    }
+    assert "ddp.setup(device_ids=args.gpus)" in converted(files)["train.py"].new_text
+    files["model.py"] = files["model.py"].replace("options", "config")
+    done = converted(files)
+    assert "ddp.setup()" in done["train.py"].new_text
+    assert [note.rule for note in done["model.py"].notes] == ["DDP001"]
+
+
+def test_device_ids_that_the_only_caller_gives() -> None:
+    train = """\
+import torch.nn as nn
+
+
+def main():
+    print("go")
+    gpus = [0, 1]
+    work(gpus=gpus)
+    {more}
+
+
+def work(gpus):
+    net = nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)
+
+
+main()
+"""
+    assert "ddp.setup(device_ids=[0, 1])" in converted({"train.py": train.format(more="pass")})["train.py"].new_text
+    twice = converted({"train.py": train.format(more="work([2])")})["train.py"]
+    assert "ddp.setup()" in twice.new_text
+    assert [note.rule for note in twice.notes] == ["DDP001"]
+
+
+def test_a_file_that_is_no_python_is_named() -> None:
+    with pytest.raises(BadInput, match=r"engine\.py:1"):
+        converted({**PROJECT, "engine.py": "print 'x'\n"})
+
+
+def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
+    files = {
+        **PROJECT,
+        "train.py": TRAIN.replace('build("net")', "getattr(zoo, 'net')()").replace(
+            "from lib.models import build", "from lib import zoo"
+        ),
+        "lib/zoo.py": "import torch.nn as nn\n"
+        + "".join(
+            f"class M{i}(nn.Module):\n    def forward(self, x):\n        return (x,) if x else x\n\n\n"
+            f"def make{i}():\n    return nn.DataParallel(M{i}())\n"
+            for i in range(9)
+        ),
+    }
+    assert len({str(converted(files)) for _ in range(5)}) == 1

@@ -1,0 +1,115 @@
+"""A script that can't be converted is not written either: `convert t.py -o o.py && torchrun o.py` must not start it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dp2ddp.cli import main
+
+GOOD = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+BAD = """\
+import torch.nn as nn
+
+class Own(nn.DataParallel):
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[1:])
+
+net = Own(nn.Linear(4, 2))
+"""
+WHY = "bad.py:3  DDP016  `Own` changes how `DataParallel` works (`scatter`); nothing was converted; wrap the model in"
+LAST = "nothing was written: what can't be converted is named above\n"
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+
+def run(*args: str, given: str | None = None) -> Result:
+    return CliRunner(**_SEPARATE).invoke(main, ["convert", *args], input=given)
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("good.py").write_text(GOOD)
+    Path("bad.py").write_text(BAD)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["bad.py", "-o", "out.py"],
+        ["bad.py", "-o", "out.py", "--vendor"],
+        ["bad.py", "-o", "out/"],
+        ["bad.py", "-o", "-"],
+        ["bad.py", "--in-place", "--vendor"],
+        ["bad.py"],
+        ["good.py", "bad.py", "-o", "out/"],
+        ["good.py", "bad.py", "--in-place"],
+        ["good.py", "bad.py"],
+        [".", "--entry", "good.py", "--entry", "bad.py", "--in-place"],
+        [".", "--entry", "bad.py"],
+    ],
+)
+def test_nothing_is_written_and_the_exit_code_is_2(args: Sequence[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert WHY in result.stderr
+    assert result.stderr.endswith(LAST)
+    assert sorted(os.listdir()) == ["bad.py", "good.py"]
+    assert (Path("good.py").read_text(), Path("bad.py").read_text()) == (GOOD, BAD)
+
+
+def test_standard_input_that_is_refused_goes_nowhere() -> None:
+    result = run("-", "-o", "-", given=BAD)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(LAST)
+
+
+def test_json_says_it(tmp_path: Path) -> None:
+    result = run("bad.py", "-o", "out.py", "--report", "json")
+    assert result.exit_code == 2
+    data = json.loads(result.stderr)
+    assert (data["output"], data["changed"], data["refused"]) == (None, False, True)
+    assert [note["rule"] for note in data["notes"]] == ["DDP016"]
+
+
+def test_a_file_that_it_imports_counts() -> None:
+    Path("train.py").write_text("import bad\n")
+    result = run("train.py", "-o", "out.py")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("train.py: not converted\nbad.py: not converted\n")
+    assert not Path("out.py").exists()
+
+
+def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -> None:
+    result = run(".", "-o", "../out", "--force")
+    assert result.exit_code == 0, result.stderr
+    assert "1 script left alone:\n  bad.py:3: `Own` changes how `DataParallel` works" in result.stderr
+    assert Path("../out/bad.py").read_text() == BAD
+    assert "ddp.wrap_model" in Path("../out/good.py").read_text()
+    assert run(".", "--strict").exit_code == 1
+
+
+def test_a_directory_with_nothing_but_refused_scripts_is_refused() -> None:
+    Path("good.py").unlink()
+    Path("worse.py").write_text("from bad import Own\nnet = Own(1)\n")
+    result = run(".", "-o", "../none")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dp2ddp: bad.py:3: `Own` changes how `DataParallel` works (`scatter`); nothing was")
+    assert not Path("../none").exists()
+
+
+def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
+    assert run("good.py", "--in-place").exit_code == 0
+    Path("late.py").write_text("import torch.nn as nn\nimport good\nnet = nn.DataParallel(good.net.module)\n")
+    result = run("late.py", "-o", "out.py")
+    assert result.exit_code == 2
+    assert "late.py:3  DDP016  still uses nn.DataParallel, in one program with good.py" in result.stderr
+    assert not Path("out.py").exists()

@@ -1,0 +1,318 @@
+"""Which files of a project are scripts that wrap a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.project import entries, wrapcalls
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.sources import Sources
+from dp2ddp.source import syntax
+
+GUARD = "if __name__ == '__main__':\n    main()\n"
+WRAP = "import torch.nn as nn\n\ndef wrap(net):\n    return nn.DataParallel(net)\n"
+
+
+def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Guess:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    sources = Sources(folder, files)
+    return entries.guess(sources, Layout(sources))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"from nets import wrap\nmain = wrap\n{GUARD}",
+        "from nets import wrap as w\nif __name__ == '__main__':\n    w()\n",
+        f"import nets\nnet = getattr(nets, 'wrap')(net)\n{GUARD}",
+        "import nets\nfor epoch in range(3):\n    nets.wrap(epoch)\n",
+        "import nets\nwhile True:\n    nets.wrap()\n",
+        "def main():\n    from nets import *\n    wrap()\n\nmain()\n",
+        "def main():\n    import nets\n    nets.wrap()\n\nresult = main()\n",
+        "import nets\ntry:\n    for i in range(3): nets.wrap()\nexcept KeyboardInterrupt:\n    pass\n",
+        "import helper\nif '__main__' == __name__:\n    helper.run()\n",
+        "import importlib\nnets = importlib.import_module('nets')\nfor i in range(3): nets.wrap()\n",
+        f"from deep import (\n    a,\n    b)\n{GUARD}",
+        f"from deep import *\n{GUARD}",
+    ],
+)
+def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str) -> None:
+    files = {
+        "nets.py": WRAP,
+        "helper.py": "import nets\ndef run():\n    nets.wrap()\n",
+        "deep/__init__.py": "from .b import *",
+        "deep/b.py": "import nets\nwrapped = nets.wrap(1)",
+        "unrelated.py": f"import os\n{GUARD}",
+    }
+    assert guess(tmp_path, {"train.py": script, **files}).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "",
+        "import nets\n",
+        "import nets\nx = nets.wrap(1)\n",
+        "import nets\ndef f():\n    for i in x: g()\n",
+        "import nets\nclass A: pass\n",
+    ],
+)
+def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:
+    found = guess(tmp_path, {"nets.py": WRAP, "module.py": module})
+    assert found.entries == []
+    assert found.wraps == {"nets.py": [4]}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"import nets\n{GUARD}",
+        f"from nets import other\nother()\n{GUARD}",
+        f"from nets import *\n{GUARD}",
+        f"import third\nthird.a()\n{GUARD}",
+    ],
+)
+def test_a_wrap_that_is_out_of_use_makes_no_script(tmp_path: Path, script: str) -> None:
+    third = "import nets\ndef a(): pass\ndef b(): nets.wrap(1)\nif __name__ == '__main__':\n    b()\n"
+    files = {"train.py": script, "nets.py": f"{WRAP}def other(): pass\n", "third.py": third}
+    assert guess(tmp_path, files).entries == ["third.py"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import nets\n@register\ndef f(): nets.wrap(1)\n",
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets\nif True:\n    def f(): nets.wrap(1)\n",
+        "from nets import wrap as w\nw(1)\n",
+        "from torch.nn import DataParallel as DP\ndef wrap(): DP(net)\nx = wrap\n",
+    ],
+)
+def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
+    files = {"train.py": f"import module\n{GUARD}", "nets.py": WRAP, "module.py": module}
+    assert guess(tmp_path, files).entries == ["train.py"]
+
+
+def test_what_is_imported_is_a_script_only_with_a_guard(tmp_path: Path) -> None:
+    loop = "for i in range(3):\n    print(i)\n"
+    files = {
+        "train.py": f"import model, other, third\nmodel.wrap(1)\n{GUARD}",
+        "model.py": f"{WRAP}{loop}",
+        "other.py": f"{WRAP}wrap(1)\n{GUARD}",
+        "third.py": f"{WRAP}",
+        "test.py": "import torch\nnet = torch.nn.parallel.DataParallel(Net())\n",
+    }
+    assert guess(tmp_path, files).entries == ["other.py", "test.py", "train.py"]
+
+
+def test_subclasses_count_where_they_are_called(tmp_path: Path) -> None:
+    files = {
+        "parallel.py": "from torch.nn import DataParallel\nclass Mine(DataParallel): pass\n",
+        "train.py": f"from parallel import Mine\ndef main():\n    net = Mine(Net())\n{GUARD}",
+        "check.py": f"import parallel\nif isinstance(net, parallel.DataParallel): pass\n{GUARD}",
+    }
+    found = guess(tmp_path, files)
+    assert (found.entries, found.wraps) == (["train.py"], {"train.py": [3]})
+
+
+def test_subclasses_of_subclasses_count_too(tmp_path: Path) -> None:
+    files = {
+        "parallel.py": "from torch.nn import DataParallel\nclass Mine(DataParallel): pass\n",
+        "second.py": "from parallel import Mine\nclass Second(Mine): pass\n",
+        "third.py": "import second\nclass Third(second.Second): pass\n",
+        "train.py": f"from third import Third\nnet = Third(Net())\n{GUARD}",
+    }
+    assert guess(tmp_path, files).wraps == {"train.py": [2]}
+
+
+def test_what_cant_be_read_is_told_and_no_script(tmp_path: Path) -> None:
+    files = {
+        "old.py": "print 'DataParallel'\n",
+        "bytes.py": b"# DataParallel \xff\n",
+        "fine.py": b"# \xff\n",
+        "train.py": f"{WRAP}main = wrap\n{GUARD}",
+    }
+    found = guess(tmp_path, files)
+    assert found.entries == ["train.py"]
+    assert [(error.file, error.line) for error in found.unread] == [("old.py", 1), ("bytes.py", 1)]
+
+
+def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = syntax.parse
+    monkeypatch.setattr(syntax, "parse", lambda text, name: parsed.append(name) or parse(text, name))
+    other = {f"other_{number}.py": f"import os, other_1\n{GUARD}" for number in range(9)}
+    guess(tmp_path, {**other, "train.py": f"import nets, helper\n{GUARD}", "nets.py": WRAP, "helper.py": ""})
+    assert sorted(parsed) == ["helper.py", "nets.py", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("import torch\nnet = torch.nn.DataParallel(net)", [2]),
+        ("from torch.nn import DataParallel as DP\nnet = DP(net)", [2]),
+        ("from torch.nn.parallel import data_parallel\ndata_parallel(net, x)", [2]),
+        ("nn.parallel.data_parallel(net, x)", [1]),
+        ("from torch.nn.parallel import data_parallel\ndata_parallel.data_parallel(net, x)", [2]),
+        ("Mine(net); a.Mine(net)", [1, 1]),
+        ("isinstance(net, nn.DataParallel)", []),
+        ("nn.parallel.DistributedDataParallel(net)", []),
+        ("self.data_parallel(x)", []),
+        ("from apex import other as DP\nDP(net)", []),
+        ("def data_parallel(x): pass\ndata_parallel(x)", []),
+    ],
+)
+def test_wraps_are_calls(source: str, lines: list[int]) -> None:
+    assert [call.lineno for call in wrapcalls.find(syntax.parse(source, "x.py"), {"Mine"})] == lines
+
+
+PREPARE = f"import utils\ndef main():\n    utils.log('x')\n{GUARD}"
+TRAINING = {
+    "train.py": f"import engine\ndef main():\n    engine.train('x')\n{GUARD}",
+    "engine.py": "import nets\nfrom utils import log\ndef train(split):\n    nets.wrap(1)\n    log('x')\n",
+    "nets.py": WRAP,
+}
+
+
+@pytest.mark.parametrize(
+    "utils",
+    [
+        "from engine import train\ndef log(text): pass\n",
+        "import json, engine\ndef log(text): json.train(text)\n",
+        "import engine\ndef log(text): print('train')\n",
+        "import engine\nclass A:\n    def log(self): self.train()\nlog = A\n",
+        "import engine\ndef log(text):\n    train = text\n    print(train, text.get('train'))\n",
+    ],
+)
+def test_a_script_that_uses_other_things_of_the_same_files_is_none(tmp_path: Path, utils: str) -> None:
+    assert guess(tmp_path, {**TRAINING, "prepare.py": PREPARE, "utils.py": utils}).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "utils",
+    [
+        "from engine import train\ndef log(text): train(text)\n",
+        "from engine import train as t\nlog = t\n",
+        "from engine import *\ndef log(text): train(text)\n",
+        "import engine\ndef log(text): getattr(engine, 'train')(text)\n",
+        "import engine\nCHOICES = ['train']\ndef log(text): getattr(engine, text)()\n",
+        "def log(text):\n    from engine import train\n    train(text)\n",
+    ],
+)
+def test_a_script_that_may_come_to_a_wrap_by_a_helper_is_one(tmp_path: Path, utils: str) -> None:
+    files = {**TRAINING, "prepare.py": PREPARE, "utils.py": utils}
+    assert guess(tmp_path, files).entries == ["prepare.py", "train.py"]
+
+
+def test_a_demo_in_a_module_that_wraps_elsewhere_is_no_script(tmp_path: Path) -> None:
+    files = {
+        "train.py": f"from net import build\ndef main(): build()\n{GUARD}",
+        "net.py": "import torch.nn as nn\nclass Net: pass\ndef build(): return nn.DataParallel(Net())\n"
+        "if __name__ == '__main__':\n    print(Net())\n",
+    }
+    assert guess(tmp_path, files).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "pick", ["import fire\nfire.Fire()", "globals()['build']()", "import sys\nsys.modules['x'].build()"]
+)
+def test_a_script_may_pick_its_own_functions(tmp_path: Path, pick: str) -> None:
+    lines = pick.splitlines()
+    script = "\n".join([*lines[:-1], WRAP, "if __name__ == '__main__':", f"    {lines[-1]}"])
+    assert guess(tmp_path, {"train.py": f"{script}\n"}).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import unittest\nclass TestNets(unittest.TestCase):\n    def test(self): nets.wrap(1)\n"
+        "if __name__ == '__main__':\n    unittest.main()\n",
+        "import pytest\ndef test_wrap(): nets.wrap(1)\nif __name__ == '__main__':\n    pytest.main()\n",
+        "from absl.testing import absltest\nclass NetsTest(absltest.TestCase):\n    def test_wrap(self): nets.wrap(1)\n"
+        "if __name__ == '__main__':\n    absltest.main()\n",
+    ],
+)
+def test_unit_tests_are_no_scripts(tmp_path: Path, test: str) -> None:
+    found = guess(tmp_path, {"nets.py": WRAP, "check_nets.py": f"import nets\n{test}"})
+    assert (found.entries, found.tests) == ([], ["check_nets.py"])
+
+
+def test_scripts_named_test_are_scripts(tmp_path: Path) -> None:
+    script = f"import nets\ndef test(): nets.wrap(1)\ndef main(): test()\n{GUARD}"
+    assert guess(tmp_path, {"nets.py": WRAP, "test.py": script}).entries == ["test.py"]
+
+
+def test_classes_that_are_handed_on_count_as_wraps(tmp_path: Path) -> None:
+    files = {
+        "train.py": "from functools import partial\nimport torch.nn as nn\nwrap = partial(nn.DataParallel, dim=1)\n"
+        f"def main(): wrap(1)\n{GUARD}",
+        "check.py": f"import torch.nn as nn\ndef main():\n    isinstance(net, nn.DataParallel)\n"
+        f"    type(net) in (nn.DataParallel,)\ndef f(net: nn.DataParallel): pass\n{GUARD}",
+    }
+    found = guess(tmp_path, files)
+    assert (found.entries, found.wraps) == (["train.py"], {"train.py": [3]})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "net = importlib.import_module('torch.nn').DataParallel(net)",
+        "net = self.nn.DataParallel(net)",
+        "name = 'DataParallel'; net = getattr(nn, name)(net)",
+        "net = getattr(lib, 'DataParallel')(net)",
+    ],
+)
+def test_mentions_that_cant_be_followed_are_found(tmp_path: Path, line: str) -> None:
+    found = guess(tmp_path, {"net.py": f"from torch import nn\n{line}\n"})
+    assert found.unfollowed == {"net.py": [2]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "net = nn.DataParallel(net)",
+        "net = torch.nn.parallel.DataParallel(net)",
+        "net = getattr(nn, 'DataParallel')(net)",
+        "loss = getattr(nn, name)()",
+        "if args.mode == 'DataParallel': pass",
+        "parser.add_argument('--mode', default='DataParallel', help='DataParallel or not')",
+        "class DataParallel(nn.Module): pass",
+        "plain = type(net).__name__ == 'DataParallel'",  # which the wrapped model's class is called, too
+        "net = nn.parallel.DistributedDataParallel(net)",
+    ],
+)
+def test_mentions_that_can_be_followed_are_none(tmp_path: Path, line: str) -> None:
+    found = guess(tmp_path, {"net.py": f"import torch\nfrom torch import nn\n{line}\n"})
+    assert found.unfollowed == {}
+
+
+def test_scripts_that_import_what_changed_are_told(tmp_path: Path) -> None:
+    files = {
+        **TRAINING,
+        "utils.py": "def log(text): pass\n",
+        "prepare.py": PREPARE,
+        "package/deep.py": f"import prepare\n{GUARD}",
+        "other.py": f"import json\n{GUARD}",
+        "module.py": "import utils\n",
+    }
+    assert guess(tmp_path, files).entries == ["train.py"]
+    sources = Sources(tmp_path, files)
+    found = entries.importing(sources, Layout(sources), ["engine.py", "utils.py"], ["train.py"])
+    assert found == {"package/deep.py": ["utils.py"], "prepare.py": ["utils.py"]}
+
+
+def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:
+    """Packages for synchronised BatchNorm bring such a class, and models import them for their layers alone."""
+    sync = (
+        "from torch.nn import DataParallel\n\nclass WithCallback(DataParallel):\n"
+        "    def replicate(self, module, ids):\n        return super(WithCallback, self).replicate(module, ids)\n"
+    )
+    asking = f"from sync import WithCallback\ndef main(): print(isinstance(1, WithCallback))\n{GUARD}"
+    assert guess(tmp_path, {"sync.py": sync, "train.py": asking}).entries == []
+    using = f"from sync import WithCallback\ndef main(): WithCallback(1)\n{GUARD}"
+    assert guess(tmp_path, {"sync.py": sync, "train.py": using}).entries == ["train.py"]

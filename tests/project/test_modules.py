@@ -1,0 +1,207 @@
+"""Which file an import means, and which files a script is made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.errors import BadInput
+from dp2ddp.project.modules import Layout
+
+
+def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
+    return Layout(files).reachable(entry)
+
+
+@pytest.mark.parametrize(
+    ("statement", "files"),
+    [
+        ("import a", ["a.py"]),
+        ("import a", ["a/__init__.py"]),
+        ("import a.b.c", ["a/__init__.py", "a/b/__init__.py", "a/b/c.py"]),
+        ("import a.b", ["a/b.py"]),
+        ("import a.b as x, c", ["a/b.py", "c.py"]),
+        ("from a import b", ["a/__init__.py", "a/b.py"]),
+        ("from a import b", ["a.py"]),
+        ("from a import b", ["a/b.py"]),
+        ("from a import *", ["a/__init__.py"]),
+        ("from a.b import c, d", ["a/b/c.py", "a/b/d.py"]),
+        ("def f():\n    import a", ["a.py"]),
+        ("try:\n    import a\nexcept ImportError:\n    a = None", ["a.py"]),
+        ("import importlib\nm = importlib.import_module('a.b')", ["a/b.py"]),
+        ("m = __import__('a')", ["a.py"]),
+        ("m = import_module('a.' + name)", ["a/__init__.py", "a/b.py", "a/c.py"]),
+        ("m = import_module(f'a.{name}')", ["a/__init__.py", "a/b.py"]),
+        ("import deep", ["lib/deep.py"]),
+        ("from deep import b", ["src/deep/b.py"]),
+    ],
+)
+def test_imports_lead_to_files(statement: str, files: list[str]) -> None:
+    project = {"train.py": statement, "unused.py": "import a", **dict.fromkeys(files, "")}
+    assert set(reached(project)) == {"train.py", *files}
+
+
+@pytest.mark.parametrize(
+    "statement", ["import b", "import a.c", "from .. import a", "from a.b import c", "import json"]
+)
+def test_what_is_not_the_projects_is_no_file(statement: str) -> None:
+    files = {"train.py": statement, "a.py": "", "x/json.py": "", "y/b.py": "", "z/b.py": ""}
+    assert reached(files) == ["train.py"]
+
+
+def test_relative_imports_count_from_the_package() -> None:
+    files = {
+        "train.py": "import a.b.c",
+        "a/__init__.py": "",
+        "a/b/__init__.py": "from . import d",
+        "a/b/c.py": "from .. import e\nfrom ..f import g\nfrom .h import *",
+        **dict.fromkeys(["a/b/d.py", "a/e.py", "a/f.py", "a/b/h.py", "e.py", "f.py", "h.py"], ""),
+    }
+    assert set(reached(files)) == set(files) - {"e.py", "f.py", "h.py"}
+
+
+@pytest.mark.parametrize(
+    ("package", "meant"),
+    [
+        ("", "models/resnet.py"),
+        ("from . import resnet", "models/resnet.py"),
+        ("from .resnet import resnet", "models/__init__.py"),
+        ("from .resnet import *", "models/__init__.py"),
+        ("from .vgg import *", "models/resnet.py"),
+        ("if True:\n    resnet = 1", "models/__init__.py"),
+    ],
+)
+def test_a_name_of_a_package_hides_its_submodule(package: str, meant: str) -> None:
+    files = {
+        "train.py": "from models import resnet",
+        "models/__init__.py": package,
+        "models/resnet.py": "__all__ = ['resnet']\ndef resnet(): pass\n",
+        "models/vgg.py": "from .resnet import resnet\n__all__ = ['vgg']\n",
+    }
+    assert Layout(files).resolve("train.py", "train.py", "models", 0, "resnet") == meant
+
+
+@pytest.mark.parametrize(
+    "adding",
+    [
+        "sys.path.insert(0, '../lib')",
+        "sys.path.append('lib')",
+        "sys.path += ['lib', '.']",
+        "sys.path.extend(('lib',))",
+        "sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'lib'))",
+        "sys.path.insert(0, osp.dirname(osp.abspath(__file__)) + '/../lib')",
+        "sys.path.append(str(Path(__file__).resolve().parent.parent / 'lib'))",
+        "sys.path.append(str(Path(__file__).parents[1].joinpath('lib')))",
+        "sys.path.append(os.path.join(os.path.split(os.path.realpath(__file__))[0], os.pardir, 'lib'))",
+        "here = os.path.dirname(__file__)\nlib = os.path.join(here, '../lib')\nsys.path.insert(1, lib)",
+        "me = inspect.getfile(inspect.currentframe())\nsys.path.append(os.path.dirname(me) + '/../lib')",
+        "def add(path):\n    if path:\n        sys.path.insert(0, path)\nadd(osp.dirname(__file__) + '/../lib')",
+        "sys.path.append(os.path.join(os.getcwd(), 'lib'))",
+    ],
+)
+def test_folders_that_the_script_adds_are_looked_in(adding: str) -> None:
+    files = {
+        "tools/train.py": "import _init_paths\nimport core",
+        "tools/_init_paths.py": f"import sys\n{adding}\n",
+        "lib/core/__init__.py": "",
+        "other/core.py": "",
+    }
+    assert reached(files, "tools/train.py") == ["tools/train.py", "tools/_init_paths.py", "lib/core/__init__.py"]
+
+
+def test_folders_outside_of_the_project_and_unknown_ones_are_left_out() -> None:
+    adding = "x = x + '/a'\nsys.path += ['../..', '/usr/lib', args.lib, x]"
+    files = {"tools/train.py": f"import sys, core\n{adding}", "a/core.py": "", "b/core.py": ""}
+    assert reached(files, "tools/train.py") == ["tools/train.py"]
+
+
+def test_folders_added_by_files_that_added_folders_lead_to() -> None:
+    files = {
+        "tools/train.py": "import sys\nsys.path.append('../one')\nimport first, last",
+        "one/first.py": "import sys, os\nsys.path.append(os.path.dirname(__file__) + '/../two')",
+        "two/last.py": "",
+        "three/last.py": "",
+    }
+    assert reached(files, "tools/train.py") == ["tools/train.py", "one/first.py", "two/last.py"]
+
+
+def test_the_scripts_own_folder_comes_before_those_above_it() -> None:
+    files = {"utils.py": "", "a/utils.py": "", "a/train.py": "import utils, common", "b/train.py": "import utils"}
+    layout = Layout({**files, "common.py": "import utils"})
+    assert layout.reachable("a/train.py") == ["a/train.py", "a/utils.py", "common.py"]
+    assert layout.reachable("b/train.py") == ["b/train.py", "utils.py"]
+    assert layout.resolve("common.py", "a/train.py", "utils", 0, None) == "a/utils.py"
+    assert layout.resolve("common.py", "b/train.py", "utils", 0, None) == "utils.py"
+
+
+def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> None:
+    files = {"a/train.py": "import x, y.z", "a/x.py": "", "a/x/__init__.py": "", "a/y/z.py": "", "y/__init__.py": ""}
+    assert reached(files, "a/train.py") == ["a/train.py", "a/x/__init__.py"]
+    assert reached({**files, "y/z.py": ""}, "a/train.py")[2:] == ["y/__init__.py", "y/z.py"]
+
+
+def test_nothing_is_guessed_unasked() -> None:
+    files = {"train.py": "import core", "lib/core.py": ""}
+    assert Layout(files, guess=False).reachable("train.py") == ["train.py"]
+
+
+def test_files_that_cant_be_read_are_ends() -> None:
+    class Files(dict[str, str]):
+        def __getitem__(self, path: str) -> str:
+            if path == "bad.py":
+                raise BadInput(path, what="binary")
+            return super().__getitem__(path)
+
+    files = Files({"train.py": "import bad, old", "bad.py": "import a", "old.py": "print 'x'\nimport a", "a.py": ""})
+    assert reached(files) == ["train.py", "bad.py", "old.py"]
+
+
+def test_circles_end() -> None:
+    files = {"train.py": "from a import *", "a.py": "from b import *", "b.py": "from a import *\nimport train"}
+    assert reached(files) == ["train.py", "a.py", "b.py"]
+    package = {
+        "train.py": "from p import x",
+        "p/__init__.py": "from .q import *",
+        "p/q.py": "from . import *",
+        "p/x.py": "",
+    }
+    assert reached(package) == ["train.py", "p/__init__.py", "p/x.py", "p/q.py"]
+
+
+def test_python_agrees(tmp_path: Path) -> None:
+    """The files of a program are those that Python loads from the project."""
+    files = {
+        "tools/train.py": "import _init_paths, engine\nfrom nets import build, resnet\nfrom nets.parts import block\n",
+        "tools/_init_paths.py": "import os, sys\nsys.path.insert(0, os.path.dirname(__file__) + '/../lib')\n",
+        "lib/engine.py": "from helpers.meters import Meter\nimport nets.parts.head as head\n",
+        "lib/nets/__init__.py": "from .resnet import *\nfrom .factory import build\n",
+        "lib/nets/resnet.py": "from . import vgg\n__all__ = ['resnet']\ndef resnet(): pass\n",
+        "lib/nets/vgg.py": "from .parts import block\n",
+        "lib/nets/factory.py": "def build():\n    pass\n",
+        "lib/nets/parts/__init__.py": "",
+        "lib/nets/parts/block.py": "",
+        "lib/nets/parts/head.py": "",
+        "lib/nets/unused.py": "",
+        "lib/helpers/meters.py": "class Meter: pass\n",
+        "helpers/meters.py": "",
+        "engine.py": "",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    code = (
+        "import runpy, sys\nsys.path[0] = 'tools'\nrunpy.run_path('tools/train.py')\n"
+        "print(*(getattr(m, '__file__', None) for m in sys.modules.values()), sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    lines = [os.path.realpath(tmp_path / line) for line in done.stdout.splitlines() if line != "None"]
+    root = os.path.realpath(tmp_path) + os.sep
+    loaded = {os.path.relpath(line, root) for line in lines if line.startswith(root)}
+    assert set(reached(files, "tools/train.py")) == loaded | {"tools/train.py"}

@@ -1,0 +1,193 @@
+"""Reading and writing scripts: every byte kept, every kind of bad input named."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.errors import BadInput
+from dp2ddp.project import text_files
+from dp2ddp.project.text_files import SourceFile
+from dp2ddp.source import syntax
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "text"),
+    [
+        (b"", "utf-8", ""),
+        (b"x = 1\r\ny = 2\n", "utf-8", "x = 1\r\ny = 2\n"),
+        (b"\xef\xbb\xbfx = '\xc3\xa9'\n", "utf-8", "x = 'é'\n"),
+        (b"\xef\xbb\xbf# coding: utf-8-sig\n", "utf-8", "# coding: utf-8-sig\n"),
+        (b"# -*- coding: latin-1 -*-\nx = '\xe9'\n", "iso8859-1", "# -*- coding: latin-1 -*-\nx = 'é'\n"),
+        (b"#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\nx = '\x80'\n", "cp1252", None),
+        (b"x = 1\n# coding: latin-1\n", "utf-8", "x = 1\n# coding: latin-1\n"),
+        (b"\n# coding: latin-1\nx = '\xe9'\n", "iso8859-1", "\n# coding: latin-1\nx = 'é'\n"),
+        (b"x = 1\r", "utf-8", "x = 1\r"),
+        ("# coding: gbk\nx = '中'\n".encode("gbk"), "gbk", "# coding: gbk\nx = '中'\n"),
+    ],
+)
+def test_bytes_are_read_and_written_back(data: bytes, encoding: str, text: str | None) -> None:
+    source = text_files.decode(data, "train.py", None)
+    assert source.encoding == encoding
+    assert text is None or source.text == text
+    assert source.encode(source.text) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"x = 1\ny = '\xe9'\n", "train.py:2:6: the byte 0xe9 is not utf-8; save it as UTF-8"),
+        (b"# coding: ascii\nx = '\xe9'\n", "train.py:2:6: the byte 0xe9 is not ascii"),
+        (b"# coding: klingon\n", "train.py:1: unknown encoding 'klingon'"),
+        (b"# coding: rot13\n", "train.py:1: unknown encoding 'rot13'"),
+        (b"\xef\xbb\xbf# coding: latin-1\n", "train.py:1: says 'latin-1', but begins with a UTF-8 byte order mark"),
+        (b"# coding: utf-7\nx = '+AGE-'\n", "train.py: the encoding utf-7 can't be written back unchanged"),
+        (b"\x7fELF\x02\x00\x00", "train.py: a binary file, not a Python script"),
+        ("x = 1\n".encode("utf-16"), "train.py: UTF-16 or UTF-32"),
+        (b'{"cells": [], "metadata": {}, "nbformat": 4}', "train.py: a notebook, not a script; export it first"),
+    ],
+)
+def test_bytes_that_are_no_script_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        text_files.decode(data, "train.py", None)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_dictionary_is_no_notebook() -> None:
+    text = '{"cells": [], "nbformat": value}'
+    assert text_files.decode(text.encode(), "train.py", None).text == text
+
+
+def test_missing_files_folders_and_notebooks_are_named(tmp_path: Path) -> None:
+    cases = {
+        str(tmp_path / "none.py"): "no such file",
+        str(tmp_path): "a directory; give one script",
+        str(tmp_path / "x.ipynb"): "a notebook, not a script",
+    }
+    for name, message in cases.items():
+        with pytest.raises(BadInput, match=message):
+            text_files.read(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ny = )\n", "train.py:2:5: syntax error: "),
+        ("def f():\nreturn 1\n", "train.py:2:1: syntax error: expected an indented block"),
+        ("if x:\n\ty\n        z\n", "train.py:3"),
+        ('import os\nprint "epoch", 1\n', "train.py:2: Python 2 (the print statement); bring it to Python 3 first"),
+        ("import sys\nprint >>sys.stderr, x\ny = (\n", "train.py:2: Python 2 (the print statement)"),
+        ("try:\n    f()\nexcept (A, B), e:\n    print 'x'\n", "train.py:3: Python 2 (`except X, e`)"),
+        ("raise ValueError, 'x'\n", "train.py:1: Python 2 (`raise X, y`)"),
+        ("exec 'x = 1'\n", "train.py:1: Python 2 (the exec statement)"),
+        ("x = `1`\n", "train.py:1: Python 2 (backquotes)"),
+        ("if a <> b: pass\n", "train.py:1: Python 2 (`<>`)"),
+        ("os.chmod(f, 0755)\n", "train.py:1: Python 2 (an octal number such as 0777)"),
+        ("x = 10L\n", "train.py:1: Python 2 (a long number such as 10L)"),
+        ("x = ur'a'\n", "train.py:1: Python 2 (a string such as ur'')"),
+        ("def f(a, (b, c)): pass\n", "train.py:1: Python 2 (unpacking in parameters)"),
+        ("x = " + "(" * 3000 + ")" * 3000, "train.py"),
+    ],
+)
+def test_syntax_errors_have_a_place_and_python_2_is_named(source: str, message: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        syntax.parse(source, "train.py")
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_invalid_escapes_are_the_scripts_own_affair(recwarn: pytest.WarningsRecorder) -> None:
+    syntax.parse("x = '\\d'\n", "train.py")
+    assert not recwarn.list
+
+
+def test_a_new_file_gets_the_mode_of_the_input_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+    script, new, old = tmp_path / "a.py", tmp_path / "b.py", tmp_path / "c.py"
+    for path, mode in ((script, 0o750), (old, 0o604)):
+        path.write_text("x\n")
+        path.chmod(mode)
+    for path in (new, old):
+        text_files.write(path, b"y\n", mode_of=script)
+        assert path.read_bytes() == b"y\n"
+    assert stat.S_IMODE(new.stat().st_mode) == 0o750
+    assert stat.S_IMODE(old.stat().st_mode) == 0o604
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py", "c.py"]
+
+
+def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        text_files.write(tmp_path / "a.py", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "a.py", tmp_path / "link.py"
+    target.write_text("x\n")
+    link.symlink_to(target)
+    text_files.write(link, b"y\n")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"y\n"
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    source = SourceFile("a.py", None, "")
+    text_files.check_output(os.devnull, source, force=False)
+    text_files.write(Path(os.devnull), b"x\n")
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("old\n")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(BadInput, match=r"a.py: can't be written .No space left on device"):
+        text_files.write(path, b"new\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.py"]
+    assert path.read_text() == "old\n"
+
+
+def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "a.py"
+    script.write_text("x\n")
+    os.link(script, tmp_path / "hard.py")
+    (tmp_path / "soft.py").symlink_to(script)
+    (tmp_path / "other.py").write_text("y\n")
+    source = text_files.read(str(script))
+    cases = {
+        ".": "a directory; name the file to write",
+        "a.py": "the output is the input; use --in-place",
+        "./a.py": "the output is the input",
+        "hard.py": "the output is the input",
+        "soft.py": "the output is the input",
+        "other.py": "exists already; use --force to overwrite it",
+        "none/b.py": "no such folder",
+    }
+    for name, message in cases.items():
+        with pytest.raises(BadInput, match=message):
+            text_files.check_output(str(tmp_path / name), source, force=False)
+    text_files.check_output(str(tmp_path / "other.py"), source, force=True)
+    with pytest.raises(BadInput, match="the output is the input"):
+        text_files.check_output(str(script), source, force=True)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_unwritable_outputs_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    # Through os.access, since tests may run as root, who may write everywhere.
+    path = tmp_path / "a.py"
+    path.write_text("x\n")
+    closed = path if what == "file" else tmp_path
+    monkeypatch.setattr(os, "access", lambda each, mode: Path(each) != closed)
+    with pytest.raises(BadInput, match=r"a.py: can't be written .Permission denied"):
+        text_files.check_writable(path)

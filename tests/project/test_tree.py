@@ -1,0 +1,90 @@
+"""What lies in a project's folder, and what is left out of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.errors import BadInput
+from dp2ddp.project import tree
+
+
+def make(folder: Path, *paths: str, **texts: str) -> None:
+    """Makes files, and folders whose paths end in a slash."""
+    for path in paths:
+        place = folder / path
+        (place if path.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+        if not path.endswith("/"):
+            place.write_text("")
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+def test_files_folders_and_links_are_listed(tmp_path: Path) -> None:
+    make(tmp_path, "train.py", "a/b/c.txt", "empty/", ".hidden/x")
+    (tmp_path / "link.py").symlink_to("train.py")
+    (tmp_path / "folder").symlink_to("a")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    found = tree.scan(tmp_path)
+    assert found.files == [".hidden/x", "a/b/c.txt", "train.py"]
+    assert found.folders == [".hidden", "a", "a/b", "empty"]
+    assert found.links == ["dangling", "folder", "link.py"]
+    assert found.left_out == {}
+    assert list(found.sources()) == ["train.py"]
+
+
+def test_environments_caches_and_histories_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "a.py", ".git/config", "env/pyvenv.cfg", "conda/conda-meta/", "x/__pycache__/a.pyc")
+    make(tmp_path, "node_modules/m.js", "dp.egg-info/PKG-INFO", "x/env.py")
+    os.mkfifo(tmp_path / "pipe")
+    found = tree.scan(tmp_path)
+    assert found.files == ["a.py", "x/env.py"]
+    assert set(found.left_out) == {
+        ".git", "env", "conda", "x/__pycache__", "node_modules", "dp.egg-info", "pipe",
+    }  # fmt: skip
+    assert found.reasons["virtual environments"] == 2
+
+
+def test_what_gitignore_names_is_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "keep.py", "drop.log", "a/drop.log", "a/keep.log", "build/x.py", "a/build/x.py", "b/only.py")
+    (tmp_path / ".gitignore").write_text("*.log\n/build/\n# a comment\n\nb/*.py\n!b/only.py\n")
+    (tmp_path / "a" / ".gitignore").write_text("!keep.log\n")
+    found = tree.scan(tmp_path)
+    assert found.files == [".gitignore", "a/.gitignore", "a/build/x.py", "a/keep.log", "b/only.py", "keep.py"]
+    assert found.reasons == {"named by .gitignore": 3}
+
+
+def test_gitignore_above_counts_in_a_repository_only(tmp_path: Path) -> None:
+    make(tmp_path, "top/project/x.log", "top/project/y.txt")
+    (tmp_path / "top" / ".gitignore").write_text("*.log\nproject/y.txt\n")
+    assert tree.scan(tmp_path / "top" / "project").files == ["x.log", "y.txt"]
+    (tmp_path / "top" / ".git").mkdir()
+    assert tree.scan(tmp_path / "top" / "project").files == []
+
+
+def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> None:
+    make(tmp_path, "train.py", "lib/core.py", "env/pyvenv.cfg", "env/x.py", "dp2ddp_runtime/world.py")
+    (tmp_path / ".gitignore").write_text("lib/\n")
+    sources = tree.scan(tmp_path).sources()
+    assert list(sources) == ["train.py"]
+    assert "lib/core.py" in sources
+    assert not sources.is_known("lib/core.py")
+    assert sources["lib/core.py"] == ""
+    for path in ("lib/none.py", "env/x.py", "none.py", "dp2ddp_runtime/world.py"):
+        assert path not in sources
+
+
+def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "a/x.py")
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if path.name == "a":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\)$"):
+        tree.scan(tmp_path)

@@ -1,0 +1,104 @@
+"""Device indices: whose methods `.cuda(...)` and `.to(...)` are."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """\
+import torch
+import torch.nn as nn
+from elsewhere import Base
+class Mover:
+    def cuda(self, *items):
+        return [item.cuda(gpus[0]) for item in items]
+class Holder:
+    def cuda(self, index):
+        self.x = self.x.cuda(index)
+        return self
+    def to(self, device, *more):
+        return self.x.to(device)
+class Net(nn.Linear):
+    def cuda(self, *devices):
+        return super().cuda(devices[0])
+class Strange(Base):
+    def move(self, x, y, gpu):
+        BODY
+        return x, y
+class Plain:
+    def __init__(self):
+        self.net = nn.Linear(4, 2)
+gpus = [0, 1]
+net = nn.DataParallel(Net(4, 2), gpus)
+"""
+
+
+def converted(line: str, inside: str = "pass") -> str:
+    script = _HEAD.replace("BODY", inside) + line + "\n"
+    new = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).new_text
+    return new.replace("import dp2ddp_runtime as ddp\n", "")
+
+
+def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
+    after = textwrap.dedent(converted("x, y = Mover().cuda(x, y)\nHolder().cuda(0)\nNet(4, 2).cuda(0, 1)"))
+    assert after.endswith("x, y = Mover().cuda(x, y)\nHolder().cuda(0)\nNet(4, 2).cuda(0, 1)\n")
+    # What these methods do with an index is found inside of them.
+    assert "return [item.cuda(ddp.device()) for item in items]" in after
+    assert "self.x = self.x.cuda(ddp.device())" in after
+    assert "return super().cuda()" in after
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # A tensor, a module: the current device is this rank's.
+        ("net.module.weight.cuda(0)", "net.module.weight.cuda(ddp.device())"),
+        ("nn.Linear(4, 2).cuda(gpus[0])", "nn.Linear(4, 2).cuda()"),
+        ("Plain().net.cuda(1)", "Plain().net.cuda()"),
+        # What may be a Mover or a Holder: as many arguments as before.
+        ("batch = batch.cuda(gpus[0])", "batch = batch.cuda(ddp.device())"),
+        ("batch = batch.cuda(args.gpu, True)", "batch = batch.cuda(ddp.device(), True)"),
+        ("batch = mover.cuda(x)", "batch = mover.cuda(x)"),
+        ("batch = mover.cuda(x, y)", "batch = mover.cuda(x, y)"),
+        ("batch = mover.cuda(*gpus)", "batch = mover.cuda(*gpus)"),
+        # One move within another.
+        ("net.module(x.to('cuda:0')).to(0)", "net.module(x.to(ddp.device())).to(ddp.device())"),
+        ("nn.Linear(4, 2, device='cuda:0').cuda(0)", "nn.Linear(4, 2, device=ddp.device()).cuda()"),
+        # An index for a parameter that means a device.
+        ("Holder().to(0, x)", "Holder().to(ddp.device(), x)"),
+        ("Holder().to(x, 0)", "Holder().to(x, 0)"),
+    ],
+)
+def test_what_may_be_the_script_s_own_keeps_the_number_of_its_arguments(line: str, expected: str) -> None:
+    assert converted(line).endswith(f"\n{expected}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("x, y = self.cuda(x, y)", "x, y = self.cuda(x, y)"),
+        ("self.cuda(gpu)", "self.cuda(ddp.device())"),
+    ],
+)
+def test_a_method_of_an_unknown_base_may_be_its_own(line: str, expected: str) -> None:
+    assert f"\n        {expected}\n" in converted("pass", inside=line)
+
+
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("for i in range(2):\n    parts[i] = parts[i].cuda(gpus[i])", "`parts[i].cuda(gpus[i])`"),
+        ("a, b = x.cuda(0), y.cuda(1)", "0, 1"),
+        ("for i in range(2):\n    parts[i] = parts[i].cuda(gpus[0])", None),
+        ("part = part.cuda(gpus[rank])", None),
+    ],
+)
+def test_what_is_spread_over_several_gpus_is_noted(line: str, noted: str | None) -> None:
+    script = "import torch.nn as nn\ngpus = [0, 1]\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n" + line + "\n"
+    notes = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).notes
+    wanted = f"the script names several GPUs ({noted}), and now all of them mean this rank's own"
+    assert [note.what for note in notes] == ([] if noted is None else [wanted])

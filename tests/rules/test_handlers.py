@@ -1,0 +1,61 @@
+"""Exceptions: handlers that the ranks don't reach together."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """
+import sys
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
+loader = DataLoader(data, batch_size=16)
+net = nn.DataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+def train():
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+def test():
+    right = 0
+    for x, y in loader:
+        right += (net(x).argmax(1) == y).sum().item()
+    return right
+
+"""
+#: The script's end, and whether its handler is noted.
+HANDLERS = [
+    ("try:\n    train()\nexcept KeyboardInterrupt:\n    print('stopped')\n    torch.save(net, 'x.pt')\n", False),
+    ("try:\n    train()\nexcept KeyboardInterrupt:\n    print('stopped')\nprint(test())\n", True),
+    ("try:\n    train()\nexcept KeyboardInterrupt:\n    print(test())\n    raise\n", True),
+    ("try:\n    train()\nexcept KeyboardInterrupt:\n    print('stopped')\n    raise\nprint(test())\n", False),
+    ("try:\n    train()\nexcept (ValueError, KeyboardInterrupt):\n    sys.exit(1)\nprint(test())\n", False),
+    ("for e in range(3):\n    try:\n        train()\n    except RuntimeError:\n        continue\n", True),
+    ("for e in range(3):\n    try:\n        train()\n    except:\n        break\n", False),
+    ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\n    test()\n", False),
+    ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\ntest()\n", True),
+    ("def main():\n    try:\n        train()\n    except KeyboardInterrupt:\n        return\nmain()\ntest()\n", True),
+    ("def main():\n    try:\n        train()\n    except KeyboardInterrupt:\n        return\ntest()\nmain()\n", False),
+    ("try:\n    train()\nexcept StopIteration:\n    test()\n", False),
+    ("try:\n    import apex\nexcept Exception:\n    apex = None\ntrain()\n", False),
+]
+
+
+def _convert(text: str) -> Conversion:
+    return convert_source(_HEAD + text, "train.py", Options())
+
+
+@pytest.mark.parametrize(("end", "noted"), HANDLERS)
+def test_handlers_that_go_on_are_noted(end: str, noted: bool) -> None:
+    conversion = _convert(end)
+    lines = [note.span.start.line for note in conversion.notes if note.rule == "DDP020"]
+    expected = 1 + next(i for i, line in enumerate((_HEAD + end).splitlines()) if line.strip().startswith("except"))
+    assert lines == [expected] * noted

@@ -1,0 +1,175 @@
+"""Times, process ids and random names: rank 0's where they end in a path or a seed, untouched elsewhere."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_HEAD = """
+import argparse, logging, os, random, shutil, socket, tempfile, time, uuid
+from datetime import datetime
+from pathlib import Path
+import numpy as np
+import torch
+import torch.nn as nn
+"""
+_FILE_RULES = frozenset({"DDP008", "DDP011", "DDP012", "DDP018", "DDP019"})
+_NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
+
+#: Text after the imports, and what must be in its conversion (twice where it says so).
+SHARED = {
+    "chain": (_NET + 'torch.save(net, f"{datetime.now():%Y}.pt")', "{ddp.broadcast(datetime.now()):%Y}"),
+    "methods": (
+        _NET + 'd = Path("runs") / datetime.now().strftime("%H").replace("1", "2")\nd.mkdir()',
+        '/ ddp.broadcast(datetime.now().strftime("%H").replace("1", "2"))',
+    ),
+    "through names": (
+        _NET + 'stamp = time.time()\nname = "run%d" % stamp\nout = "x/" + name\nos.makedirs(out)',
+        "stamp = ddp.broadcast(time.time())",
+    ),
+    "through functions": (
+        "def folder(root, name=None):\n    return os.path.join(root, name or uuid.uuid4().hex)\n" + _NET
+        + 'torch.load(folder("a") + "/net.pt")',
+        "name or ddp.broadcast(uuid.uuid4().hex)",
+    ),
+    "through parameters": (
+        "def store(path):\n    torch.save(net, path)\n" + _NET + 'store(f"{socket.gethostname()}_{os.getpid()}.pt")',
+        "{ddp.broadcast(socket.gethostname())}_{ddp.broadcast(os.getpid())}",
+    ),
+    "through attributes": (
+        "class Run:\n    def __init__(self):\n        self.name = time.ctime()\n"
+        "    def save(self):\n        torch.save(net, self.name)\n" + _NET + "Run().save()",
+        "self.name = ddp.broadcast(time.ctime())",
+    ),
+    "through properties": (
+        "class Run:\n    def __init__(self):\n        self._name = time.ctime()\n"
+        "    @property\n    def name(self):\n        return self._name\n"
+        "    def __getitem__(self, key):\n        return key\n" + _NET + "torch.save(net, Run().name)",
+        "self._name = ddp.broadcast(time.ctime())",
+    ),
+    "through items": (
+        _NET + 'cfg = {"dir": time.ctime(), "t": time.time()}\nopen(cfg["dir"])',
+        '"dir": ddp.broadcast(time.ctime()), "t": time.time()',
+    ),
+    "seed": (_NET + "seed = int(time.time()) % 1000\nnp.random.seed(seed)", "int(ddp.broadcast(time.time()))"),
+    "seed by keyword": (_NET + "split(data, random_state=int(time.time()))", "int(ddp.broadcast(time.time()))"),
+    "no seed": (_NET + "rng = np.random.default_rng()", "rng = ddp.broadcast(np.random.default_rng())"),
+    "a folder for what is rank 0's elsewhere": (
+        "def store(d):\n    torch.save(net, d + '/x')\n" + _NET + "store('runs')\nstore(tempfile.mkdtemp())",
+        "store(ddp.broadcast(tempfile.mkdtemp()))",
+    ),
+    "log file": (_NET + 'logging.basicConfig(filename=time.ctime())', "filename=ddp.broadcast(time.ctime())"),
+    "before the launch": (
+        "stamp = time.ctime()\nout = os.path.join('runs', stamp)\n" + _NET + "torch.save(net, out)",
+        "ddp.save(net, ddp.broadcast(out))",
+    ),
+    "an option's default": (
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--run-name', default=time.ctime())\n"
+        "args = parser.parse_args()\n" + _NET + "run = 'runs/' + args.run_name\nPath(run).mkdir()",
+        "'runs/' + ddp.broadcast(args.run_name)",
+    ),
+    "an option that is overwritten": (
+        "def parse():\n    p = argparse.ArgumentParser()\n    args = p.parse_args()\n"
+        "    args.out = args.out + time.ctime()\n"
+        "    return args\nargs = parse()\n" + _NET + "torch.save(net, os.path.join(args.out, 'x.pt'))",
+        "os.path.join(ddp.broadcast(args.out), 'x.pt')",
+    ),
+    "a global of main's": (
+        "STAMP = time.ctime()\ndef main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "    torch.save(net, STAMP)\nif __name__ == '__main__':\n    main()",
+        "ddp.save(net, ddp.broadcast(STAMP))",
+    ),
+    "an argument of main's": (
+        "def main(stamp):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "    torch.save(net, stamp)\nmain(time.ctime())",
+        "ddp.save(net, ddp.broadcast(stamp))",
+    ),
+    "before the launch, within try": (
+        "try:\n    stamp = time.ctime()\n    print(stamp)\n    args = argparse.ArgumentParser().parse_args()\n"
+        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.save(net, stamp)\nfinally:\n    print('end')",
+        "ddp.save(net, ddp.broadcast(stamp))",
+    ),
+}  # fmt: skip
+
+LEFT = [
+    _NET + "start = time.time()\nprint(time.ctime(), time.time() - start, os.getpid())",
+    _NET + "start = time.time()\ntorch.save({'seconds': time.time() - start}, 'x.pt')",
+    _NET + "start = time.time()\nlr = 0.1 if time.time() > start else 1\ntorch.save(lr, 'x.pt')",
+    _NET + "try:\n    net(1)\nexcept KeyboardInterrupt:\n    torch.save(net, time.ctime())",
+    _NET + "rng = np.random.default_rng(3)",
+    "class Images:\n    def __init__(self):\n        self.rng = np.random.default_rng()\n"
+    "    def __getitem__(self, i):\n        return self.rng.random()\n" + _NET,
+    # A meter's `val` is not a data set's.
+    "class Meter:\n    def update(self, val):\n        self.val = val\n"
+    "class Images:\n    def __init__(self, root):\n        self.val = os.path.join(root, 'val')\n"
+    "        self.files = os.listdir(self.val)\n" + _NET
+    + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.val)\nImages('d')",
+    _NET + "t = time.strftime('%H')\nlogging.info('begun %s', t)\nlogging.info(f'runs/{t}')",
+]  # fmt: skip
+
+
+def _converted(text: str) -> str:
+    return convert_source(_HEAD + text + "\n", "train.py", Options()).new_text
+
+
+@pytest.mark.parametrize("name", list(SHARED))
+def test_rank_0_chooses(name: str) -> None:
+    text, expected = SHARED[name]
+    new = _converted(text)
+    assert expected in new, new
+    assert new.count("ddp.broadcast(") == expected.count("ddp.broadcast("), new
+
+
+@pytest.mark.parametrize("text", LEFT)
+def test_what_only_tells_the_time_stays(text: str) -> None:
+    assert "broadcast" not in _converted(text).replace("if ddp.broadcast", "").replace("ddp.broadcast(os.listdir", "")
+
+
+#: Each rank has its own: it unpacks, writes and deletes there by itself.
+TEMPORARY = [
+    "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')\nshutil.rmtree(d)",
+    "with tempfile.TemporaryDirectory() as d:\n    os.system('tar xf a.tar -C ' + d)\n    np.save(d + '/x', 1)",
+    "d = Path(tempfile.mkdtemp())\n(d / 'log').mkdir()\nopen(d / 'log' / 'x', 'w').close()",
+    "with tempfile.NamedTemporaryFile() as f:\n    torch.save(net, f.name)\n    torch.save(net, f)",
+    "fd, name = tempfile.mkstemp()\ntorch.save(net, name)\nos.remove(name)",
+    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    do = 'sox {} {}'.format(p, name)\n"
+    "    os.system(do)",
+    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    os.system('sox %s %s' % (p, name))",
+    "name = tempfile.mkdtemp() + '/a'\nto = ['tar', 'xf', p, '-C', name]\nos.system(' '.join(to))",
+    "def store(d):\n    torch.save(net, f'{d}/x')\nstore(tempfile.mkdtemp())",
+    "class Run:\n    def __init__(self):\n        self.d = tempfile.mkdtemp()\n"
+    "    def save(self):\n        torch.save(net, os.path.join(self.d, 'x'))\nRun().save()",
+]
+
+
+@pytest.mark.parametrize("text", TEMPORARY)
+def test_temporary_things_stay_a_rank_s_own(text: str) -> None:
+    conversion = convert_source(_HEAD + _NET + text + "\n", "train.py", Options(select=_FILE_RULES))
+    assert conversion.new_text == _HEAD + _NET + text + "\n"
+    assert not conversion.notes
+
+
+def test_what_leaves_a_temporary_folder_is_rank_0_s() -> None:
+    new = _converted(_NET + "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')\nshutil.copy(d + '/x', 'best.pt')")
+    assert "torch.save(net, d + '/x')\nddp.main_only(shutil.copy)(d + '/x', 'best.pt')" in new
+
+
+@pytest.mark.parametrize(
+    ("line", "todo"),
+    [
+        (
+            "def store(d):\n    torch.save(net, d + '/x')\nstore('runs')\n"
+            "with tempfile.TemporaryDirectory() as d:\n    store(d)",
+            "ddp.broadcast(tempfile.mkdtemp())",
+        ),
+        ("random.seed()", "give it a number"),
+        ("torch.seed()", "give it a number"),
+    ],
+)
+def test_what_can_t_be_shared_is_noted(line: str, todo: str) -> None:
+    conversion = convert_source(_HEAD + _NET + textwrap.dedent(line) + "\n", "train.py", Options())
+    assert [todo in note.todo for note in conversion.notes if note.rule == "DDP019"] == [True]

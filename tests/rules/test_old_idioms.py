@@ -1,0 +1,51 @@
+"""Scripts from before PyTorch 0.4 keep their idioms, as far as the torch that runs them does."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options
+
+_OLD = """\
+import torch
+import torch.nn as nn
+from torch.autograd import Variable
+from torch.utils.data import DataLoader
+net = nn.DataParallel(nn.Linear(4, 2)).cuda()
+criterion = nn.CrossEntropyLoss().cuda()
+loader, test = DataLoader(data, 4), DataLoader(more, 4)
+total = right = 0
+for x, y in loader:
+    x, y = Variable(x.cuda()), Variable(y.cuda(async=True))
+    loss = criterion(net(x), y)
+    loss.backward()
+    total += loss.data[0] * x.size(0)
+for x, y in test:
+    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())
+    right += net(x).data.max(1)[1].eq(y.data).cpu().sum()
+print(total, right)
+"""
+
+
+def test_old_idioms_are_understood_and_stay() -> None:
+    conversion = convert_source(_OLD, "train.py", Options())
+    lines = conversion.new_text.splitlines()
+    assert "    total += loss.data[0] * x.size(0)" in lines
+    assert "    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())" in lines
+    assert "    x, y = Variable(x.cuda()), Variable(y.cuda(non_blocking=True))" in lines
+    assert not conversion.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('print "loss", loss', r"Python 2 \(the print statement\)"),
+        ("raise ValueError, 'no'", r"Python 2 \(`raise X, y`\)"),
+        ("mask = 0777", r"Python 2 \(an octal number such as 0777\)"),
+    ],
+)
+def test_python_2_is_one_clear_line(line: str, what: str) -> None:
+    with pytest.raises(BadInput, match=rf"^train\.py:19: {what}; bring it to Python 3 first, as 2to3 does$"):
+        convert_source(f"{_OLD}\n{line}\n", "train.py", Options())

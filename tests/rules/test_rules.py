@@ -1,0 +1,136 @@
+"""Every rule's examples, run; the registry; the page that is made from them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dp2ddp import rules
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.plan import plan
+from dp2ddp.rewrite.apply import apply
+from dp2ddp.rewrite.edits import Note
+from dp2ddp.rules import Example, Rule, all_rules, rule
+from dp2ddp.rules_doc import page
+from dp2ddp.source import program as analysis_source
+
+EXAMPLES = [
+    pytest.param(each, example, id=f"{each.id}-{number}")
+    for each in all_rules()
+    for number, example in enumerate(each.examples, start=1)
+]
+VALID = [
+    pytest.param(each, example, id=f"{each.id}-{number}")
+    for each in all_rules()
+    for number, example in enumerate(each.valid, start=1)
+]
+
+
+@pytest.mark.parametrize(("each", "example"), EXAMPLES)
+def test_an_example_converts_exactly(each: Rule, example: Example) -> None:
+    options = example.options(each.id)
+    new = convert_source(example.before, "before.py", options).new_text
+    assert new == example.converted
+    compile(new, "after.py", "exec")
+    assert convert_source(new, "after.py", options).new_text == new
+
+
+@pytest.mark.parametrize(("each", "example"), EXAMPLES)
+def test_an_example_converts_under_all_rules_once(each: Rule, example: Example) -> None:
+    options = replace(example.options(each.id), select=frozenset())
+    new = convert_source(example.before, "before.py", options).new_text
+    compile(new, "after.py", "exec")
+    assert convert_source(new, "after.py", options).new_text == new
+
+
+@pytest.mark.parametrize(("each", "example"), VALID)
+def test_what_a_rule_leaves_alone(each: Rule, example: Example) -> None:
+    assert not example.after
+    assert re.search("DataParallel|data_parallel", example.before), "no rule is asked about such a script"
+    compile(example.before, "valid.py", "exec")
+    alone = example.options(each.id)
+    for options in (alone, replace(alone, select=frozenset())):
+        done = convert_source(example.before, "valid.py", options)
+        assert not [finding for finding in (*done.edits, *done.notes) if finding.rule == each.id]
+
+
+@pytest.mark.parametrize("each", all_rules(), ids=lambda each: each.id)
+def test_a_rule_explains_itself(each: Rule) -> None:
+    assert re.fullmatch(r"DDP\d{3}", each.id)
+    assert each.examples
+    assert each.valid, "it needs a script that it leaves alone"
+    assert each.title[0].isupper()
+    assert not each.title.endswith(".")
+    assert len(each.title) <= 60
+    assert 1 <= len(re.findall(r"[.!](?:\s|$)", each.why)) <= 5
+    assert type(each).__doc__
+    assert all(example.before != example.converted or _notes(each, example) for example in each.examples)
+
+
+def _notes(each: Rule, example: Example) -> Sequence[Note]:
+    return convert_source(example.before, "before.py", example.options(each.id)).notes
+
+
+@pytest.mark.parametrize(("each", "example"), EXAMPLES)
+def test_edits_say_which_rule_asked_and_why(each: Rule, example: Example) -> None:
+    options = example.options(each.id)
+    source = analysis_source.parse(example.before, "before.py")
+    planned = plan(source, options)
+    for edit in planned.edits:
+        assert edit.rule in options.select
+        assert edit.reason
+        assert "\n" not in edit.reason
+    for note in planned.notes:
+        assert note.rule in options.select
+        assert note.what
+        assert note.todo
+    assert apply(source.files[0].text, planned.edits) == example.converted
+
+
+@pytest.mark.parametrize(("each", "example"), [param for param in EXAMPLES if not param.values[0].essential])
+def test_what_an_ignored_rule_would_do_is_noted(each: Rule, example: Example) -> None:
+    options = replace(example.options(each.id), select=frozenset())
+    done = convert_source(example.before, "before.py", options)
+    ignoring = convert_source(example.before, "before.py", replace(options, ignore=frozenset({each.id})))
+    assert not [edit for edit in ignoring.edits if edit.rule == each.id]
+    noted = {note.span for note in ignoring.notes if note.rule == each.id}
+    assert noted == {finding.span for finding in (*done.edits, *done.notes) if finding.rule == each.id}
+
+
+def test_rules_are_sorted_and_found_by_id() -> None:
+    ids = [each.id for each in all_rules()]
+    assert ids == sorted(set(ids))
+    assert rule(ids[0].lower()) is all_rules()[0]
+    assert rule("DDP999") is None
+
+
+@pytest.fixture
+def _fresh_registry() -> Iterator[None]:
+    all_rules.cache_clear()
+    yield
+    all_rules.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh_registry")
+def test_two_rules_with_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken = all_rules()[0]
+    all_rules.cache_clear()
+    name = "zz_copy"
+    module = ModuleType(f"dp2ddp.rules.{name}")
+    module.Copy = type("Copy", (type(taken),), {"__module__": module.__name__})  # type: ignore[attr-defined]
+    (tmp_path / f"{name}.py").touch()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=f"{taken.id} is both"):
+        all_rules()
+
+
+def test_the_page_of_rules_is_current() -> None:
+    written = Path(__file__).parents[2].joinpath("docs", "rules.md").read_text(encoding="utf-8")
+    assert written == page(), "run: python -m dp2ddp.rules_doc > docs/rules.md"

@@ -1,0 +1,34 @@
+"""Whose class `isinstance(model, nn.DataParallel)` asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_files, convert_source
+from dp2ddp.rules import Options
+
+_CHECKS = """\
+import torch
+from torch.nn import DataParallel
+
+def plain(net):
+    return net.module if isinstance(net, DataParallel) else net
+
+torch.save(plain(torch.load("net.pt")), "plain.pt")
+"""
+
+
+@pytest.mark.parametrize("more", ["", "optimizer = DataParallel(torch.optim.SGD(parameters, lr=0.1))\n"])
+def test_a_script_that_wraps_no_model_asks_for_what_it_loads(more: str) -> None:
+    """It stays a single process, and what it loads is a plain `DataParallel`."""
+    new = convert_source(_CHECKS + more, "export.py", Options()).new_text
+    assert new == _CHECKS + more.replace(
+        "DataParallel(torch.optim.SGD(parameters, lr=0.1))", "torch.optim.SGD(parameters, lr=0.1)"
+    )
+
+
+def test_a_file_of_a_program_that_wraps_models_asks_for_the_wrapper() -> None:
+    train = "import torch.nn as nn\nfrom checks import plain\nprint(plain(nn.DataParallel(nn.Linear(4, 2))))\n"
+    done = convert_files({"train.py": train, "checks.py": _CHECKS}, ["train.py"], Options())
+    assert "isinstance(net, ddp.WrappedModel)" in done["checks.py"].new_text
+    assert "from torch.nn import DataParallel" not in done["checks.py"].new_text

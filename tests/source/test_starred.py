@@ -1,0 +1,81 @@
+"""`DataParallel` by star imports and by `getattr`, and where it is named in a way that can't be followed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_files, convert_source
+from dp2ddp.rules import Options
+
+
+def test_star_imports_of_torch_are_followed() -> None:
+    script = (
+        "from torch import *\n"
+        "from torch.nn import *\n"
+        "from torch.optim import *\n"
+        "from torch.utils.data import *\n"
+        "manual_seed(0)\n"
+        "net = DataParallel(Linear(4, 2), device_ids=[0, 1]).cuda()\n"
+        "optimizer = DataParallel(SGD(net.parameters(), 0.1))\n"
+        "loader = DataLoader(samples, 3)\n"
+        "for x in loader:\n"
+        "    print(net(x))\n"
+        "save(net.state_dict(), 'net.pt')\n"
+    )
+    text = convert_source(script, "train.py", Options()).new_text
+    assert "ddp.setup(device_ids=[0, 1])\nddp.seed_everything(0)\n" in text
+    assert "net = ddp.wrap_model(Linear(4, 2)" in text
+    assert "optimizer = SGD(net.parameters(), 0.1)\n" in text
+    assert "loader = ddp.shard_loader(DataLoader(samples, 3)" in text
+    assert "ddp.save(net.state_dict(), 'net.pt')" in text
+
+
+def test_star_imports_are_followed_through_files_of_the_program() -> None:
+    files = {
+        "train.py": "from layers import *\nnet = DataParallel(Linear(4, 2))\n",
+        "layers.py": "from torch.nn import *\n",
+    }
+    text = convert_files(files, ["train.py"], Options())["train.py"].new_text
+    assert "net = ddp.wrap_model(Linear(4, 2)" in text
+
+
+def test_what_a_script_binds_itself_is_its_own() -> None:
+    script = "from torch.nn import *\ndef DataParallel(net):\n    return net\nnet = DataParallel(Linear(4, 2))\n"
+    assert not convert_source(script, "train.py", Options()).changed
+
+
+@pytest.mark.parametrize("star", ["torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel"])
+def test_the_functional_form_is_followed(star: str) -> None:
+    script = f"import torch\nfrom torch.nn import *\nfrom {star} import *\nout = parallel.data_parallel(net, x)\n"
+    assert "ddp.data_parallel(net, x)" in convert_source(script, "train.py", Options()).new_text
+
+
+def test_getattr_of_a_plain_name_is_followed() -> None:
+    script = "from torch import nn\nnet = getattr(nn, 'DataParallel')(nn.Linear(4, 2))\n"
+    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in convert_source(script, "train.py", Options()).new_text
+    script = "from torch import nn\nwrap = getattr(nn, 'DataParallel')\nnet = wrap(nn.Linear(4, 2))\n"
+    assert "wrap = ddp.WrappedModel\n" in convert_source(script, "train.py", Options()).new_text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "net = importlib.import_module('torch.nn').DataParallel(net)",
+        "net = getattr(nn, {'many': 'DataParallel'}[mode])(net)",
+    ],
+)
+def test_what_cant_be_followed_is_named(line: str) -> None:
+    done = convert_source(f"import importlib\nfrom torch import nn\n{line}\n", "train.py", Options())
+    assert not done.changed
+    assert [(note.rule, note.span.start.line) for note in done.notes] == [("DDP016", 3)]
+    assert "which can't be told without running it" in done.notes[0].what
+
+
+def test_what_cant_be_followed_is_named_beside_what_is_converted() -> None:
+    script = (
+        "from torch import nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+        "other = getattr(nn, {'many': 'DataParallel'}[mode])(net)\n"
+    )
+    done = convert_source(script, "train.py", Options())
+    assert "net = ddp.wrap_model(nn.Linear(4, 2)" in done.new_text
+    assert [note.span.start.line for note in done.notes] == [3]

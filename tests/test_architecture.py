@@ -1,0 +1,160 @@
+"""The house: data flows one way, every file fits its idea, and the pictures in docs/architecture.md are the code's."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.analysis.facts import Facts
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.plan import plan
+from dp2ddp.rewrite.edits import AddImport, ReplaceExpr
+from dp2ddp.rules import Options
+from dp2ddp.source.program import parse
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
+#: Each folder of the codemod asks those before it, and none behind it.
+FLOW = ("source", "project", "rewrite", "analysis", "rules", "convert", "verify")
+PACKAGES = {"dp2ddp": ROOT / "dp2ddp", "dp2ddp_runtime": ROOT / "runtime/dp2ddp_runtime"}
+MOST_LINES = 300
+MOST_AT_THE_TOP = 5
+
+
+@cache
+def _modules(package: str) -> dict[str, Path]:
+    root = PACKAGES[package].parent
+    paths = {path: path.relative_to(root).with_suffix("") for path in PACKAGES[package].rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for path, name in paths.items()}
+
+
+@cache
+def _imports(package: str) -> dict[str, set[str]]:
+    """What each module imports when it runs: of its package by full name, of others the top package."""
+    modules = _modules(package)
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        base = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found[name] = {target for node in _run(ast.parse(path.read_text("utf-8"))) for target in _targets(node, base)}
+        found[name] = {_known(target, modules) for target in found[name]} - {name}
+    return found
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a module, but for what only type checkers see."""
+    yield node
+    typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    for child in [] if typing else ast.iter_child_nodes(node):
+        yield from _run(child)
+
+
+def _targets(node: ast.AST, base: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        up = base.split(".")[: len(base.split(".")) - node.level + 1] if node.level else []
+        module = ".".join([*up, *([node.module] if node.module else [])])
+        yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _known(target: str, modules: dict[str, Path]) -> str:
+    if target in modules:
+        return target
+    parent = target.rpartition(".")[0]
+    return parent if parent in modules else target.split(".")[0]
+
+
+def _folder(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOW else ""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circle_between_files(package: str) -> None:
+    left = {name: {each for each in found if each in _modules(package)} for name, found in _imports(package).items()}
+    while True:
+        free = {name for name, found in left.items() if not found & left.keys()}
+        if not free:
+            break
+        left = {name: found for name, found in left.items() if name not in free}
+    assert not left
+
+
+def test_folders_ask_only_those_before_them() -> None:
+    wrong = [
+        f"{module} -> {target}"
+        for module, found in _imports("dp2ddp").items()
+        for target in found
+        if _folder(module) and _folder(target) and FLOW.index(_folder(target)) > FLOW.index(_folder(module))
+    ]
+    assert not wrong
+
+
+def test_the_runtime_imports_torch_and_the_standard_library_only() -> None:
+    allowed = {"torch", "numpy", "typing_extensions", "dp2ddp_runtime", *sys.stdlib_module_names}
+    assert {each.split(".")[0] for found in _imports("dp2ddp_runtime").values() for each in found} <= allowed
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_file_fits_its_idea(package: str) -> None:
+    lines = {path.name: len(path.read_text("utf-8").splitlines()) for path in _modules(package).values()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_the_way_in_is_short() -> None:
+    assert len(list(PACKAGES["dp2ddp"].glob("*.py"))) <= MOST_AT_THE_TOP
+
+
+def _picture() -> str:
+    """The flow between folders, without the arrows that others imply."""
+    asked: dict[str, set[str]] = {folder: set() for folder in FLOW}
+    for module, found in _imports("dp2ddp").items():
+        if _folder(module):
+            asked[_folder(module)] |= {_folder(target) for target in found} - {_folder(module), ""}
+    implied = {folder: {far for near in found for far in _reach(asked, near)} for folder, found in asked.items()}
+    arrows = [f"    {near} --> {folder}" for folder in FLOW for near in FLOW if near in asked[folder] - implied[folder]]
+    return "\n".join(["```mermaid", "flowchart LR", *arrows, "```"])
+
+
+def _reach(asked: dict[str, set[str]], folder: str) -> set[str]:
+    return asked[folder].union(*(_reach(asked, each) for each in asked[folder]))
+
+
+def test_the_picture_is_the_code_s() -> None:
+    assert _picture() in PAGE, f"docs/architecture.md should have:\n{_picture()}"
+
+
+def _walk(text: str) -> Iterator[str]:
+    """A script's way through the stages, with the values that it really has there."""
+    source = parse(text, "train.py")
+    facts = Facts.of(source)
+    (wrap,) = facts.wraps.models
+    names = {n.id: n for n in source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    yield f"source     {len(source.files)} file, {len(source.nodes)} nodes"
+    yield f"names      {source.segment(wrap.call.func)} is {facts.names.qualified(wrap.call.func)}"
+    for name in ("net", "loader"):
+        roles = sorted(type(role).__name__ for role in facts.resolver.roles(names[name]))
+        yield f"roles      {name}: {', '.join(roles)}"
+    yield f"facts      wraps.models: line {wrap.call.lineno}, of {source.segment(wrap.model)}"
+    yield f"           launches: before line {facts.launches[0].statement.lineno}"
+    yield f"           loader_sites: line {', '.join(str(site.lineno) for site in facts.loader_sites)}"
+    yield f"           own_ddp.present: {facts.own_ddp.present}; blockers: {facts.blockers}"
+    for edit in plan(source, Options()).edits:
+        if isinstance(edit, AddImport):
+            continue
+        what = edit.template if isinstance(edit, ReplaceExpr) else "; ".join(getattr(edit, "lines", ()))
+        (line, column), _ = edit.span
+        yield f"plan       {edit.rule} {line}:{column} {type(edit).__name__} {what}".rstrip()
+
+
+def test_the_example_goes_through_the_stages_as_told() -> None:
+    before, after = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]
+    stages = "```text\n" + "\n".join(_walk(before)) + "\n```"
+    assert stages in PAGE, f"docs/architecture.md should have:\n{stages}"
+    assert convert_source(before, "train.py", Options()).new_text == after
