@@ -18,15 +18,14 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import failure, file_sync, launcher, rng, watchdog, world
-from .quiet import hold_output, lead_output, quiet
+from .quiet import hold_until_setup, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
 _LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
 
-# The launcher has run, and printed, what comes before `setup`.
-_held = hold_output() if "LAUNCHER" in world.environment() and launcher.JOINED not in os.environ else None
+_held = hold_until_setup()
 
 
 def setup(
@@ -61,6 +60,7 @@ def setup(
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
     """
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
+        _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
     env = world.environment()
@@ -73,8 +73,7 @@ def setup(
         nproc = process_count(chosen)
         if nproc > 1:
             launcher.launch(nproc)
-    if _held is not None:
-        lead_output(_held)
+    _held.release(show=False)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()

@@ -56,6 +56,9 @@ def wait_for_end(pids: list[int], seconds: float = 5) -> list[int]:
     return [pid for pid in pids if is_alive(pid)]
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
 def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tmp_path: Path) -> None:
     script = write(
         tmp_path,
@@ -64,12 +67,43 @@ def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tm
         print("before")
         os.system("echo from a child")
         ddp.setup()
+        ddp.setup()
         print("after", counted, ddp.device_count())
         """,
     )
-    run = start(script)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
+    for run in (start(script), start(*TORCHRUN, script, nproc=None, env={"PYTHONHASHSEED": "0"})):
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "at_once"),
+    [
+        ("ddp.rank()", True),  # somebody else's training, which takes something from here
+        ("if len(sys.argv) > 1: ddp.setup()", False),
+        ("ddp.setup(beside_ddp=True)", True),
+    ],
+)
+def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(tmp_path: Path, rest: str, at_once: bool) -> None:
+    """Rank 1's lines, in their order; and at once, where it is known that it prints like all others."""
+    script = write(
+        tmp_path,
+        f"""
+        print("before", flush=True)
+        os.system("echo from a child")
+        {rest}
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        print("after", os.stat(1).st_ino == int(sys.stdin.readline()), flush=True)
+        """,
+    )
+    env = {**ENVIRONMENT, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        printed = process.communicate(str(os.fstat(process.stdout.fileno()).st_ino) + "\n", timeout=60)[0]
+    assert printed.splitlines() == ["before", "from a child", f"after {at_once}"]
 
 
 def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
@@ -348,8 +382,7 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> 
             print("fine", ddp.world_size())
         """
     script = write(tmp_path, body)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = start(*torchrun, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
+    done = start(*TORCHRUN, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
     assert (done.returncode, done.stdout) == (0, "fine 2\n"), done.stderr
     assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
     line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
@@ -369,8 +402,7 @@ def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
         with ddp.main_first():
             print("attempt", attempt, total.tolist())
         """
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2")
-    done = start(*torchrun, write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    done = start(*TORCHRUN, "--max-restarts=2", write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
     assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
     assert "hashes strings" not in done.stderr
     errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
