@@ -10,13 +10,15 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from dp2ddp_runtime import launcher, world
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 
@@ -488,12 +490,58 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices([5, 2], 2) == [2, 0], "a launcher shows its ranks other devices than the script names"
 
 
-def test_more_ranks_than_devices_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    cuda = torch.device("cuda", 0)
-    assert setup._backend(world.World(world_size=1, local_world_size=1, device=cuda)) == "nccl"
-    with pytest.warns(UserWarning, match=r"2 ranks share 1 GPU"):
-        assert setup._backend(world.World(world_size=2, local_world_size=2, device=cuda)) == "gloo"
+class Gpu(NamedTuple):
+    """What a rank sees of the device that it takes."""
+
+    index: int
+    visible: str = ""
+    uuid: str | None = None
+    host: str = "a machine"
+    name: str = "NVIDIA H100 80GB HBM3"
+
+
+SLICE = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared"),
+    [
+        ([Gpu(0, uuid="a")], None),
+        ([Gpu(0, uuid="a"), Gpu(1, uuid="b")], None),
+        ([Gpu(0, uuid="a"), Gpu(0, uuid="a")], "2 ranks share 1 GPU"),
+        ([Gpu(0, "0", "a"), Gpu(0, "0", "b")], None),  # SLURM: each task has a GPU of its own, and counts from 0
+        ([Gpu(0, uuid="a"), Gpu(1, uuid="b"), Gpu(0, uuid="a")], "3 ranks share 2 GPU"),
+        ([Gpu(0), Gpu(1)], None),  # older torch doesn't tell
+        ([Gpu(0), Gpu(0)], "2 ranks share 1 GPU"),
+        ([Gpu(0, "2"), Gpu(0, "3"), Gpu(1, "0,1"), Gpu(0)], None),
+        ([Gpu(0, "2,3"), Gpu(0, "2")], "2 ranks share 1 GPU"),
+        ([Gpu(0), Gpu(0, host="another")], None),
+        ([Gpu(0, uuid="a", name=SLICE), Gpu(0, uuid="b", name=SLICE)], "2 ranks share 1 GPU"),
+    ],
+)
+def test_ranks_that_share_a_gpu_use_gloo(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], shared: str | None) -> None:
+    """All ranks come to the same answer, whatever each of them sees."""
+
+    def take(gpu: Gpu) -> torch.device:
+        properties = SimpleNamespace(name=gpu.name, **({"uuid": gpu.uuid} if gpu.uuid else {}))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr("socket.gethostname", lambda: gpu.host)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu.visible)
+        return torch.device("cuda", gpu.index)
+
+    for rank, gpu in enumerate(gpus):
+        store = HashStore()
+        for other in [number for number in range(len(gpus)) if number != rank]:
+            store.set(f"gpu{other}", setup._gpu(take(gpus[other])))
+            store.add("gpus", 1)
+        place = world.World(rank, world_size=len(gpus), device=take(gpu), store=store)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert setup._backend(place) == ("gloo" if shared else "nccl")
+        assert [str(warning.message).partition(" GPU")[0] + " GPU" for warning in told] == ([shared] if shared else [])
+
+
+def test_on_the_cpu_ranks_use_gloo() -> None:
     assert setup._backend(world.World(world_size=2, local_world_size=2)) == "gloo"
 
 
