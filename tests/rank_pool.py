@@ -154,7 +154,8 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     if join:
         if n > 1 and not dist.is_initialized():
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
-        world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True))
+        store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
+        world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True, store=store))
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (dist.is_initialized() or world.current().ready))
 

@@ -37,7 +37,7 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
     if isinstance(f, io.BytesIO):
         torch.save(obj, f, *args, **kwargs)
         return
-    with file_sync.writing(file_sync.callers_line()):
+    with file_sync.writing():
         if file_sync.writes() and isinstance(f, (str, os.PathLike)):
             _save_whole(obj, os.path.realpath(f), os.path.basename(f), *args, **kwargs)
         elif file_sync.writes():
@@ -79,7 +79,7 @@ def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     See https://pytorch.org/docs/stable/generated/torch.load.html.
     """
     if isinstance(f, (str, os.PathLike)):
-        file_sync.before_read(f, file_sync.callers_line())
+        file_sync.before_read(f)
     if map_location is None and torch.cuda.is_available():
         map_location = _to_own_device
     obj = torch.load(f, map_location, *args, **kwargs)

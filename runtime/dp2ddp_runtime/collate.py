@@ -38,7 +38,7 @@ def as_whole(share: Any, sizes: Sequence[int]) -> Any:
     """
     texts = [column for column in nesting.leaves(share, is_column) if _is_text(column)]
     # Strings can't wait to be looked at: they are gathered with the batch.
-    parts = [part.note for part in exchange("a batch's strings", note=texts)] if texts else []
+    parts = exchange("a batch's strings", texts) if texts else []
     columns = iter(zip(*(part for part, size in zip(parts, sizes) if size)))
 
     def whole(column: Any) -> Any:

@@ -6,11 +6,8 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -39,10 +36,10 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_gather(row: torch.Tensor) -> torch.Tensor:
-    """Every rank's row of bytes, one under the other, on the row's device.
+    """Every rank's row of bytes, one under the other, on the row's device. No collective if there is nothing in it.
 
     Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
-    ranks wait for each other's turn.
+    ranks wait for each other's turn; but it needs a copy of the row for each rank.
     """
     sent = row.to(carrier(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
@@ -61,15 +58,16 @@ def _group() -> Any:
     return dist.group.WORLD
 
 
-_DIRECT = 1 << 18  # bytes
+_DIRECT = 1 << 18  # bytes, of all rows
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
 
+# Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
 @torch.inference_mode(False)
 @torch.no_grad()
-def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-    """Overwrite `tensors` with rank `source`'s, many at once, without bumping their versions."""
+def broadcast_coalesced(tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite `tensors` with rank 0's, many at once, without bumping their versions."""
     groups: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -81,17 +79,13 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], source: int = 0) -> Non
             member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
             for member in members
         ]
-        dist._broadcast_coalesced(_group(), sent, _AT_ONCE, source)  # type: ignore[attr-defined]
+        dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
         for member, came in zip(members, sent):
-            if came.data_ptr() != member.data_ptr() and world.rank() != source:
+            if came.data_ptr() != member.data_ptr() and not world.is_main():
                 member.copy_(came.view(member.dtype).view(member.shape))
 
 
-def normal_mode() -> AbstractContextManager[Any]:
-    """Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
-
+@torch.inference_mode(False)
 @torch.no_grad()
 def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
     """All ranks' rows along `dim`, in rank order, without autograd. A collective for much data: it travels once, from
@@ -102,28 +96,18 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
         sizes: each rank's number of rows.
         dim: the dimension along which they lie.
     """
-    with normal_mode():
-        own = plain(rows.movedim(dim, 0)[: sizes[world.rank()]])
-        most = max(sizes)
-        if own.size(0) < most:
-            own = torch.cat([own, own.new_zeros([most - own.size(0), *own.shape[1:]])])
-        whole = all_gather(bytes_of(own)).view(-1).view(own.dtype).view([len(sizes), *own.shape])
-        if list(sizes) == _packed(sizes, most):
-            gathered = whole.flatten(0, 1)[: sum(sizes)]  # padded at the end alone
-        else:
-            gathered = torch.cat([each[:size] for each, size in zip(whole, sizes)])
-        gathered = gathered.movedim(0, dim)
-        # By itself: autograd lets nobody write into views of ours.
-        alone: torch.Tensor = gathered.new_empty(0).set_(gathered)  # type: ignore[call-overload]
-        channels_last = (
-            rows.dim() == 4
-            and dim == 0
-            and not rows.is_contiguous()
-            and rows.is_contiguous(memory_format=torch.channels_last)
-        )
-        return alone.contiguous(memory_format=torch.channels_last) if channels_last else alone
+    own = plain(rows.movedim(dim, 0)[: sizes[world.rank()]])
+    missing = max(sizes) - len(own)
+    padded = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own
+    shares = all_gather(bytes_of(padded)).view(-1).view(own.dtype).view([len(sizes), *padded.shape])
+    whole = torch.cat([share[:size].movedim(0, dim) for share, size in zip(shares, sizes)], dim)
+    channels_last = dim == 0 and rows.dim() == 4 and not rows.is_contiguous()
+    if channels_last and rows.is_contiguous(memory_format=torch.channels_last):
+        return whole.contiguous(memory_format=torch.channels_last)
+    return whole
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
     """This rank's rows of `whole[numbers]`, rank 0's on a rank without any: each rank gets what it needs alone.
@@ -134,28 +118,17 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
         numbers: of the rows in the whole batch, from 0; as many as there are rows.
     """
     starts = list(itertools.accumulate(sizes, initial=0))
-    owner = [bisect.bisect_right(starts, number) - 1 for number in numbers]
-    wanted = [range(starts[rank], starts[rank + 1]) if sizes[rank] else range(sizes[0]) for rank in range(len(sizes))]
+    owner = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+    wanted = [numbers[start : start + size] if size else numbers[: sizes[0]] for start, size in zip(starts, sizes)]
     me = world.rank()
-    mine = [[numbers[place] - starts[me] for place in places if owner[place] == me] for places in wanted]
+    mine = [[number - starts[me] for number in each if owner[number] == me] for each in wanted]
     theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
-    counts = [sum(owner[place] == rank for place in wanted[me]) for rank in range(len(sizes))]
-    with normal_mode():
-        route = carrier(rows.device)
-        sent = plain(rows)[[number for numbers_of_rank in mine for number in numbers_of_rank]].to(route)
-        received = sent.new_empty([len(theirs), *rows.shape[1:]])
-        width = received[:1].numel() * received.element_size()
-        dist.all_to_all_single(
-            bytes_of(received),
-            bytes_of(sent),
-            [count * width for count in counts],
-            [len(each) * width for each in mine],
-        )
-        picked = torch.empty_like(received)
-        picked[theirs] = received
-        return picked.to(rows.device)
-
-
-def _packed(sizes: Sequence[int], most: int) -> list[int]:
-    total = sum(sizes)
-    return [max(0, min(most, total - index * most)) for index in range(len(sizes))]
+    counts = [sum(owner[number] == rank for number in wanted[me]) for rank in range(len(sizes))]
+    sent = plain(rows)[list(itertools.chain(*mine))].to(carrier(rows.device))
+    received = sent.new_empty([len(theirs), *rows.shape[1:]])
+    width = received[:1].numel() * received.element_size()
+    splits = [count * width for count in counts], [len(each) * width for each in mine]
+    dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits)
+    picked = torch.empty_like(received)
+    picked[theirs] = received
+    return picked.to(rows.device)

@@ -16,7 +16,7 @@ import torch
 from torch._compile import _disable_dynamo  # the public one takes a second to import where nothing is compiled
 
 from . import nesting, world
-from .collectives import gather_rows, normal_mode
+from .collectives import gather_rows
 from .exchange import Passenger, exchange, passengers
 
 #: Bytes of a whole batch that is not worth a collective of its own: it travels with the next one.
@@ -109,8 +109,7 @@ class Deferred(torch.Tensor):
 
         def arrive(shares: list[torch.Tensor]) -> None:
             if self._data is None:
-                with torch.no_grad(), normal_mode():  # whatever mode the exchange comes in that it travels with
-                    self._take(torch.cat(shares, self.batch_dim).to(self.rows.device))
+                self._take(torch.cat(shares, self.batch_dim).to(self.rows.device))
 
         return Passenger(own, arrive)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,41 +18,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Callable
 
-import torch.distributed as dist
-
 from . import world
+from .place import here
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _POLL = 0.01  # seconds
 
-_writes: Counter[str] = Counter()  # what this rank has passed
-_reads: Counter[str] = Counter()
+_passed: Counter[str] = Counter()  # how often this rank has passed a line's writes, reads and turns
 _done: dict[str, int] = {}  # the writes that rank 0 is known to have done
 _lock = threading.RLock()  # reentrant: the garbage collector may close a file, which is a write, at any moment
-_alone: ContextVar[bool] = ContextVar("alone", default=False)
-_in_turn: ContextVar[bool] = ContextVar("in_turn", default=False)
-_turns: Counter[str] = Counter()  # what was told once for each time that the ranks passed a line
+#: In what not all ranks do together, who writes: "main", which is alone there, or the "local" ones of each machine.
+_alone: ContextVar[str] = ContextVar("alone", default="")
 
 
 class PeerError(RuntimeError):
     """Another rank failed, or didn't come in time; this one is not to blame."""
 
 
-def prefixed(store: Store) -> Store:
-    """The runtime's own corner of `store`."""
-    return dist.PrefixStore("dp2ddp", store)  # type: ignore[attr-defined]
-
-
 def store() -> Store | None:
     """The store that the ranks share; None in a single process, and in a child process of a rank."""
     place = world.current()
-    if place.world_size == 1 or place.pid != os.getpid():
-        return None
-    if place.store is None:
-        place.store = prefixed(dist.distributed_c10d._get_default_store())
-    return place.store
+    return place.store if place.pid == os.getpid() else None
 
 
 def shared() -> Store | None:
@@ -74,6 +61,11 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(_POLL)
 
 
+def counted(store: Store, what: str) -> int:
+    """A counter that may not exist yet: `get` would wait for it."""
+    return int(store.add(what, 0))
+
+
 def tell(store: Store, key: str, value: Any) -> None:
     """Put `value` into the store, as JSON: it is never unpickled, as another user may reach the store."""
     store.set(key, json.dumps(value))
@@ -82,48 +74,33 @@ def tell(store: Store, key: str, value: Any) -> None:
 
 def hear(store: Store, key: str, what: str) -> Any:
     """What another rank tells under `key`, once it does; raises as `wait_until`."""
-    wait_until(lambda: _counted(store, f"{key}/told") > 0, world.current().timeout, what)
+    wait_until(lambda: counted(store, f"{key}/told") > 0, world.current().timeout, what)
     return json.loads(store.get(key))
-
-
-def callers_line() -> str:
-    """The line that called the function that asks, as `train.py:57`."""
-    frame = sys._getframe(2)
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def writes() -> bool:
     """Whether it is this rank that writes files: rank 0; in `main_first()` the first rank of each machine."""
-    return world.local_rank() == 0 if _in_turn.get() else world.is_main()
+    return world.local_rank() == 0 if _alone.get() == "local" else world.is_main()
 
 
 @contextmanager
-def in_turn() -> Iterator[None]:
-    """`with in_turn():` around what the ranks of a machine do one after the other."""
-    tokens = _alone.set(True), _in_turn.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(tokens[0])
-        _in_turn.reset(tokens[1])
-
-
-def next_turn(what: str, line: str) -> str:
-    """A key for what is told at `line` this time; by line, as ranks may differ in what they pass."""
-    with _lock:
-        _turns[f"{what} {line}"] += 1
-        return f"{what} {line} {_turns[f'{what} {line}']}"
-
-
-@contextmanager
-def writing(line: str) -> Iterator[None]:
-    """`with writing(callers_line()):` around what rank 0 does alone; other ranks' reads wait until it is over there."""
-    counts = shared() is not None
-    token = _alone.set(True)
+def alone(who: str) -> Iterator[None]:
+    """`with alone("local"):` around what the ranks of a machine do one after the other."""
+    token = _alone.set(who)
     try:
         yield
     finally:
         _alone.reset(token)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """`with writing():` around what rank 0 does alone; other ranks' reads wait until it is over there."""
+    line, counts = here().line, shared() is not None
+    try:
+        with alone(_alone.get() or "main"):
+            yield
+    finally:
         if counts:
             wrote(line)
 
@@ -132,10 +109,10 @@ def wrote(line: str) -> None:
     """Count a write that `line` began, and that is over."""
     found = store()
     if found is not None:
-        _count(_writes, f"wrote {line}", found)
+        _pass(f"wrote {line}", found)
 
 
-def before_read(path: object, line: str) -> None:
+def before_read(path: object) -> None:
     """Return when rank 0 has done all writes that this rank has passed.
 
     Raises:
@@ -144,29 +121,33 @@ def before_read(path: object, line: str) -> None:
     found = shared()
     if found is None:
         return
-    key = f"read {line}"
-    reads = _count(_reads, key, found)
+    key = f"read {here().line}"
+    reads = _pass(key, found)
     with _lock:
-        behind = {what: count for what, count in _writes.items() if count > _done.get(what, 0)}
+        behind = {
+            what: count for what, count in _passed.items() if what.startswith("wrote ") and count > _done.get(what, 0)
+        }
     if world.is_main() or not behind:
         return
 
     def done() -> bool:
-        passed = all(_counted(found, what) >= count for what, count in behind.items())
-        return passed or _counted(found, key) >= reads
+        passed = all(counted(found, what) >= count for what, count in behind.items())
+        return passed or counted(found, key) >= reads
 
     wait_until(done, world.current().timeout, f"rank 0 to write {path}")
     _done.update(behind)
 
 
-def _counted(store: Store, what: str) -> int:
-    """A counter that may not exist yet: `get` would wait for it."""
-    return int(store.add(what, 0))
+def next_turn(what: str) -> str:
+    """A key for what is told at the script's line this time; by line, as ranks may differ in what they pass."""
+    key = f"{what} {here().line}"
+    return f"{key} {_pass(key)}"
 
 
-def _count(counts: Counter[str], what: str, store: Store) -> int:
+def _pass(what: str, told: Store | None = None) -> int:
+    """How often this rank has passed `what` by now, which rank 0 tells in the store."""
     with _lock:
-        counts[what] += 1
-        if world.is_main():
-            store.set(what, str(counts[what]))
-        return counts[what]
+        _passed[what] += 1
+        if told is not None and world.is_main():
+            told.set(what, str(_passed[what]))
+        return _passed[what]

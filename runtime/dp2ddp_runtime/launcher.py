@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from . import file_sync
 from .failure import FAILED, SIGNAL_BASE, exit_now
-from .world import PLACE
+from .world import PLACE, environment
 
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
 JOINED = "DP2DDP_JOINED"
@@ -76,7 +75,7 @@ def launch(nproc: int) -> NoReturn:
         if rank:
             options.update(stdin=_no_input(), stdout=subprocess.DEVNULL)
         ranks.append(subprocess.Popen(started_by, cwd=_started_in, **options))
-    code = _wait(ranks, received, file_sync.prefixed(PrefixStore(secret, store)))
+    code = _wait(ranks, received, PrefixStore(secret, store))
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
     exit_now(code)
 
@@ -115,7 +114,7 @@ def launchers_store() -> Any:
 
     From here on the rank ends when the launcher is killed (on Linux), so that none is left behind.
     """
-    place = json.loads(os.environ.get(PLACE, "{}"))
+    place = environment()
     if "LAUNCHER" not in place:
         return None
     if sys.platform == "linux":

@@ -25,7 +25,7 @@ class _SumOverRanks(torch.autograd.Function):
         ctx: Any, own: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, ...], kind: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.had_rows = tuple(int(size > 0) for size in sizes)
-        parts = [part.tensors for part, size in zip(exchange(kind, [own, weight]), sizes) if size]
+        parts = [part for part, size in zip(exchange(kind, [own, weight]), sizes) if size]
         summed, total = (_sum(column, like) for column, like in zip(zip(*parts), (own, weight)))
         ctx.mark_non_differentiable(total)
         return summed, total

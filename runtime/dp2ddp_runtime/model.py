@@ -38,7 +38,8 @@ def wrap_model(
         module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
         dim: the dimension along which inputs are split and outputs concatenated.
         sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
-            chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`.
+            chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`. So do layers that
+            are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
         find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
             always allowed, at no cost.
         root: the model of which the module is a part, or becomes one: `model.features = wrap_model(model.features,
@@ -54,9 +55,7 @@ def wrap_model(
     module = _plain(module)
     root = root.module if isinstance(root, WrappedModel) else root
     root = root if isinstance(root, nn.Module) and root is not module else None
-    if sync_bn:
-        module = _with_sync_bn(module)
-    return WrappedModel(module, dim=dim, root=root)
+    return WrappedModel(_with_sync_bn(module, sync_bn), dim=dim, root=root)
 
 
 def _plain(module: Any) -> nn.Module:
@@ -68,14 +67,29 @@ def _plain(module: Any) -> nn.Module:
     return module
 
 
-def _with_sync_bn(module: nn.Module) -> nn.Module:
-    if world.device().type != "cuda":
+def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
+    """The module with `SyncBatchNorm` layers that synchronise if that is `wanted`, and else don't."""
+    if wanted and world.device().type != "cuda":
         warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
-        return module
-    if world.world_size() == 1:
-        return module
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-    return converted
+        wanted = False
+    if wanted and world.world_size() > 1:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
+    for layer in layers:
+        layer.synchronises = wanted
+    return module
+
+
+# Its method is exchanged, and not the layers, so that these print, save and pickle themselves as in the original.
+_sync_batch_norm: Any = nn.SyncBatchNorm
+_synchronised = _sync_batch_norm.forward
+
+
+def _forward_alone(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    """`SyncBatchNorm.forward` from the first wrap on: there is a process group, which the original hasn't."""
+    forward = _synchronised if getattr(layer, "synchronises", False) else nn.modules.batchnorm._BatchNorm.forward
+    normalised: torch.Tensor = forward(layer, input)
+    return normalised
 
 
 class WrappedModel(DistributedDataParallel):
@@ -115,6 +129,8 @@ class WrappedModel(DistributedDataParallel):
                 inner._inside = True
                 inner._replica.close()
         world.current().wraps = True
+        if world.world_size() > 1:
+            _sync_batch_norm.forward = _forward_alone
 
     @property
     def device(self) -> torch.device:

@@ -28,41 +28,40 @@ def own_chunk(sizes: Sequence[int]) -> slice:
     return slice(start, start + sizes[index])
 
 
-def is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_asdict")
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def _items(value: Any) -> dict[Any, Any] | None:
+    """What is in a tuple, list, mapping or dataclass, by place or name; None if it is something else."""
+    if isinstance(value, (tuple, list)):
+        return dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
 def map_leaves(fn: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> Any:
     """The same nesting with `fn` applied to whatever is no tuple, list, mapping or dataclass, or is a leaf anyway."""
-    if is_leaf(value):
+    items = None if is_leaf(value) else _items(value)
+    if items is None:
         return fn(value)
-    if is_namedtuple(value):
-        return type(value)(*(map_leaves(fn, item, is_leaf) for item in value))
+    kind: Any = type(value)
+    mapped = {key: map_leaves(fn, item, is_leaf) for key, item in items.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(map_leaves(fn, item, is_leaf) for item in value)
-    if isinstance(value, Mapping):
-        items = [(key, map_leaves(fn, item, is_leaf)) for key, item in value.items()]
-        if not isinstance(value, MutableMapping):
-            return type(value)(items)  # type: ignore[call-arg]
-        result = copy.copy(value)  # keeps a defaultdict's factory, an OrderedDict's class, ...
-        for key, item in items:
+        is_named = hasattr(value, "_fields") and hasattr(value, "_asdict")
+        return kind(*mapped.values()) if is_named else kind(mapped.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return kind(mapped)
+    result = copy.copy(value)  # keeps a defaultdict's factory, an OrderedDict's class, ...
+    for key, item in mapped.items():
+        if isinstance(value, Mapping):
             result[key] = item
-        return result
-    if _is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value)]
-        result = copy.copy(value)
-        for name in fields:
-            object.__setattr__(result, name, map_leaves(fn, getattr(value, name), is_leaf))
-        return result
-    return fn(value)
+        else:
+            object.__setattr__(result, key, item)
+    return result
 
 
 def map_tensors(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -72,16 +71,8 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def leaves(value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> list[Any]:
     """What `map_leaves` applies its function to, in that order."""
-    if is_leaf(value):
-        return [value]
-    inner: Any = None
-    if isinstance(value, (tuple, list)):
-        inner = value
-    elif isinstance(value, Mapping):
-        inner = value.values()
-    elif _is_dataclass(value):
-        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return [value] if inner is None else [leaf for item in inner for leaf in leaves(item, is_leaf)]
+    items = None if is_leaf(value) else _items(value)
+    return [value] if items is None else [leaf for item in items.values() for leaf in leaves(item, is_leaf)]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -95,30 +86,18 @@ def count_chunks(value: Any, parts: int, dim: int) -> int:
     As in `torch.nn.parallel.scatter`, tensors are cut inside tuples, lists, dicts and namedtuples; anything else, and
     a tensor without dimensions, goes to each replica as it is.
     """
-    if isinstance(value, torch.Tensor):
-        size = value.size(dim) if value.dim() else 0
-        return -(-size // -(-size // parts)) if size else parts
-    return min((count_chunks(item, parts, dim) for item in _scattered(value)), default=parts)
-
-
-def _scattered(value: Any) -> Sequence[Any]:
-    if isinstance(value, (tuple, list)):
-        return value
-    if isinstance(value, dict):
-        return list(value.values())
-    return ()
+    cut = [leaf for leaf in leaves(value, _is_not_scattered) if _is_cut(leaf) and leaf.size(dim)]
+    return min((sum(map(bool, chunk_sizes(leaf.size(dim), parts))) for leaf in cut), default=parts)
 
 
 def take_chunk(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """One replica's part of `value`: `cut` applied to each tensor that `nn.DataParallel` cuts; containers are new."""
-    if isinstance(value, torch.Tensor):
-        return cut(value) if value.dim() else value
-    if is_namedtuple(value):
-        return type(value)(*(take_chunk(item, cut) for item in value))
-    if isinstance(value, tuple) and value:
-        return tuple(take_chunk(item, cut) for item in value)
-    if isinstance(value, list) and value:
-        return [take_chunk(item, cut) for item in value]
-    if isinstance(value, dict) and value:
-        return type(value)((key, take_chunk(item, cut)) for key, item in value.items())
-    return value
+    return map_leaves(lambda leaf: cut(leaf) if _is_cut(leaf) else leaf, value, _is_not_scattered)
+
+
+def _is_not_scattered(value: Any) -> bool:
+    return not isinstance(value, (tuple, list, dict))
+
+
+def _is_cut(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0

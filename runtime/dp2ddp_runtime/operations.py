@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from .deferred import settle
 from .exchange import exchange
 from .outputs import concatenate
 
-_OF_NUMBERS: dict[str, Any] = {"sum": sum, "mean": lambda column: sum(column) / len(column), "max": max, "min": min}
-_OF_TENSORS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+_OPS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def all_reduce(*values: Any, op: str = "sum") -> Any:
@@ -27,17 +26,17 @@ def all_reduce(*values: Any, op: str = "sum") -> Any:
 
     Returns:
         The combined value, or a tuple of them if there were several. Integers are summed exactly, floats in double
-        precision and rank order. Tensors of floats keep their dtype; integers' sums are int64, their means float64.
+        precision. Tensors of floats keep their dtype; integers' sums are int64, their means float64.
 
     Raises:
         ValueError: an unknown `op`.
         TypeError: a value of another kind.
     """
-    if op not in _OF_NUMBERS:
-        raise ValueError(f"op must be one of {', '.join(_OF_NUMBERS)}, not {op!r}")
+    if op not in _OPS:
+        raise ValueError(f"op must be one of {', '.join(_OPS)}, not {op!r}")
     if world.world_size() > 1:
         values = settle(values)
-        columns = _columns("ddp.all_reduce", nesting.leaves(values))
+        columns = zip(*exchange("ddp.all_reduce", nesting.leaves(values)))
         values = nesting.map_leaves(lambda leaf: _combine(leaf, next(columns), op), values)
     return values[0] if len(values) == 1 else values
 
@@ -55,7 +54,7 @@ def gather(value: Any) -> Any:
     if world.world_size() == 1:
         return value
     value = settle(value)
-    columns = _columns("ddp.gather", nesting.leaves(value, _is_rows))
+    columns = zip(*exchange("ddp.gather", nesting.leaves(value, _is_rows)))
     return nesting.map_leaves(lambda leaf: _join(leaf, next(columns)), value, _is_rows)
 
 
@@ -73,20 +72,17 @@ def broadcast(value: Any) -> Any:
     if world.world_size() == 1:
         return value
     value = settle(value)
-    return exchange("ddp.broadcast", note=value if world.is_main() else None)[0].note
-
-
-def _columns(kind: str, leaves: list[Any]) -> Iterator[Sequence[Any]]:
-    """Each leaf of all ranks, in rank order."""
-    return zip(*(part.note for part in exchange(kind, note=leaves)))
+    return exchange("ddp.broadcast", value if world.is_main() else None)[0]
 
 
 def _combine(own: Any, column: Sequence[Any], op: str) -> Any:
+    """One value over all ranks, of what each has of it."""
+    each = [torch.as_tensor(value, dtype=torch.double if isinstance(value, float) else None) for value in column]
+    stacked = torch.stack(each)
+    is_exact = stacked.is_complex() or (op != "mean" and not stacked.is_floating_point())
+    result = _OPS[op](stacked if is_exact else stacked.double(), 0)
     if not isinstance(own, torch.Tensor):
-        return _OF_NUMBERS[op](column)
-    stacked = torch.stack(list(column))
-    is_wide = stacked.is_complex() or (op != "mean" and not stacked.is_floating_point())
-    result = _OF_TENSORS[op](stacked if is_wide else stacked.double(), 0)
+        return result.item()
     return result.to(own.device, own.dtype if own.is_floating_point() else result.dtype)
 
 

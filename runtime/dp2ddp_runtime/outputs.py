@@ -72,15 +72,14 @@ def gather_outputs(output: Any, count: int, dim: int, device: torch.device, note
         "tensors": [_describe(tensor, is_held) for tensor, is_held in zip(local, held)],
         "values": zlib.crc32(repr(others).encode()),
     }
-    parts = exchange(
-        "the wrapped model's outputs", [t for t, is_held in zip(local, held) if not is_held], [told, note or {}]
-    )
-    _compare([part.note[1] for part in parts], here().line)
-    descriptions = [part.note[0]["tensors"] for part in parts]
+    small = [tensor for tensor, is_held in zip(local, held) if not is_held]
+    parts = exchange("the wrapped model's outputs", [told, note or {}, small])
+    _compare([fingerprints for _, fingerprints, _ in parts], here().line)
+    descriptions = [theirs["tensors"] for theirs, _, _ in parts]
     if len({len(each) for each in descriptions[:count]}) > 1:
         numbers = [len(each) for each in descriptions[:count]]
         raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
-    sent = [iter(part.tensors) for part in parts]
+    sent = [iter(tensors) for _, _, tensors in parts]
     results = [
         _gather(tensor, _column([each[index] for each in descriptions], count, dim), sent, dim, device)
         for index, tensor in enumerate(local)

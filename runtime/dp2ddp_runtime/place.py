@@ -7,47 +7,66 @@ import os
 import sys
 import sysconfig
 import zlib
+from collections.abc import Iterator
+from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-_FOREIGN = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (
-        os.path.dirname(__file__),
-        os.path.dirname(torch.__file__),
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-    )
-)
+
+def _folders(*paths: str) -> tuple[str, ...]:
+    return tuple(os.path.realpath(path) + os.sep for path in paths)
+
+
+_NEVER = _folders(os.path.dirname(__file__), os.path.dirname(torch.__file__))
+_INSTALLED = _folders(*map(sysconfig.get_path, ("purelib", "platlib", "scripts")))
+_PYTHON = _folders(sysconfig.get_path("stdlib"))  # the installed packages may lie in it
 
 
 class Place(NamedTuple):
     """A place in the script."""
 
     line: str
-    """The innermost line of the user's own, as `train.py:57`; empty where there is none (in a thread of torch's)."""
+    """The innermost line of the program's own, as `train.py:57`; empty where there is none (in a thread of torch's)."""
     stack: int
-    """A checksum of all lines of the user's own that led there."""
+    """A checksum of all lines of the program's own that led there."""
 
 
 def here() -> Place:
-    """Where the script is now. Lines of torch, of installed packages and of this runtime don't count."""
-    lines = []
-    frame = sys._getframe(1)
+    """Where the script is now. Lines of torch, of installed packages and of this runtime don't count.
+
+    Of a program that is installed as a package itself, started by a command, all lines but Python's and torch's do.
+    """
+    own: list[str] = []
+    installed: list[str] = []
+    for frame, name, is_installed in _frames():
+        (installed if is_installed else own).append(f"{name}:{frame.f_lineno}")
+    lines = own or installed or [""]
+    return Place(lines[0], zlib.crc32("\n".join(lines).encode()))
+
+
+def files() -> Iterator[str]:
+    """The paths of all files that are run or imported right now, but for Python's, torch's and this runtime's."""
+    for frame, *_ in _frames():
+        yield frame.f_code.co_filename
+
+
+def _frames() -> Iterator[tuple[FrameType, str, bool]]:
+    """The lines that led here, from the innermost one, with what `_origin` says of their files."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = _own_name(frame.f_code.co_filename)
+        name, is_installed = _origin(frame.f_code.co_filename)
         if name:
-            lines.append(f"{name}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
-    return Place(lines[0] if lines else "", zlib.crc32("\n".join(lines).encode()))
+            yield frame, name, is_installed
+        frame = frame.f_back
 
 
 @functools.cache
-def _own_name(filename: str) -> str:
-    """The file's name; empty if the file isn't the user's."""
-    if filename.startswith("<") or os.path.realpath(filename).startswith(_FOREIGN):
-        return ""
+def _origin(filename: str) -> tuple[str, bool]:
+    """A file's name, and whether it is installed rather than the user's; no name if it is Python's, torch's or ours."""
+    path = os.path.realpath(filename)
+    is_installed = path.startswith(_INSTALLED)
+    if filename.startswith("<") or path.startswith(_NEVER) or (path.startswith(_PYTHON) and not is_installed):
+        return "", False
     # Without folders: on another machine they may be others.
-    return os.path.basename(filename)
+    return os.path.basename(filename), is_installed

@@ -6,34 +6,85 @@ the ranks may have to find out a tensor's text together. An error that ends the 
 
 from __future__ import annotations
 
+import atexit
 import io
+import linecache
 import logging
 import logging.handlers
+import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from contextlib import redirect_stderr
 from typing import Any
 
+from . import launcher, world
+from .place import files
+
 
 class HeldOutput:
-    """Standard output leads nowhere until `release`: the launcher has run, and printed, what comes before `setup`."""
+    """Standard output, below Python (that of C++ and of child processes, too), in a file until it is known whose it is.
+
+    Attributes:
+        holds: whether it is held now.
+    """
 
     def __init__(self) -> None:
-        sys.stdout.flush()
-        self._kept = os.dup(1)
-        _lead_nowhere()
+        self.holds = False
 
-    def release(self) -> None:
-        sys.stdout.flush()
-        os.dup2(self._kept, 1)
-        os.close(self._kept)
+    def hold(self) -> None:
+        """Let standard output lead to the file."""
+        self.holds = True
+        self._pid = os.getpid()
+        self._real = os.dup(1)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open until `release`
+        _lead_output(self._file.fileno())
+
+    def release(self, show: bool) -> None:
+        """Let standard output lead where it led, where what was held is shown first, or else dropped.
+
+        Does nothing where nothing is held, and in a forked child.
+        """
+        if not self.holds or self._pid != os.getpid():
+            return
+        self.holds = False
+        _lead_output(self._real)
+        if show:
+            self._file.seek(0)
+            with open(self._real, "wb", closefd=False) as real:
+                shutil.copyfileobj(self._file, real)
+        os.close(self._real)
+        self._file.close()
 
 
-def _lead_nowhere() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+def _lead_output(descriptor: int) -> None:
+    sys.stdout.flush()
+    os.dup2(descriptor, 1)
+
+
+def hold_until_setup() -> HeldOutput:
+    """What comes before `setup` is printed once: by the launcher, which has run it, or else by rank 0.
+
+    Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it may as
+    well be one of somebody else's training, whose ranks all print. So its output is held only if one of the files that
+    are being run and imported has a call of `setup` in it; and it is shown after all if that call leaves the ranks to
+    the script's own DDP, or if the process ends without it (`--help`, another branch).
+    """
+    held, env = HeldOutput(), world.environment()
+    is_child = launcher.JOINED in os.environ or multiprocessing.parent_process() is not None
+    if is_child or (env.get("RANK", "0") == "0" and "LAUNCHER" not in env) or "WORLD_SIZE" not in env:
+        return held  # a rank's child got its rank's output
+    if world.PLACE in os.environ or any(map(_calls_setup, files())):
+        held.hold()
+        atexit.register(held.release, show="LAUNCHER" not in env)
+    return held
+
+
+def _calls_setup(filename: str) -> bool:
+    text = "".join(linecache.getlines(filename))
+    return "dp2ddp_runtime" in text and ".setup(" in text
 
 
 def quiet() -> None:
@@ -42,8 +93,8 @@ def quiet() -> None:
     Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
     """
-    sys.stdout.flush()
-    _lead_nowhere()
+    with open(os.devnull, "wb") as nothing:
+        _lead_output(nothing.fileno())
     nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
     nowhere.isatty = sys.stderr.isatty  # type: ignore[method-assign] # by which bars are disabled, or not
     sys.stderr = nowhere

@@ -15,11 +15,12 @@ import pathlib
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any, Callable, TypeVar, cast
 
 from . import file_sync, world
 from .deferred import settle
+from .place import here
 
 T = TypeVar("T")
 
@@ -39,14 +40,11 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
 
     See https://docs.python.org/3/library/functions.html#open.
     """
-    store = None if isinstance(file, int) else file_sync.shared()
     modes = set(mode)
     if not modes & set("wax+"):
-        if store is not None:
-            file_sync.before_read(file, file_sync.callers_line())
+        file_sync.before_read(file)
         return builtins.open(file, mode, *args, **kwargs)
-    line = file_sync.callers_line()
-    content = _content(file, store, line) if "+" in modes and not modes & set("wx") else b""
+    content = _content(file) if "+" in modes and not modes & set("wx") else b""
     if file_sync.writes():
         handle = builtins.open(file, mode, *args, **kwargs)  # noqa: SIM115
     else:
@@ -56,8 +54,8 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
             path = copy.name if "+" in modes else os.devnull
             handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
         _raw(handle).name = file
-    if store is not None:
-        _on_close(handle, functools.partial(file_sync.wrote, line))
+    if file_sync.shared() is not None:
+        _on_close(handle, functools.partial(file_sync.wrote, here().line))
     return handle
 
 
@@ -70,15 +68,16 @@ def written(file: T) -> T:
     Raises:
         PeerError: rank 0 hasn't written it in time.
     """
-    file_sync.before_read(file, file_sync.callers_line())
+    file_sync.before_read(file)
     return file
 
 
-def _content(path: Any, store: Any, line: str) -> bytes:
+def _content(path: Any) -> bytes:
     """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
+    store = file_sync.shared()
     if store is None:  # the first rank of the machine has done with it
         return b"" if file_sync.writes() else _found(path)
-    key = file_sync.next_turn("content", line)
+    key = file_sync.next_turn("content")
     if world.is_main():
         content = _found(path)
         file_sync.tell(store, key, content.hex())
@@ -144,7 +143,7 @@ class _Called:
         self._counts = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with file_sync.writing(file_sync.callers_line()) if self._counts else nullcontext():
+        with file_sync.writing() if self._counts else nullcontext():
             return _gathering(_call(self._target, *args, **kwargs))
 
     def __getattr__(self, attribute: str) -> Any:
@@ -231,7 +230,8 @@ class Absent:
         return f"<{self._absent_name}: on rank 0 alone>"
 
 
-def main_first() -> AbstractContextManager[None]:
+@contextmanager
+def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
 
     For "if it is missing, fetch it" as a whole: the others then find that nothing is missing. What is written in the
@@ -242,33 +242,24 @@ def main_first() -> AbstractContextManager[None]:
             exceptions; they don't run it then.
         PeerError: local rank 0 isn't through in time.
     """
-    return _main_first(file_sync.callers_line())
-
-
-@contextmanager
-def _main_first(line: str) -> Iterator[None]:
     store = file_sync.shared()
     if store is None:  # also inside of another one
         yield
         return
-    file_sync.before_read("what is looked for in main_first()", line)
-    key = f"{file_sync.next_turn('first', line)}/{world.rank() - world.local_rank()}"
-    told = None
-    if world.local_rank() == 0:
-        try:
-            with file_sync.in_turn():
-                yield
-        except BaseException as error:
-            told = _told(error)
-            raise
-        finally:
-            file_sync.tell(store, key, told)
-        return
-    told = file_sync.hear(store, key, "local rank 0 in main_first()")
+    file_sync.before_read("what is looked for in main_first()")
+    key, is_first = f"{file_sync.next_turn('first')}/{world.rank() - world.local_rank()}", world.local_rank() == 0
+    told = None if is_first else file_sync.hear(store, key, "local rank 0 in main_first()")
     if told is not None:
         raise _retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
-    with file_sync.in_turn():
-        yield
+    try:
+        with file_sync.alone("local"):
+            yield
+    except BaseException as error:
+        told = _told(error)
+        raise
+    finally:
+        if is_first:
+            file_sync.tell(store, key, told)
 
 
 def _told(error: BaseException) -> tuple[list[str], Any]:

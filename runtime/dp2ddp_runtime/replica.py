@@ -53,7 +53,7 @@ class Replica:
         tensors = {**new, **dict(model.named_buffers())}
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-        told = [part.note for part in exchange("ddp.wrap_model", note=[digest, self.device_ids])]
+        told = exchange("ddp.wrap_model", [digest, self.device_ids])
         if any(theirs != digest for theirs, _ in told):
             raise Divergence("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
         self.device_ids = list(dict.fromkeys(index for _, ids in told for index in ids))
@@ -113,7 +113,7 @@ def _check_equal(model: nn.Module) -> None:
     """Raise if the parameters aren't the same, bit for bit, on all ranks."""
     params = dict(model.named_parameters())
     sums = torch.stack([checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
-    parts = [part.tensors[0].tolist() for part in exchange("the first training step", [sums.cpu()])]
+    parts = exchange("the first training step", sums.tolist())
     for index, name in enumerate(params):
         if any(part[index] != parts[0][index] for part in parts):
             raise Divergence(

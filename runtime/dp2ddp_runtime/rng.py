@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._compile import _disable_dynamo
 
-from . import nesting, world
+from . import world
 from .exchange import exchange
 
 np: Any
@@ -222,8 +222,7 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
     device = _cuda_device()
     with shared():
         told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
-        received = exchange("the random state", note=told)[0].note
-        *states, own = nesting.map_tensors(torch.clone, received)  # torch reads a state at its storage's beginning
+        *states, own = exchange("the random state", told)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
         generator.set_state(state)

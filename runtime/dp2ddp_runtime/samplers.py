@@ -72,7 +72,7 @@ class RankBatchSampler(Delegate):
             draws = not is_torchs  # torch's draw once, at the first batch
             batch = None if batch is None else list(batch)
             if not is_torchs:
-                batch = exchange("a batch of the sampler", note=batch if world.is_main() else None)[0].note
+                batch = exchange("a batch of the sampler", batch if world.is_main() else None)[0]
             if batch is None:
                 return
             sizes.append(chunk_sizes(len(batch), world.world_size()))

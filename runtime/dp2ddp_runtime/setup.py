@@ -6,8 +6,10 @@ import atexit
 import multiprocessing
 import os
 import re
+import socket
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -18,14 +20,14 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import failure, file_sync, launcher, rng, watchdog, world
-from .quiet import HeldOutput, quiet
+from .quiet import hold_until_setup, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
 _LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
 
-_held = HeldOutput() if "LAUNCHER" in world.environment() and launcher.JOINED not in os.environ else None
+_held = hold_until_setup()
 
 
 def setup(
@@ -60,6 +62,7 @@ def setup(
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
     """
     if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
+        _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
     env = world.environment()
@@ -72,8 +75,7 @@ def setup(
         nproc = process_count(chosen)
         if nproc > 1:
             launcher.launch(nproc)
-    if _held is not None:
-        _held.release()
+    _held.release(show=False)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
@@ -81,7 +83,7 @@ def setup(
     if is_child:
         place.world_size = place.local_world_size = 1
     elif is_rank:
-        _join(place, backend or _backend(place), init_method, timeout)
+        _join(place, backend, init_method, timeout)
     place.ready = True
     world.enter(place)
     if is_child:
@@ -155,16 +157,34 @@ def _place(env: Mapping[str, str]) -> world.World:
 
 
 def _backend(place: world.World) -> str:
-    devices = torch.cuda.device_count()
-    if place.device.type == "cuda" and place.local_world_size <= devices:
+    """NCCL takes each GPU for one rank only. Asks the ranks: a launcher may show each of them another GPU as its first.
+
+    Every rank comes to the same answer.
+    """
+    if place.device.type != "cuda":
+        return "gloo"
+    store: Any = place.store
+    store.set(f"gpu{place.rank}", _gpu(place.device))
+    store.add("gpus", 1)
+    all_told = lambda: file_sync.counted(store, "gpus") == place.world_size  # noqa: E731
+    file_sync.wait_until(all_told, place.timeout, "the other ranks to take their GPUs")
+    ranks_of = Counter(store.get(f"gpu{rank}") for rank in range(place.world_size))
+    if len(ranks_of) == place.world_size:
         return "nccl"
-    if place.device.type == "cuda":
-        shared = f"{place.local_world_size} ranks share {devices} GPU(s), which is slow"
-        warnings.warn(f"{shared}; they talk over gloo, because NCCL needs one GPU per rank", stacklevel=3)
+    shared = f"{place.world_size} ranks share {len(ranks_of)} GPU(s), which is slow"
+    warnings.warn(f"{shared}; they talk over gloo, because NCCL needs one GPU per rank", stacklevel=4)
     return "gloo"
 
 
-def _join(place: world.World, backend: str, init_method: str | None, timeout: float | timedelta | None) -> None:
+def _gpu(device: torch.device) -> str:
+    """Which of all the machines' GPUs a CUDA device is; NCCL sees one in all slices (MIG) of a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    name = getattr(properties, "uuid", None) or visible.get(device.index) or device.index  # torch 2.3 has no uuid
+    return f"{socket.gethostname()} {'a slice' if ' MIG ' in properties.name else name}"
+
+
+def _join(place: world.World, backend: str | None, init_method: str | None, timeout: float | timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
     os.environ[launcher.JOINED] = str(place.pid)
     if place.world_size == 1:
@@ -173,11 +193,11 @@ def _join(place: world.World, backend: str, init_method: str | None, timeout: fl
     if timeout is not None:
         limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         place.timeout = limits["timeout"].total_seconds()
-    store = launcher.launchers_store() or _meet(init_method or "env://", place)
-    place.store = file_sync.prefixed(store)
+    place.store = launcher.launchers_store() or _meet(init_method or "env://", place)
     # The runtime also sends things that live on the CPU: batches, metrics.
+    backend = backend or _backend(place)
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, **limits)
+    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, **limits)
     failure.install()
     watchdog.start(place.store)
     _tell_of_repeated_work()

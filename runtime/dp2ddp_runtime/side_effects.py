@@ -84,8 +84,8 @@ class SideEffects:
                 )
         if before.sums:
             own = [name for name, after in _sums(module).items() if before.sums.get(name) != after]
-            parts = exchange("what a forward wrote into parameters and buffers", note=own)
-            self._written.update(dict.fromkeys(name for part in parts for name in part.note))
+            parts = exchange("what a forward wrote into parameters and buffers", own)
+            self._written.update(dict.fromkeys(name for part in parts for name in part))
         if self._written:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             broadcast_coalesced([tensors[name].data for name in self._written if name in tensors])

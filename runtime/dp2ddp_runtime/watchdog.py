@@ -10,13 +10,19 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import failure, file_sync, world
+from . import failure, world
+from .file_sync import counted, tell
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _PATIENCE = 10.0  # seconds that a rank waits before it says so
 _LOOK_EVERY = 1.0  # seconds
+#: What the errors of ranks that are in different places end with.
+ADVICE = (
+    "Each rank must run every line: what decides on the way there has to be the same on all of them "
+    "(ddp.broadcast gives all ranks rank 0's value)"
+)
 
 _current: Waiting | None = None
 
@@ -51,11 +57,7 @@ def start(store: Store) -> None:
 
 def leave(store: Store) -> None:
     """Tell that this rank has come to the end of the script."""
-    file_sync.tell(store, _key(world.rank()), ["nothing: it has come to the end of the script", "its end", None])
-
-
-def _key(rank: int) -> str:
-    return f"waits{rank}"
+    tell(store, f"waits{world.rank()}", ["nothing: it has come to the end of the script", "its end", None])
 
 
 def _watch(store: Store) -> None:
@@ -66,9 +68,9 @@ def _watch(store: Store) -> None:
             waiting, now = _current, []
             if waiting is not None and time.monotonic() - waiting.since > _PATIENCE:
                 # Again and again: a rank that ceases to tell is at work, or was stopped.
-                file_sync.tell(store, _key(world.rank()), [*waiting.told, time.time()])
-                keys = [_key(rank) for rank in range(world.world_size())]
-                if all(store.add(f"{key}/told", 0) for key in keys):
+                keys = [f"waits{rank}" for rank in range(world.world_size())]
+                tell(store, keys[world.rank()], [*waiting.told, time.time()])
+                if all(counted(store, f"{key}/told") for key in keys):
                     now = [json.loads(store.get(key)) for key in keys]
                 if waiting is _current and before and now and _are_stuck(before, now):
                     _end(now)
@@ -84,11 +86,7 @@ def _are_stuck(before: list[Any], now: list[Any]) -> bool:
 def _end(states: list[Any]) -> NoReturn:
     if failure.may_speak(failure.FAILED):
         places = "".join(f"\n  rank {rank} at {line} waits for {what}" for rank, (what, line, _) in enumerate(states))
-        sys.stderr.write(
-            f"dp2ddp: the ranks wait for each other in different places:{places}\n"
-            "Each rank must run every line: what decides on the way there has to be the same on all of them "
-            "(ddp.broadcast gives all ranks rank 0's value).\n"
-        )
+        sys.stderr.write(f"dp2ddp: the ranks wait for each other in different places:{places}\n{ADVICE}.\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)  # the main thread is in a collective that never ends

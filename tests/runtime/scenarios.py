@@ -89,6 +89,28 @@ def fewer_rows_than_replicas(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def layers_that_would_synchronise(wrap: Wrapper) -> Tensors:
+    """`SyncBatchNorm` is BatchNorm where no process group is, as with `nn.DataParallel`; beside a wrapped part, too."""
+
+    class Parted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.SyncBatchNorm(4)
+            self.part = wrap(nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4, momentum=None)), root=self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(self.norm(x)).square()
+
+    net = Parted()
+    result = []
+    for rows in (9, 8):
+        out = net(torch.rand(rows, 4))
+        out.mean().backward()
+        result += [out, *grads(net), *net.buffers()]
+    return [*result, net.eval()(torch.rand(3, 4))]
+
+
+@scenario
 def another_dimension(wrap: Wrapper) -> Tensors:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import json
 import math
@@ -12,6 +14,7 @@ import sys
 import textwrap
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,61 +22,87 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import codec, collectives, exchange, outputs, world
+from dp2ddp_runtime import codec, collectives, exchange, outputs, rng, world
 from dp2ddp_runtime.exchange import Passenger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankError, RankPool
 
 
-def exchanged() -> list[int]:
-    """Parts that shrink and grow, so that the foreseen size fits and doesn't; how many gatherings each took."""
-    calls: list[int] = []
+@contextlib.contextmanager
+def gatherings() -> Iterator[list[int]]:
+    """How many bytes each gathering in it sends."""
+    sent: list[int] = []
     real = exchange.all_gather
-    exchange.all_gather = lambda row: calls.append(len(row)) or real(row)  # type: ignore[func-returns-value]
-    exchange._largest.clear()
-    exchange._largest.append(4096)
-    taken = []
+
+    def all_gather(row: torch.Tensor) -> torch.Tensor:
+        if len(row):
+            sent.append(len(row))
+        return real(row)
+
+    exchange.all_gather = all_gather
+    exchange._needed.clear()
+    exchange._needed.extend([4096] * 2)
     try:
-        for size in (3, 3, 20000, 20000, 5, 100000, *[5] * 8, 5):
-            rows = size * (world.rank() + 1)
-            tensors = [torch.arange(rows), torch.rand(0, 4), torch.tensor(True), torch.full((2, 1), 1j).mT]
-            for rank, part in enumerate(exchange.exchange("a test", tensors, ("note", world.rank()))):
-                assert part.note == ("note", rank)
-                assert torch.equal(part.tensors[0], torch.arange(size * (rank + 1)))
-                assert part.tensors[1].shape == (0, 4)
-                assert torch.equal(part.tensors[2], torch.tensor(True))
-                assert torch.equal(part.tensors[3], torch.full((1, 2), 1j))
-            taken.append(len(calls))
-            last, calls[:] = calls[0], []
+        yield sent
     finally:
         exchange.all_gather = real
+
+
+def exchanged() -> list[int]:
+    """Parts that shrink and grow, so that the foreseen size fits and doesn't; how many gatherings each took."""
+    taken = []
+    with gatherings() as sent:
+        for size in (3, 3, 20000, 20000, 20000, 5, 100000, *[5] * 8, 5):
+            rows = size * (world.rank() + 1)
+            tensors = [torch.arange(rows), torch.rand(0, 4), torch.tensor(True), torch.full((2, 1), 1j).mT]
+            for rank, (note, *came) in enumerate(exchange.exchange("a test", ["a note", *tensors])):
+                assert note == "a note"
+                assert torch.equal(came[0], torch.arange(size * (rank + 1)))
+                assert came[1].shape == (0, 4)
+                assert torch.equal(came[2], torch.tensor(True))
+                assert torch.equal(came[3], torch.full((1, 2), 1j))
+            taken.append(len(sent))
+            last, sent[:] = sent[0], []
     return [*taken, last]
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_one_collective_where_the_size_can_be_foreseen(ranks: RankPool, n: int) -> None:
     for *taken, last in ranks(n, exchanged):
-        assert taken == [1, 1, 2, 1, 1, 2, *[1] * 9]
+        assert taken == [1, 1, 2, 2, 1, 1, 2, *[1] * 9]
         assert last < 4096, "large messages are forgotten after a while"
 
 
-def after_a_large_one() -> list[int]:
-    """How much each exchange after a list of many files sends at once."""
-    sent: list[int] = []
-    ddp.broadcast(["a name of a file"] * 1_000_000)
-    real = exchange.all_gather
-    exchange.all_gather = lambda row: sent.append(len(row)) or real(row)  # type: ignore[func-returns-value]
-    try:
+def after_large_ones() -> list[list[int]]:
+    """How much an exchange sends after one that was large, and after several."""
+    with gatherings() as sent:
+        rng.adopt_main_state()
+        large, sent[:] = sum(sent), []
         ddp.broadcast(1)
-    finally:
-        exchange.all_gather = real
-    return sent
+        after_one, sent[:] = [*sent], []
+        for _ in range(2):
+            ddp.broadcast(["a name of a file"] * 1_000_000)
+        sent[:] = []
+        ddp.broadcast(1)
+    return [[large], after_one, sent]
 
 
 def test_a_large_exchange_makes_no_others_as_large(ranks: RankPool) -> None:
-    for sent in ranks(2, after_a_large_one):
-        assert max(sent) <= 1 << 22
+    for (random_state,), after_one, after_several in ranks(2, after_large_ones):
+        assert random_state > 10_000
+        assert after_one == [4096], "the random state of each epoch"
+        assert max(after_several) <= 1 << 22
+
+
+def empty_on_a_device() -> list[str]:
+    world.enter(dataclasses.replace(world.current(), device=torch.device("meta")))
+    parts = exchange.exchange("a test", torch.empty((0, 3), dtype=torch.int64, device="meta"))
+    return [f"{part.device} {part.dtype} {tuple(part.shape)}" for part in parts]
+
+
+def test_an_empty_tensor_of_a_device_arrives_there(ranks: RankPool) -> None:
+    assert ranks(2, empty_on_a_device) == [["meta torch.int64 (0, 3)"] * 2] * 2
 
 
 def broadcasts() -> bool:
@@ -109,6 +138,33 @@ def test_rows_of_any_sizes_are_gathered(ranks: RankPool, sizes: list[int], dim: 
     assert ranks(3, rows_gathered, sizes, dim) == [True] * 3
 
 
+def collectives_of(sizes: list[int]) -> list[str]:
+    """The calls by which rows of these sizes are gathered."""
+    called: list[str] = []
+    group = collectives._group()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            called.append(name)
+            return getattr(group, name)
+
+    collectives._group = Watched
+    try:
+        for size in sizes:
+            rows = collectives.all_gather(torch.full((size,), world.rank(), dtype=torch.uint8))
+            assert rows.shape == (world.world_size(), size)
+            assert [row.unique().item() for row in rows] == list(range(world.world_size()))
+    finally:
+        collectives._group = lambda: group
+    return called
+
+
+def test_large_rows_are_not_copied_for_each_rank(ranks: RankPool) -> None:
+    """256 kB in all go straight from rank to rank, which needs the row once for each."""
+    for called in ranks(2, collectives_of, [1 << 17, (1 << 17) + 1]):
+        assert called == ["alltoall_base", "allgather"]
+
+
 PLAIN: list[Any] = [
     None,
     True,
@@ -120,6 +176,7 @@ PLAIN: list[Any] = [
     1 + 2j,
     (1, ["a", (None,)]),
     {1, 2},
+    frozenset([1]),
     {"a": {1: (2,)}, (3, 4): None},
     datetime.datetime(2026, 11, 21, 3, 4, 5),
     datetime.date(2026, 1, 2),
@@ -130,6 +187,10 @@ PLAIN: list[Any] = [
     np.float32(0.1),
     np.arange(6).reshape(2, 3),
     np.zeros((0, 2)),
+    np.float64(0.1),
+    np.bool_(True),
+    np.array([1j, np.nan]),
+    [np.str_("text"), datetime.time(1, 2)],
     torch.arange(3),
     [torch.zeros(2), np.int64(3)],
     2**80,
@@ -175,7 +236,7 @@ def passengers() -> list[Any]:
     board("both")
     if world.is_main():
         board("early")
-    exchange.exchange("a test", [torch.ones(3)], "note")
+    exchange.exchange("a test", [torch.ones(3), "note"])
     first = dict(arrived)
     board("early")
     exchange.exchange("a test")

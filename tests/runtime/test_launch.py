@@ -10,13 +10,15 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from dp2ddp_runtime import launcher, world
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 
@@ -56,6 +58,9 @@ def wait_for_end(pids: list[int], seconds: float = 5) -> list[int]:
     return [pid for pid in pids if is_alive(pid)]
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
 def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tmp_path: Path) -> None:
     script = write(
         tmp_path,
@@ -64,12 +69,43 @@ def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tm
         print("before")
         os.system("echo from a child")
         ddp.setup()
+        ddp.setup()
         print("after", counted, ddp.device_count())
         """,
     )
-    run = start(script)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
+    for run in (start(script), start(*TORCHRUN, script, nproc=None, env={"PYTHONHASHSEED": "0"})):
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "at_once"),
+    [
+        ("ddp.rank()", True),  # somebody else's training, which takes something from here
+        ("if len(sys.argv) > 1: ddp.setup()", False),
+        ("ddp.setup(beside_ddp=True)", True),
+    ],
+)
+def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(tmp_path: Path, rest: str, at_once: bool) -> None:
+    """Rank 1's lines, in their order; and at once, where it is known that it prints like all others."""
+    script = write(
+        tmp_path,
+        f"""
+        print("before", flush=True)
+        os.system("echo from a child")
+        {rest}
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        print("after", os.stat(1).st_ino == int(sys.stdin.readline()), flush=True)
+        """,
+    )
+    env = {**ENVIRONMENT, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        printed = process.communicate(str(os.fstat(process.stdout.fileno()).st_ino) + "\n", timeout=60)[0]
+    assert printed.splitlines() == ["before", "from a child", f"after {at_once}"]
 
 
 def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
@@ -297,7 +333,7 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None
             if ddp.is_main():
                 lines = [n for n, line in enumerate(open(__file__), 1) if line.endswith("ddp.main_first():\\n")]
                 first, second = [f"first train.py:{n} 1/0" for n in lines]
-                attack(first, "dp2ddp/" + first, place["SECRET"] + "/dp2ddp/" + second)
+                attack(first, place["SECRET"] + "/" + second)
         try:
             with ddp.main_first():
                 time.sleep(0.5)
@@ -348,8 +384,7 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> 
             print("fine", ddp.world_size())
         """
     script = write(tmp_path, body)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = start(*torchrun, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
+    done = start(*TORCHRUN, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
     assert (done.returncode, done.stdout) == (0, "fine 2\n"), done.stderr
     assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
     line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
@@ -369,8 +404,7 @@ def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
         with ddp.main_first():
             print("attempt", attempt, total.tolist())
         """
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2")
-    done = start(*torchrun, write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    done = start(*TORCHRUN, "--max-restarts=2", write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
     assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
     assert "hashes strings" not in done.stderr
     errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
@@ -456,12 +490,58 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices([5, 2], 2) == [2, 0], "a launcher shows its ranks other devices than the script names"
 
 
-def test_more_ranks_than_devices_use_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    cuda = torch.device("cuda", 0)
-    assert setup._backend(world.World(world_size=1, local_world_size=1, device=cuda)) == "nccl"
-    with pytest.warns(UserWarning, match=r"2 ranks share 1 GPU"):
-        assert setup._backend(world.World(world_size=2, local_world_size=2, device=cuda)) == "gloo"
+class Gpu(NamedTuple):
+    """What a rank sees of the device that it takes."""
+
+    index: int
+    visible: str = ""
+    uuid: str | None = None
+    host: str = "a machine"
+    name: str = "NVIDIA H100 80GB HBM3"
+
+
+SLICE = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shared"),
+    [
+        ([Gpu(0, uuid="a")], None),
+        ([Gpu(0, uuid="a"), Gpu(1, uuid="b")], None),
+        ([Gpu(0, uuid="a"), Gpu(0, uuid="a")], "2 ranks share 1 GPU"),
+        ([Gpu(0, "0", "a"), Gpu(0, "0", "b")], None),  # SLURM: each task has a GPU of its own, and counts from 0
+        ([Gpu(0, uuid="a"), Gpu(1, uuid="b"), Gpu(0, uuid="a")], "3 ranks share 2 GPU"),
+        ([Gpu(0), Gpu(1)], None),  # older torch doesn't tell
+        ([Gpu(0), Gpu(0)], "2 ranks share 1 GPU"),
+        ([Gpu(0, "2"), Gpu(0, "3"), Gpu(1, "0,1"), Gpu(0)], None),
+        ([Gpu(0, "2,3"), Gpu(0, "2")], "2 ranks share 1 GPU"),
+        ([Gpu(0), Gpu(0, host="another")], None),
+        ([Gpu(0, uuid="a", name=SLICE), Gpu(0, uuid="b", name=SLICE)], "2 ranks share 1 GPU"),
+    ],
+)
+def test_ranks_that_share_a_gpu_use_gloo(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], shared: str | None) -> None:
+    """All ranks come to the same answer, whatever each of them sees."""
+
+    def take(gpu: Gpu) -> torch.device:
+        properties = SimpleNamespace(name=gpu.name, **({"uuid": gpu.uuid} if gpu.uuid else {}))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr("socket.gethostname", lambda: gpu.host)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu.visible)
+        return torch.device("cuda", gpu.index)
+
+    for rank, gpu in enumerate(gpus):
+        store = HashStore()
+        for other in [number for number in range(len(gpus)) if number != rank]:
+            store.set(f"gpu{other}", setup._gpu(take(gpus[other])))
+            store.add("gpus", 1)
+        place = world.World(rank, world_size=len(gpus), device=take(gpu), store=store)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert setup._backend(place) == ("gloo" if shared else "nccl")
+        assert [str(warning.message).partition(" GPU")[0] + " GPU" for warning in told] == ([shared] if shared else [])
+
+
+def test_on_the_cpu_ranks_use_gloo() -> None:
     assert setup._backend(world.World(world_size=2, local_world_size=2)) == "gloo"
 
 

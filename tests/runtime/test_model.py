@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -98,9 +99,9 @@ def wrapping_details() -> None:
 def ranks_agree(value: Any) -> Any:
     if world.world_size() == 1:
         return value
-    told = exchange("a test", note=value)
-    assert all(part.note == told[0].note for part in told)
-    return told[0].note
+    told = exchange("a test", value)
+    assert all(part == told[0] for part in told)
+    return told[0]
 
 
 def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) -> None:
@@ -194,6 +195,41 @@ def test_only_modules_are_wrapped() -> None:
         models.wrap_model(nn.BatchNorm1d(2), sync_bn=True)
     module = nn.Linear(1, 1)
     assert models.wrap_model(nn.DataParallel(module)).module is module
+
+
+def layers_of_its_own() -> list[str]:
+    """A model that has `SyncBatchNorm` layers stays what it is: keys, copies, pickles, compiled."""
+    module = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))
+    keys, text = list(module.state_dict()), repr(module)
+    net = models.wrap_model(module)
+    assert (list(net.module.state_dict()), repr(net.module)) == (keys, text)
+    x = torch.rand(4, 3)
+    expected = copy.deepcopy(net)(x)
+    file = io.BytesIO()
+    torch.save(module, file)
+    for copied in (torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(module))):
+        assert type(copied[1]) is nn.SyncBatchNorm
+        assert models.wrap_model(copied)(x).equal(expected)
+    compiled: Any = torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True)
+    assert models.wrap_model(compiled)(x).equal(expected)
+    asked = []
+    for device in ("cpu", "cuda"):
+        with warnings.catch_warnings(), mock.patch.object(world, "device", lambda device=device: torch.device(device)):
+            warnings.simplefilter("ignore")
+            converted = models._with_sync_bn(nn.Sequential(nn.BatchNorm1d(3), nn.SyncBatchNorm(3)), True)
+        try:
+            converted(x)
+            asked.append("nobody")
+        except ValueError as error:  # the CPU can't synchronise
+            asked.append(str(error))
+    return asked
+
+
+def test_layers_that_would_synchronise_do_if_asked_to(ranks: RankPool) -> None:
+    for on_the_cpu, on_cuda in ranks(2, layers_of_its_own):
+        assert on_the_cpu == "nobody"
+        assert "SyncBatchNorm expected input tensor to be on GPU" in on_cuda
+    assert nn.SyncBatchNorm.forward.__module__.startswith("torch."), "here nothing is wrapped on several ranks"
 
 
 class Open(models.WrappedModel):
