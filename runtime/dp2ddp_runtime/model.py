@@ -154,9 +154,9 @@ class WrappedModel(DistributedDataParallel):
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
-        reducer = self._replica.reducer() if torch.is_grad_enabled() else None
-        call = self._inputs.cut((args, kwargs), self.device)
         modules = list(self.module.modules())
+        reducer = self._replica.reducer(modules) if torch.is_grad_enabled() else None
+        call = self._inputs.cut((args, kwargs), self.device)
         before = self._effects.begin(self.module, modules)
         try:
             # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
@@ -198,7 +198,7 @@ class WrappedModel(DistributedDataParallel):
         if world.world_size() == 1 or self._inside:
             yield
             return
-        reducer = self._replica.reducer()
+        reducer = self._replica.reducer(list(self.module.modules()))
         before, reducer.enabled = reducer.enabled, False
         try:
             yield

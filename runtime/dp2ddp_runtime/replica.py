@@ -68,10 +68,14 @@ class Replica:
         return new
 
     @_disable_dynamo
-    def reducer(self) -> Reducer:
-        """What averages the gradients of all parameters that there are by now. A collective if some are new."""
+    def reducer(self, modules: Sequence[nn.Module]) -> Reducer:
+        """What averages the gradients of all parameters that there are by now. A collective if some are new.
+
+        Args:
+            modules: the module's, itself included. (To walk through them takes long in a deep model.)
+        """
         whole = self._whole()
-        modules = list(whole.modules())
+        modules = modules if whole is self._module else list(whole.modules())
         found = dict.fromkeys(param for inner in modules for param in inner._parameters.values())
         params = [param for param in found if param is not None]
         embeddings: Any = [inner for inner in modules if isinstance(inner, (nn.Embedding, nn.EmbeddingBag))]
