@@ -1,1 +1,1 @@
-"""What a script means: the roles that names play, its loops, losses and metrics. Source in, facts out."""
+"""What a script means: the roles that names play, its wraps, loops, files. A parsed program in, facts out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 _INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
 
@@ -38,7 +38,7 @@ def is_indexed(node: ast.expr) -> bool:
     return False
 
 
-def is_compared(source: Source, node: ast.expr) -> bool:
+def is_compared(source: ParsedProgram, node: ast.expr) -> bool:
     """Whether an expression is compared with something, by itself or among others: `device in ("cpu", "cuda:0")`."""
     above = source.parent(node)
     while isinstance(above, (ast.Tuple, ast.List, ast.Set)):

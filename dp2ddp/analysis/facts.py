@@ -29,7 +29,7 @@ from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.project.uses import Uses
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Facts:
         allow_ddp: whether a script may also set up DistributedDataParallel itself.
     """
 
-    source: Source
+    source: ParsedProgram
     names: Names
     resolver: Resolver
     wraps: Wraps
@@ -55,7 +55,7 @@ class Facts:
     allow_ddp: bool = False
 
     @classmethod
-    def of(cls, source: Source, *, sync_bn: bool = False, allow_ddp: bool = False) -> Facts:
+    def of(cls, source: ParsedProgram, *, sync_bn: bool = False, allow_ddp: bool = False) -> Facts:
         """Analyse a script."""
         names = Names(source)
         resolver = Resolver(source, names)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dp2ddp.errors import BadInput
 from dp2ddp.project import commands, entries
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.tree import Tree
 
 _INIT = "__init__.py"
@@ -33,7 +33,7 @@ class Choice:
     unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def named(names: Sequence[str], tree: Tree, sources: Sources) -> Choice:
+def named(names: Sequence[str], tree: Tree, sources: PythonFiles) -> Choice:
     """The scripts that `--entry` names: `FILE`, relative to the project or to the current folder, `module:function`.
 
     Raises:
@@ -51,7 +51,7 @@ def named(names: Sequence[str], tree: Tree, sources: Sources) -> Choice:
     return Choice(functions, started)
 
 
-def _module(path: str, sources: Sources) -> str:
+def _module(path: str, sources: PythonFiles) -> str:
     """What to call a file's module where it is imported."""
     folder, name = posixpath.split(path)
     parts = [] if name == _INIT else [name[: -len(".py")]]
@@ -61,7 +61,7 @@ def _module(path: str, sources: Sources) -> str:
     return ".".join(reversed(parts))
 
 
-def _entry(name: str, sources: Sources) -> tuple[str, list[str]]:
+def _entry(name: str, sources: PythonFiles) -> tuple[str, list[str]]:
     path = _file(name, sources)
     if path is not None:
         return path, []
@@ -76,7 +76,7 @@ def _entry(name: str, sources: Sources) -> tuple[str, list[str]]:
     )
 
 
-def _file(name: str, sources: Sources) -> str | None:
+def _file(name: str, sources: PythonFiles) -> str | None:
     for place in (sources.root / name, name):
         if os.path.isfile(place):
             path = os.path.relpath(os.path.abspath(place), os.path.abspath(sources.root)).replace(os.sep, "/")
@@ -85,7 +85,7 @@ def _file(name: str, sources: Sources) -> str | None:
     return None
 
 
-def guessed(tree: Tree, sources: Sources, layout: Layout) -> Choice:
+def guessed(tree: Tree, sources: PythonFiles, layout: Layout) -> Choice:
     """The scripts that come to a wrap.
 
     Raises:

@@ -18,7 +18,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import entries, placing, vendor, wrapcalls
 from dp2ddp.project import tree as trees
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.text_files import STANDARD, check_writable
 from dp2ddp.project.tree import Tree
 
@@ -32,7 +32,7 @@ class _Job:
 
     request: Request
     tree: Tree
-    sources: Sources
+    sources: PythonFiles
     names: Names
     outcome: Outcome
     warnings: Sequence[BadInput]
@@ -130,7 +130,7 @@ def _convert(request: Request, tree: Tree, names: Names) -> _Job:
     return _Job(request, tree, sources, names, outcome, warnings, chosen.commands, touched)
 
 
-def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: Sources, layout: Layout) -> Outcome:
+def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: PythonFiles, layout: Layout) -> Outcome:
     """Converts the scripts; where they were guessed, those that can't be converted are left as they are."""
     guessed = not request.entries
     followed: list[Program] = []
@@ -166,7 +166,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-def _linked(tree: Tree, sources: Sources) -> Iterator[BadInput]:
+def _linked(tree: Tree, sources: PythonFiles) -> Iterator[BadInput]:
     """Links to Python files elsewhere that would matter."""
     known = {os.path.realpath(tree.root / path) for path in sources}
     for link in tree.links:
@@ -182,7 +182,7 @@ def _unread(outcome: Outcome, known: Sequence[BadInput]) -> list[BadInput]:
     return [error for text, error in errors.items() if text not in said]
 
 
-def _ignored(outcome: Outcome, sources: Sources) -> Iterator[BadInput]:
+def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
     """Files of the scripts that `.gitignore` names."""
     importers = {path: program.entry for program in outcome.programs for path in program.files}
     for path, importer in sorted(importers.items()):

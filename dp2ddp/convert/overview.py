@@ -13,7 +13,7 @@ from click import style
 from dp2ddp.convert import report
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.project.text_files import SourceFile
+from dp2ddp.project.text_files import TextFile
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"
@@ -107,7 +107,7 @@ class Project:
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
 
-def show_diffs(changes: Iterable[tuple[SourceFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
+def show_diffs(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
     """Shows the unified diffs on standard output, in colors on a terminal."""
     for source, conversion in changes:
         name = source.name if names is None else names[source.name]

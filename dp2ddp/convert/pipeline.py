@@ -17,7 +17,7 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules
-from dp2ddp.source.program import File, Source, link, parse
+from dp2ddp.source.program import File, ParsedProgram, link, parse
 from dp2ddp.source.spans import Span, moved
 
 # What a file has to speak of to have to do with training: models, data, losses, devices, files, randomness, time,
@@ -103,7 +103,7 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
     return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
 
 
-def _convert(source: Source, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
+def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
         notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
@@ -139,7 +139,7 @@ def _left_behind(file: File, converted: set[str]) -> list[Note]:
     ]
 
 
-def _convert_file(file: File, original: str, source: Source, planned: Plan, options: Options) -> Conversion:
+def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan, options: Options) -> Conversion:
     """What the plan means for one file."""
     edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
@@ -176,7 +176,7 @@ def with_ignored(options: Options, ignore: Sequence[str]) -> Options:
     return replace(options, ignore=frozenset(rule_id.upper() for rule_id in ignore))
 
 
-def _comment(note: Note, file: File, source: Source) -> InsertBefore:
+def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
     """The note as a comment above the statement that it is about."""
     statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
     around = (moved(source.span(node), -file.before) for node in statements)
@@ -184,11 +184,11 @@ def _comment(note: Note, file: File, source: Source) -> InsertBefore:
     return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
 
 
-def _is_elif(node: ast.stmt, source: Source) -> bool:
+def _is_elif(node: ast.stmt, source: ParsedProgram) -> bool:
     return isinstance(node, ast.If) and source.segment(node).startswith("elif")
 
 
-def _refuse_misplaced(source: Source, edits: Sequence[Edit]) -> None:
+def _refuse_misplaced(source: ParsedProgram, edits: Sequence[Edit]) -> None:
     """Python 3.9 gives wrong columns for what stands in an f-string of several lines.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Plan:
     refused: bool = False
 
 
-def plan(source: Source, options: Options) -> Plan:
+def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
         return Plan()

@@ -18,7 +18,7 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.uses import Uses
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
@@ -104,7 +104,7 @@ def root_of(scripts: Sequence[Path]) -> Path:
     return here if here == shared or here in shared.parents else shared
 
 
-def follow(sources: Sources, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
+def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
     """The program that the script `entry` starts, or that commands start by its `functions`.
 
     Raises:

@@ -17,8 +17,8 @@ from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
-from dp2ddp.project.text_files import STANDARD, SourceFile
+from dp2ddp.project.python_files import PythonFiles
+from dp2ddp.project.text_files import STANDARD, TextFile
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class _Job:
     """Scripts as read, and what became of them; by paths relative to the project's root."""
 
     request: Request
-    given: Mapping[str, SourceFile]
-    sources: Sources
+    given: Mapping[str, TextFile]
+    sources: PythonFiles
     names: Names
     outcome: Outcome
 
-    def source(self, path: str) -> SourceFile:
+    def source(self, path: str) -> TextFile:
         return self.given.get(path) or self.sources.source(path)
 
     def new_bytes(self, path: str) -> bytes:
@@ -78,7 +78,7 @@ def outcome_of(request: Request) -> tuple[Names, Outcome]:
     return job.names, job.outcome
 
 
-def _folder(request: Request, given: Sequence[SourceFile]) -> Path | None:
+def _folder(request: Request, given: Sequence[TextFile]) -> Path | None:
     """The folder that the output is, None where it is a file or nothing."""
     if request.output in (None, STANDARD):
         return None
@@ -96,13 +96,13 @@ def _check_folder(folder: Path, request: Request) -> None:
     text_files.check_writable(folder / "any" if folder.is_dir() else folder)
 
 
-def _check_in_place(given: Sequence[SourceFile], request: Request) -> None:
+def _check_in_place(given: Sequence[TextFile], request: Request) -> None:
     for source in given:
         if request.in_place and source.path is not None:
             text_files.check_writable(source.path)
 
 
-def _runtime_folders(request: Request, given: Sequence[SourceFile]) -> list[Path]:
+def _runtime_folders(request: Request, given: Sequence[TextFile]) -> list[Path]:
     """Where the runtime is to lie, beside outputs that are files."""
     if not request.vendored:
         return []
@@ -110,16 +110,16 @@ def _runtime_folders(request: Request, given: Sequence[SourceFile]) -> list[Path
     return list(dict.fromkeys(target.parent for target in targets if target is not None))
 
 
-def _convert(request: Request, given: Sequence[SourceFile]) -> _Job:
+def _convert(request: Request, given: Sequence[TextFile]) -> _Job:
     if given[0].path is None:
         conversions = {given[0].name: convert_source(given[0].text, given[0].name, request.options)}
-        sources = Sources(Path(), late=lambda path: False)
+        sources = PythonFiles(Path(), late=lambda path: False)
         names = Names(Path(), {given[0].name: given[0].name})
         return _Job(request, {given[0].name: given[0]}, sources, names, Outcome([], conversions))
     paths = [Path(os.path.abspath(source.name)) for source in given]
     root = programs.root_of(paths)
     by_path = {path.relative_to(root).as_posix(): source for path, source in zip(paths, given)}
-    sources = Sources(root, late=lambda path: True)
+    sources = PythonFiles(root, late=lambda path: True)
     for path, source in by_path.items():
         sources.give(path, source)
     names = Names(root, {path: source.name for path, source in by_path.items()})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dp2ddp.errors import BadInput
 from dp2ddp.project import commands, wrapcalls
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.uses import Uses
 from dp2ddp.source import syntax
 from dp2ddp.source.nodes import is_main_guard
@@ -47,7 +47,7 @@ class Guess:
     unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def guess(sources: Sources, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
+def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
     A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
@@ -57,7 +57,7 @@ def guess(sources: Sources, layout: Layout, installed: Iterable[commands.Command
     return _Guesser(sources, layout).guess(installed)
 
 
-def started(sources: Sources, installed: Iterable[commands.Command]) -> dict[str, dict[str, str]]:
+def started(sources: PythonFiles, installed: Iterable[commands.Command]) -> dict[str, dict[str, str]]:
     """The functions that commands start, and the commands' names, by file."""
     found: dict[str, dict[str, str]] = {}
     for command in installed:
@@ -68,14 +68,14 @@ def started(sources: Sources, installed: Iterable[commands.Command]) -> dict[str
 
 
 def importing(
-    sources: Sources, layout: Layout, changed: Collection[str], known: Collection[str]
+    sources: PythonFiles, layout: Layout, changed: Collection[str], known: Collection[str]
 ) -> dict[str, list[str]]:
     """The other scripts, not among those `known`, that import one of the `changed` files, and which."""
     return _Guesser(sources, layout).importing(changed, known)
 
 
 class _Guesser:
-    def __init__(self, sources: Sources, layout: Layout) -> None:
+    def __init__(self, sources: PythonFiles, layout: Layout) -> None:
         self._sources = sources
         self._layout = layout
         self._trees: dict[str, ast.Module | None] = {}

@@ -26,7 +26,7 @@ _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class TextFile:
     """A script as read.
 
     Attributes:
@@ -48,7 +48,7 @@ class SourceFile:
         return (codecs.BOM_UTF8 if self.has_mark else b"") + text.encode(self.encoding)
 
 
-def read(name: str) -> SourceFile:
+def read(name: str) -> TextFile:
     """Reads the script at the path `name`, or standard input for ``-``.
 
     Raises:
@@ -70,7 +70,7 @@ def read(name: str) -> SourceFile:
     return decode(data, name, path)
 
 
-def decode(data: bytes, name: str, path: Path | None) -> SourceFile:
+def decode(data: bytes, name: str, path: Path | None) -> TextFile:
     """The script whose bytes are `data`.
 
     Raises:
@@ -98,10 +98,10 @@ def decode(data: bytes, name: str, path: Path | None) -> SourceFile:
         raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
     if _is_notebook(text):
         raise _notebook(name)
-    return SourceFile(name, path, text, encoding, has_mark)
+    return TextFile(name, path, text, encoding, has_mark)
 
 
-def check_output(output: str, source: SourceFile, *, force: bool) -> None:
+def check_output(output: str, source: TextFile, *, force: bool) -> None:
     """Checks that the conversion may be written to `output`, before any work is done.
 
     Raises:

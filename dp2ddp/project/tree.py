@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project import ignored
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 
 _IGNORED = "named by .gitignore"
 _SPECIAL = "neither files nor folders"
@@ -41,9 +41,9 @@ class Tree:
         """How much was left out for each reason."""
         return Counter(self.left_out.values())
 
-    def sources(self) -> Sources:
+    def sources(self) -> PythonFiles:
         """The Python files. A file that `.gitignore` names is one of them as soon as it is asked for by its path."""
-        return Sources(self.root, (path for path in self.files if path.endswith(".py")), self._is_ignored)
+        return PythonFiles(self.root, (path for path in self.files if path.endswith(".py")), self._is_ignored)
 
     def _is_ignored(self, path: str) -> bool:
         while path:

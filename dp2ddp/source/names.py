@@ -6,7 +6,7 @@ import ast
 from typing import NamedTuple, Union
 
 from dp2ddp.source.nodes import attribute_got
-from dp2ddp.source.program import SCOPES, ScopeNode, Source
+from dp2ddp.source.program import SCOPES, ParsedProgram, ScopeNode
 from dp2ddp.source.starred import starred
 
 # Other paths under which the same object can be imported.
@@ -51,7 +51,7 @@ Target = Union[str, Own, OwnModule]
 class Names:
     """Resolves names through the imports, scope by scope: to dotted paths, or into the program's own modules."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ParsedProgram) -> None:
         self.source = source
         self._imported: dict[ScopeNode, dict[str, Target]] = {}
         self._stars: dict[ast.Module, list[ast.ImportFrom]] = {}

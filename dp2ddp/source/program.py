@@ -49,7 +49,7 @@ Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
 
 
 @dataclass(eq=False)
-class Source:
+class ParsedProgram:
     """A program: one script, or a project's scripts and what they import from each other, as text and syntax trees.
 
     Its files are laid end to end and their lines counted through, so that a line number says which file it is in, and
@@ -218,7 +218,7 @@ class Source:
         return len(text.encode("utf-8")[:byte_column].decode("utf-8"))
 
 
-def parse(text: str, filename: str) -> Source:
+def parse(text: str, filename: str) -> ParsedProgram:
     """One script by itself.
 
     Raises:
@@ -233,7 +233,7 @@ def link(
     resolve: Resolve,
     *,
     commands: Mapping[str, Sequence[str]] | None = None,
-) -> Source:
+) -> ParsedProgram:
     """The files of one program, `texts` by name.
 
     Args:
@@ -251,4 +251,4 @@ def link(
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return Source(files, entries, resolve, commands or {})
+    return ParsedProgram(files, entries, resolve, commands or {})

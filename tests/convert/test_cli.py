@@ -24,7 +24,7 @@ from dp2ddp.convert.plan import Plan
 from dp2ddp.project import vendor
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 SCRIPT = """\
 import torch.nn as nn
@@ -39,7 +39,7 @@ net = ddp.wrap_model(Net())  # wrap
 """
 
 
-def stub_plan(source: Source, options: Options) -> Plan:
+def stub_plan(source: ParsedProgram, options: Options) -> Plan:
     """Wraps models, and has a note for a script that says "odd"."""
     edits: list[Edit] = []
     for node in ast.walk(source.files[0].tree):
@@ -272,7 +272,7 @@ def test_wrong_usage_ends_with_2(script: Path, args: Sequence[str]) -> None:
 
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(source: Source, options: Options) -> Plan:
+    def wrong(source: ParsedProgram, options: Options) -> Plan:
         return Plan([ReplaceExpr("DDP002", source.span(source.files[0].tree.body[1]), "x", "y = 1")])
 
     monkeypatch.setattr(pipeline, "plan", wrong)

@@ -11,7 +11,7 @@ from dp2ddp.convert import pipeline
 from dp2ddp.project import commands, entries
 from dp2ddp.project.commands import Command
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options
 
 TRAIN = Command("tool-train", "tool.cli", "train", "")
@@ -40,7 +40,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
 
 def guess(folder: Path, files: Mapping[str, str]) -> entries.Guess:
     write(folder, files)
-    sources = Sources(folder, [path for path in files if path.endswith(".py")])
+    sources = PythonFiles(folder, [path for path in files if path.endswith(".py")])
     return entries.guess(sources, Layout(sources), commands.read(folder, files))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dp2ddp.project import entries, wrapcalls
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.source import syntax
 
 GUARD = "if __name__ == '__main__':\n    main()\n"
@@ -20,7 +20,7 @@ def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Guess:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
-    sources = Sources(folder, files)
+    sources = PythonFiles(folder, files)
     return entries.guess(sources, Layout(sources))
 
 
@@ -301,7 +301,7 @@ def test_scripts_that_import_what_changed_are_told(tmp_path: Path) -> None:
         "module.py": "import utils\n",
     }
     assert guess(tmp_path, files).entries == ["train.py"]
-    sources = Sources(tmp_path, files)
+    sources = PythonFiles(tmp_path, files)
     found = entries.importing(sources, Layout(sources), ["engine.py", "utils.py"], ["train.py"])
     assert found == {"package/deep.py": ["utils.py"], "prepare.py": ["utils.py"]}
 

@@ -10,7 +10,7 @@ import pytest
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
-from dp2ddp.project.text_files import SourceFile
+from dp2ddp.project.text_files import TextFile
 from dp2ddp.source import syntax
 
 
@@ -138,7 +138,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 def test_devices_are_written_to_and_not_replaced() -> None:
-    source = SourceFile("a.py", None, "")
+    source = TextFile("a.py", None, "")
     text_files.check_output(os.devnull, source, force=False)
     text_files.write(Path(os.devnull), b"x\n")
     assert not Path(os.devnull).is_file()

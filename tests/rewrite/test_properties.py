@@ -19,7 +19,7 @@ from dp2ddp.project import text_files
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceExpr, WrapStatement
 from dp2ddp.rules import Options
-from dp2ddp.source.program import Source, parse
+from dp2ddp.source.program import ParsedProgram, parse
 
 SETTINGS = settings(max_examples=150, deadline=None)
 
@@ -166,7 +166,9 @@ def _flat(tree: ast.AST) -> str:
     return ast.dump(Flatten().visit(copy.deepcopy(tree))).replace("Store()", "Load()")
 
 
-def _draw_edits(data: st.DataObject, source: Source) -> tuple[list[Edit], dict[ast.AST, str], dict[ast.AST, str]]:
+def _draw_edits(
+    data: st.DataObject, source: ParsedProgram
+) -> tuple[list[Edit], dict[ast.AST, str], dict[ast.AST, str]]:
     templates: dict[ast.AST, str] = {}
     statements: dict[ast.AST, str] = {}
     edits: list[Edit] = []
@@ -188,7 +190,7 @@ def _draw_edits(data: st.DataObject, source: Source) -> tuple[list[Edit], dict[a
     return edits, templates, statements
 
 
-def _statement_edit(source: Source, node: ast.stmt, kind: str) -> Edit:
+def _statement_edit(source: ParsedProgram, node: ast.stmt, kind: str) -> Edit:
     span = source.span(node)
     if kind == "remove":
         return RemoveStatement("DDP000", span, "test")
@@ -197,11 +199,11 @@ def _statement_edit(source: Source, node: ast.stmt, kind: str) -> Edit:
     return (InsertBefore if kind == "before" else InsertAfter)("DDP000", span, "test", ["new()"])
 
 
-def _is_elif(source: Source, node: ast.stmt) -> bool:
+def _is_elif(source: ParsedProgram, node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and source.segment(node).startswith("elif")
 
 
-def _untouched(source: Source, edits: Sequence[Edit]) -> list[str]:
+def _untouched(source: ParsedProgram, edits: Sequence[Edit]) -> list[str]:
     """The lines, but for blank ones, that hold no part of anything edited."""
     touched = {line for edit in edits for line in range(edit.span.start.line, edit.span.end.line + 1)}
     lines = enumerate(source.lines, start=1)

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from dp2ddp.analysis.roles import Resolver
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
 class Callers:
     """The program's own calls, backwards."""
 
-    def __init__(self, source: Source, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, resolver: Resolver) -> None:
         self.source = source
         self.resolver = resolver
 

@@ -23,7 +23,7 @@ from dp2ddp.analysis.roles import (
 )
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # Calls that draw as soon as they are made.
 _EXHAUSTING = frozenset(
@@ -52,7 +52,7 @@ class DataLoop:
 class Loops:
     """Finds the loops and answers what their bodies do, calls into the script's own functions included."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

@@ -6,7 +6,7 @@ import ast
 from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
-from dp2ddp.source.program import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 Definition = Union[ast.ClassDef, FunctionNode]
 # What can be a function or class; of calls and subscripts, `getattr(models, name)` and `models.__dict__[name]`.
@@ -19,7 +19,7 @@ def means(resolver: Resolver, node: ast.AST, definition: Definition) -> bool:
     return any(isinstance(role, (Class, Function)) and role.definition is definition for role in roles)
 
 
-def is_reached(source: Source, resolver: Resolver, node: ast.AST) -> bool:
+def is_reached(source: ParsedProgram, resolver: Resolver, node: ast.AST) -> bool:
     """Whether anything names the function in which a node stands.
 
     A file that is started may pick its own functions without naming them; so may a decorator, and Python picks methods.

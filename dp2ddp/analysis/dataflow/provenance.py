@@ -8,13 +8,13 @@ from functools import cached_property
 
 from dp2ddp.analysis.roles import Instance, Module, Resolver, defaults
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.program import FUNCTIONS, Source
+from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 
 class Provenance:
     """Finds the expressions that an expression's value can be."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

@@ -14,7 +14,7 @@ from functools import cached_property
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order, is_main_guard
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 from dp2ddp.source.spans import Span
 
 _JOIN = "init_process_group"
@@ -26,7 +26,7 @@ _ASKS = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessin
 class OwnDdp:
     """A script's own distributed training."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
@@ -211,7 +211,7 @@ def _negated(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def opposite(source: Source, test: ast.expr) -> str:
+def opposite(source: ParsedProgram, test: ast.expr) -> str:
     """The source of a test's opposite, as the script writes it where it does."""
     negated = _negated(test)
     if source.parent(negated) is not None:

@@ -7,7 +7,7 @@ import ast
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, Function, Instance, Module
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 _QUESTIONS = frozenset("os.path.exists os.path.isfile os.path.isdir os.path.lexists os.access".split())
 _QUESTION_METHODS = frozenset({"exists", "is_file", "is_dir"})
@@ -27,7 +27,7 @@ _PLAIN = ("os.path.", "builtins.", "re.", "pathlib.Path", "fnmatch.")
 class Listings:
     """Recognises questions and listings, and what a script makes of a list before it uses it."""
 
-    def __init__(self, source: Source, names: Names, provenance: Provenance) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, provenance: Provenance) -> None:
         self.source = source
         self.names = names
         self.provenance = provenance

@@ -13,7 +13,7 @@ from dp2ddp.analysis.files.file_names import FileNames
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 #: What changes files by their names, and which arguments name what is changed.
 CHANGING = {
@@ -39,7 +39,7 @@ class Opened:
 class Files:
     """Knows a program's files by their names."""
 
-    def __init__(self, source: Source, names: Names, provenance: Provenance, writers: Writers) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, provenance: Provenance, writers: Writers) -> None:
         self.source = source
         self.names = names
         self.writers = writers

@@ -7,7 +7,7 @@ import ast
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.nodes import is_main_guard
-from dp2ddp.source.program import FUNCTIONS, Source
+from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 
 class BeforeLaunch:
@@ -68,6 +68,6 @@ def _run_at_once(statement: ast.stmt) -> list[ast.AST]:
     return [statement]
 
 
-def _is_inside(source: Source, node: ast.AST) -> bool:
+def _is_inside(source: ParsedProgram, node: ast.AST) -> bool:
     """Whether a node stands in a function, so that it runs when that is called."""
     return any(isinstance(above, FUNCTIONS) for above in source.ancestors(node))

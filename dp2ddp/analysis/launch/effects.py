@@ -9,13 +9,13 @@ from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import is_main_guard
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
 class Effects:
     """Answers what statements do, the script's own functions that they call included."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver, loops: Loops) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

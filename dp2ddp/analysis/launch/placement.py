@@ -12,7 +12,7 @@ from dp2ddp.analysis.launch.settings import Settings
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
 from dp2ddp.source.nodes import is_main_guard
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Inside:
 class LaunchFinder:
     """Walks the script in the order in which it runs, up to the place."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver, loops: Loops) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

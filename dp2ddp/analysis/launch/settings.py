@@ -9,7 +9,7 @@ from dp2ddp.analysis.launch.effects import Effects, given_to
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, keyword
-from dp2ddp.source.program import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"
 DEVICES = "devices"
@@ -43,7 +43,7 @@ _ALONE = tuple(
 class Settings:
     """Answers about statements, the script's own functions that they call included."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver, effects: Effects) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, effects: Effects) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

@@ -13,7 +13,7 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import keyword
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 _SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
 _MAKING_BARS = (*PROGRESS_BARS, "tqdm.trange", "tqdm.auto.trange", "logging.getLogger")
@@ -31,7 +31,7 @@ class Display:
 
     def __init__(
         self,
-        source: Source,
+        source: ParsedProgram,
         names: Names,
         loops: Loops,
         writers: Writers,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 _EXITS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 #: What a signal, a full memory or a shard's samples bring about; an exception of another kind comes to all ranks alike.
@@ -32,7 +32,7 @@ class Handlers:
         together: the nodes at which all ranks have to come along: calls of models, loops over loaders.
     """
 
-    def __init__(self, source: Source, names: Names, loops: Loops, together: Collection[ast.AST]) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, loops: Loops, together: Collection[ast.AST]) -> None:
         self.source = source
         self.names = names
         self.loops = loops

@@ -9,7 +9,7 @@ from functools import cached_property
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 _METHODS = frozenset({"isEnabledFor", "getEffectiveLevel", "isatty", "tell"})
 _TESTING = (ast.If, ast.While, ast.IfExp, ast.Assert)
@@ -18,7 +18,7 @@ _TESTING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 class Clocks:
     """Recognises what a rank's own clock, log level or terminal tells."""
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: ParsedProgram, names: Names) -> None:
         self.source = source
         self.names = names
 

@@ -16,7 +16,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 _OWN = frozenset(
     "time.time time.time_ns time.strftime time.ctime time.asctime time.localtime time.gmtime datetime.datetime.now "
@@ -62,7 +62,7 @@ class OwnValues:
         files: calls that make a file or folder on each rank where there should be one.
     """
 
-    source: Source
+    source: ParsedProgram
     names: Names
     resolver: Resolver
     before: BeforeLaunch

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 
 from dp2ddp.analysis.roles.kinds import NONE, Role, merge
-from dp2ddp.source.program import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
 class Bindings:
     """The roles of all that a script binds. They only grow; `changed` tells whether they did since it was reset."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ParsedProgram) -> None:
         self.changed = False
         self._source = source
         self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}

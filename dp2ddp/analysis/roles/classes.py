@@ -7,7 +7,7 @@ from typing import Callable
 
 from dp2ddp.analysis.roles.kinds import Class, Function, Instance, Module, Role
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
 class Classes:
@@ -17,7 +17,7 @@ class Classes:
         roles: gives an expression's roles, as far as they are known.
     """
 
-    def __init__(self, source: Source, names: Names, roles: Callable[[ast.AST], frozenset[Role]]) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, roles: Callable[[ast.AST], frozenset[Role]]) -> None:
         self._source = source
         self._names = names
         self._roles = roles

@@ -10,7 +10,7 @@ from dp2ddp.analysis.roles.kinds import Class, Function, Group, Instance, Module
 from dp2ddp.analysis.roles.values import Values
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import same
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # Nodes over which roles move.
 _FLOWING = (
@@ -23,7 +23,7 @@ _ROUNDS = 20  # each round moves a role over at least one more assignment; real 
 class Resolver(Values):
     """The roles of a script's expressions, with all that its names ever hold."""
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: ParsedProgram, names: Names) -> None:
         super().__init__(source, names)
         self._settle()
         self._settled = True

@@ -24,7 +24,7 @@ from dp2ddp.analysis.roles.kinds import (
 )
 from dp2ddp.analysis.roles.libraries import SAME_OBJECT, library_call
 from dp2ddp.source.names import Names, Own, OwnModule
-from dp2ddp.source.program import FunctionNode, Source
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 _LONGEST = 20  # elements of a tuple or list that are told apart
 
@@ -32,7 +32,7 @@ _LONGEST = 20  # elements of a tuple or list that are told apart
 class Values:
     """The roles of a script's expressions."""
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: ParsedProgram, names: Names) -> None:
         self.source = source
         self.names = names
         self.bindings = Bindings(source)

@@ -9,7 +9,7 @@ import ast
 
 from dp2ddp.analysis.roles import Class, Instance, Module, Resolver, Role, Wrapped
 from dp2ddp.source.names import Names, OwnModule
-from dp2ddp.source.program import Source
+from dp2ddp.source.program import ParsedProgram
 
 _CONTAINERS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.Starred, ast.keyword)
 _COPIES = frozenset({"builtins.list", "builtins.tuple", "builtins.dict", "collections.OrderedDict"})
@@ -18,7 +18,7 @@ _COPIES = frozenset({"builtins.list", "builtins.tuple", "builtins.dict", "collec
 class Parts:
     """Tells of which models wraps wrap a part."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

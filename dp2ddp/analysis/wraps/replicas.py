@@ -18,7 +18,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.program import FUNCTIONS, FunctionNode, Source
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
 _STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})
@@ -56,7 +56,7 @@ class Copy:
 class Replicas:
     """Finds what reaches for replicas."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver, wraps: Wraps) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, wraps: Wraps) -> None:
         self._source = source
         self._names = names
         self._resolver = resolver

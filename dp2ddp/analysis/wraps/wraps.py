@@ -12,7 +12,7 @@ from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
 from dp2ddp.analysis.wraps.parts import Parts
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, keyword
-from dp2ddp.source.program import FUNCTIONS, Source
+from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 _MOVES = frozenset({"cuda", "to"})
 _KNOWN = frozenset({"torch", "dp2ddp_runtime"})
@@ -53,7 +53,7 @@ class Wrap:
 class Wraps:
     """Finds every use of `DataParallel` in a script."""
 
-    def __init__(self, source: Source, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
@@ -177,7 +177,7 @@ def _is_foreign(path: str) -> bool:
     return library not in _KNOWN and "DataParallel" in name and not _SOMETHING_ELSE.search(name)
 
 
-def asks_for_type(source: Source, names: Names, reference: ast.expr) -> bool:
+def asks_for_type(source: ParsedProgram, names: Names, reference: ast.expr) -> bool:
     """Whether `DataParallel` is named to check a type (in `isinstance(...)`, beside `type(...)`) or to annotate one."""
     node: ast.AST = reference
     for above in source.ancestors(reference):

@@ -12,7 +12,7 @@ from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.sources import Sources
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options as ConversionOptions
 from dp2ddp.source.syntax import without_async_arguments
 
@@ -60,15 +60,15 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     return Sides(top, original, new, notes)
 
 
-def _follow(script: Path) -> tuple[Sources, Program]:
+def _follow(script: Path) -> tuple[PythonFiles, Program]:
     root = programs.root_of([_real(script)])
-    sources = Sources(root, late=lambda path: True)
+    sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
     sources.give(entry, text_files.read(str(script)))
     return sources, programs.follow(sources, Layout(sources, guess=False), entry)
 
 
-def _convert(sources: Sources, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
+def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
     done = programs.convert_group([program], options, lenient=False).conversions
     entry = sources.source(program.entry).name
     if any(conversion.converted_before for conversion in done.values()):

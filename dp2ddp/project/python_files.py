@@ -8,10 +8,10 @@ from pathlib import Path
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
-from dp2ddp.project.text_files import SourceFile
+from dp2ddp.project.text_files import TextFile
 
 
-class Sources(Mapping[str, str]):
+class PythonFiles(Mapping[str, str]):
     """Texts by posix paths relative to the project's root.
 
     A copy of the runtime in the project is none of its own files, and never among these.
@@ -28,7 +28,7 @@ class Sources(Mapping[str, str]):
         self._late = late
         self._found: dict[str, bool] = {}
         self._data: dict[str, bytes] = {}
-        self._sources: dict[str, SourceFile] = {}
+        self._sources: dict[str, TextFile] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
@@ -65,7 +65,7 @@ class Sources(Mapping[str, str]):
                 raise BadInput(path, what=f"can't be read ({error.strerror})") from None
         return self._data[path]
 
-    def source(self, path: str) -> SourceFile:
+    def source(self, path: str) -> TextFile:
         """The file, decoded.
 
         Raises:
@@ -75,7 +75,7 @@ class Sources(Mapping[str, str]):
             self._sources[path] = text_files.decode(self.data(path), path, self.root / path)
         return self._sources[path]
 
-    def give(self, path: str, source: SourceFile) -> None:
+    def give(self, path: str, source: TextFile) -> None:
         """Enters a file that was read already."""
         self._known[path] = None
         self._sources[path] = source
