@@ -198,7 +198,7 @@ class WrappedModel(DistributedDataParallel):
         if world.world_size() == 1 or self._inside:
             yield
             return
-        reducer = self._replica.reducer(list(self.module.modules()))
+        reducer = self._replica.reducer()
         before, reducer.enabled = reducer.enabled, False
         try:
             yield

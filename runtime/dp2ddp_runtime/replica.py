@@ -68,14 +68,15 @@ class Replica:
         return new
 
     @_disable_dynamo
-    def reducer(self, modules: Sequence[nn.Module]) -> Reducer:
+    def reducer(self, modules: Sequence[nn.Module] | None = None) -> Reducer:
         """What averages the gradients of all parameters that there are by now. A collective if some are new.
 
         Args:
-            modules: the module's, itself included. (To walk through them takes long in a deep model.)
+            modules: the module's, itself included, for who has them: to walk through a deep model takes long.
         """
         whole = self._whole()
-        modules = modules if whole is self._module else list(whole.modules())
+        if modules is None or whole is not self._module:
+            modules = list(whole.modules())
         found = dict.fromkeys(param for inner in modules for param in inner._parameters.values())
         params = [param for param in found if param is not None]
         embeddings: Any = [inner for inner in modules if isinstance(inner, (nn.Embedding, nn.EmbeddingBag))]
