@@ -11,7 +11,7 @@ from dp2ddp import __version__
 from dp2ddp.errors import BadInput, EditError
 from dp2ddp.verify.cli import verify
 
-NOTES_OPEN = FOUND = 1
+FOUND = 1
 BAD_INPUT = 2
 INTERNAL = 3
 
@@ -189,16 +189,17 @@ def check(ctx: click.Context, inputs: Sequence[str], form: str, allow_ddp: bool,
 @click.argument("rule_id", metavar="[RULE]", required=False)
 def rules(rule_id: str | None) -> None:
     """List the rules; with RULE, show that one with its code before and after."""
-    from dp2ddp.convert import report
+    from dp2ddp import rules_doc
+    from dp2ddp.convert.report import show_lines
     from dp2ddp.rules import all_rules, rule
 
     if rule_id is None:
-        report.show_lines(report.rules_lines(all_rules()), to_error=False)
+        show_lines(rules_doc.rules_lines(all_rules()), to_error=False)
         return
     found = rule(rule_id)
     if found is None:
         raise BadInput("rules", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
-    report.show_lines(report.rule_lines(found), to_error=False)
+    show_lines(rules_doc.rule_lines(found), to_error=False)
 
 
 def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool) -> None:

@@ -1,10 +1,11 @@
-"""Makes docs/rules.md from the rules: ``python -m dp2ddp.rules_doc > docs/rules.md``."""
+"""The rules, shown: in the terminal, and as docs/rules.md (``python -m dp2ddp.rules_doc > docs/rules.md``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from dp2ddp.convert.report import flags_of
+from click import style
+
 from dp2ddp.rules import Example, Rule, all_rules
 
 _ESSENTIAL = ", ".join(rule.id for rule in all_rules() if rule.essential)
@@ -35,19 +36,33 @@ def _section(rule: Rule) -> Iterator[str]:
     yield ""
     yield f"Source: `{type(rule).__module__.replace('.', '/')}.py`"
     yield ""
-    for example in rule.examples:
-        if example.after:
-            yield from _code("Before", example.before)
-        yield from _converted("After" if example.after else "Only noted", example)
-    for example in rule.valid:
-        yield from _converted("Left alone", example)
+    for title, code, example in _parts(rule):
+        yield from _code(title.capitalize() + (_conditions(example) if example else ""), code)
 
 
-def _converted(title: str, example: Example) -> Iterator[str]:
+def _conditions(example: Example) -> str:
     flags = f"`{flags_of(example)}`" if flags_of(example) else ""
     others = f"together with {', '.join(example.also)}" if example.also else ""
     conditions = ", ".join(filter(None, [flags, others]))
-    yield from _code(f"{title} ({conditions})" if conditions else title, example.converted)
+    return f" ({conditions})" if conditions else ""
+
+
+def _parts(rule: Rule) -> Iterator[tuple[str, str, Example | None]]:
+    """A rule's examples: what each piece of code is, the code, and the example of which it is the conversion."""
+    for example in rule.examples:
+        if example.after:
+            yield "before", example.before, None
+        yield "after" if example.after else "only noted", example.converted, example
+    for example in rule.valid:
+        yield "left alone", example.converted, example
+
+
+def flags_of(example: Example) -> str:
+    """The options of the command line that make `example`, its rule's id left out."""
+    flags = (
+        ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
+    )
+    return " ".join(flags)
 
 
 def _code(title: str, code: str) -> Iterator[str]:
@@ -57,6 +72,23 @@ def _code(title: str, code: str) -> Iterator[str]:
     yield code.rstrip("\n")
     yield "```"
     yield ""
+
+
+def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
+    """Every rule, for the terminal: id, title, why."""
+    for rule in rules:
+        yield f"{style(rule.id, bold=True, fg='cyan')}  {style(rule.title, bold=True)}"
+        yield f"        {' '.join(rule.why.split())}"
+
+
+def rule_lines(rule: Rule) -> Iterator[str]:
+    """One rule, for the terminal, with its examples, and with what it leaves alone."""
+    yield from rules_lines([rule])
+    for title, code, example in _parts(rule):
+        flags = f" with {flags_of(example)}" if example and flags_of(example) else ""
+        yield ""
+        yield style(f"{title}{flags}:", bold=True)
+        yield from (f"    {line}".rstrip() for line in code.rstrip("\n").split("\n"))
 
 
 if __name__ == "__main__":

@@ -157,9 +157,7 @@ class Facts:
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
         ingredients = Ingredients(self.provenance)
-        return OwnValues(
-            self.source, self.names, self.resolver, self.before, self.launches, ingredients, self.files.shared
-        )
+        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.files.shared)
 
     @cached_property
     def callers(self) -> Callers:

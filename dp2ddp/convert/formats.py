@@ -18,6 +18,7 @@ from dp2ddp.rules import all_rules
 JSON_VERSION = 1
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"change": "note", "note": "warning", "refused": "error"}
+_WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
 _SEVERITIES = {"change": "minor", "note": "major", "refused": "critical"}
 
 
@@ -40,9 +41,6 @@ def _sum(found: Sequence[Found]) -> str:
     files = len({each.file for each in found})
     named = ", ".join(f"{kinds[kind]} {word}" for kind, word in _WORDS.items() if kinds[kind])
     return f"{named} in {files} file{'s' if files > 1 else ''}; `dp2ddp convert` makes the changes"
-
-
-_WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
 
 
 def as_json(found: Sequence[Found]) -> str:

@@ -15,7 +15,6 @@ from click import style
 
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.rewrite.edits import Edit, Note
-from dp2ddp.rules import Example, Rule
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}
@@ -34,20 +33,6 @@ def colored(text: str) -> str:
         style(line, bold=True) if line.startswith(("---", "+++")) else style(line, fg=_DIFF_COLORS.get(line[:1]))
         for line in _LINE.findall(text)
     )
-
-
-def show_summary(conversion: Conversion, name: str, output: str | None, vendored: bool) -> None:
-    """Prints the summary of a conversion to standard error.
-
-    Args:
-        conversion: what became of the script.
-        name: the script's name.
-        output: the file written, None if none was (a diff, or standard output).
-        vendored: whether the runtime was copied beside it.
-    """
-    show_lines(summary_lines(conversion, name, output))
-    if conversion.changed:
-        show_lines(how_to_run(name, output, vendored))
 
 
 def show_lines(lines: Iterable[str], to_error: bool = True) -> None:
@@ -71,45 +56,14 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
     }
 
 
-def flags_of(example: Example) -> str:
-    """The options of the command line that make `example`, its rule's id left out."""
-    flags = (
-        ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
-    )
-    return " ".join(flags)
-
-
-def rules_lines(rules: Sequence[Rule]) -> Iterator[str]:
-    """Every rule: id, title, why."""
-    for rule in rules:
-        yield f"{style(rule.id, bold=True, fg='cyan')}  {style(rule.title, bold=True)}"
-        yield f"        {_one_line(rule.why)}"
-
-
-def rule_lines(rule: Rule) -> Iterator[str]:
-    """One rule with its examples, and with what it leaves alone."""
-    yield from rules_lines([rule])
-    for example in rule.examples:
-        if example.after:
-            yield from _script("before", example.before)
-        yield from _converted("after" if example.after else "only noted", example)
-    for example in rule.valid:
-        yield from _converted("left alone", example)
-
-
-def _converted(title: str, example: Example) -> Iterator[str]:
-    return _script(f"{title} with {flags_of(example)}" if flags_of(example) else title, example.converted)
-
-
-def _script(title: str, code: str) -> Iterator[str]:
-    yield ""
-    yield style(f"{title}:", bold=True)
-    for line in code.rstrip("\n").split("\n"):
-        yield f"    {line}".rstrip()
-
-
 def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[str]:
-    """What became of one file: as `show_summary`, but for how to run it."""
+    """What became of one file.
+
+    Args:
+        conversion: what became of the script.
+        name: the script's name.
+        output: the file written, None if none was (a diff, or standard output).
+    """
     if conversion.converted_before:
         yield style(f"{name}: converted already, nothing to do", bold=True)
         return
@@ -140,7 +94,12 @@ def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
 
 
 def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
-    """How to run a script that was converted; as `show_summary`."""
+    """How to run a script that was converted.
+
+    Args:
+        name, output: as `summary_lines` takes them.
+        vendored: whether the runtime was copied beside it.
+    """
     yield style("How to run it:", bold=True)
     if output is None and not name.startswith("<"):
         yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"

@@ -17,6 +17,14 @@ try:
 except ImportError:  # torch works without NumPy, and so does this runtime
     np = None
 
+
+def _memory(array: Any) -> torch.Tensor:
+    """A NumPy array's or scalar's bytes, as a tensor: they travel as such, and not as text."""
+    if array.dtype.hasobject:
+        raise TypeError("an array of Python objects can't be sent to other ranks")
+    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+
+
 # By name: the types, how such a value is taken apart into others, and how it is made of these again. The first fits.
 _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "dict": (dict, lambda value: [list(item) for item in value.items()], dict),
@@ -24,8 +32,8 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "tuple": (tuple, list, tuple),
     "array": (
         () if np is None else (np.ndarray, np.generic),
-        lambda value: [value.dtype.str, list(value.shape), value.tobytes()],
-        lambda parts: np.frombuffer(parts[2], parts[0]).reshape(parts[1]).copy()[()],
+        lambda value: [value.dtype.str, list(value.shape), _memory(value)],
+        lambda parts: np.frombuffer(parts[2].cpu().numpy(), parts[0]).reshape(parts[1]).copy()[()],
     ),
     "set": (set, list, set),
     "frozenset": (frozenset, list, frozenset),
@@ -50,7 +58,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Any:
     Args:
         value: None, bools, numbers, text, bytes, dates and times, paths, UUIDs, tensors, NumPy arrays and scalars;
             tuples, lists, sets and dicts of these.
-        tensors: gets the tensors that are in it; they travel by themselves.
+        tensors: gets the tensors and arrays that are in it; they travel by themselves.
 
     Raises:
         TypeError: something else is in it.

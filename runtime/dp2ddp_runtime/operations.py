@@ -12,6 +12,7 @@ from .deferred import settle
 from .exchange import exchange
 from .outputs import concatenate
 
+_OF_INTEGERS: dict[str, Any] = {"sum": sum, "max": max, "min": min}
 _OPS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
@@ -77,6 +78,8 @@ def broadcast(value: Any) -> Any:
 
 def _combine(own: Any, column: Sequence[Any], op: str) -> Any:
     """One value over all ranks, of what each has of it."""
+    if op in _OF_INTEGERS and all(isinstance(value, int) for value in column):
+        return _OF_INTEGERS[op](column)  # of any size
     each = [torch.as_tensor(value, dtype=torch.double if isinstance(value, float) else None) for value in column]
     stacked = torch.stack(each)
     is_exact = stacked.is_complex() or (op != "mean" and not stacked.is_floating_point())

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
 from dp2ddp.convert.check import NOTE, Found
-from dp2ddp.convert.formats import as_github
+from dp2ddp.convert.formats import FORMATS, as_github
 
 SCRIPT = """\
 import torch
@@ -97,6 +97,12 @@ def test_bad_input_is_one_line(given: str) -> None:
     done = run(given)
     assert done.exit_code == 2
     assert done.output.startswith("dp2ddp: ")
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_command_offers_every_format() -> None:
+    (option,) = [each for each in main.commands["check"].params if each.name == "form"]  # type: ignore[attr-defined]
+    assert list(option.type.choices) == list(FORMATS)  # type: ignore[attr-defined]
 
 
 def test_annotations_escape_what_scripts_contain() -> None:

@@ -26,7 +26,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """The lines of a conversion's summary."""
 
     def show(conversion: Conversion, output: str | None = "out.py", vendored: bool = False) -> list[str]:
-        report.show_summary(conversion, "train.py", output, vendored)
+        report.show_lines(report.summary_lines(conversion, "train.py", output))
+        if conversion.changed:
+            report.show_lines(report.how_to_run("train.py", output, vendored))
         return capsys.readouterr().err.splitlines()
 
     return show
@@ -105,7 +107,7 @@ def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     ],
 )
 def test_the_flags_of_an_example(example: Example, flags: str) -> None:
-    assert report.flags_of(example) == flags
+    assert rules_doc.flags_of(example) == flags
 
 
 def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +125,5 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
     assert "**Show.** To be shown." in page
     assert "After (`--sync-bn`, together with DDP901):\n\n```python\ny\n```\n" in page
     assert "Only noted:\n\n```python\nz\n```\n\nLeft alone (`--allow-ddp`):\n\n```python\nv\n```\n" in page
-    shown = [click.unstyle(line) for line in report.rule_lines(Shown())]
+    shown = [click.unstyle(line) for line in rules_doc.rule_lines(Shown())]
     assert shown[-3:] == ["", "left alone with --allow-ddp:", "    v"]

@@ -108,6 +108,10 @@ LEFT = [
     "class Images:\n    def __init__(self, root):\n        self.val = os.path.join(root, 'val')\n"
     "        self.files = os.listdir(self.val)\n" + _NET
     + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.val)\nImages('d')",
+    # Nor is a tensor's method a meter's `sum`.
+    "class Meter:\n    def update(self, val):\n        self.sum = val\n" + _NET
+    + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.sum)\n"
+    "torch.save(net, f'{net(x).sum():.0f}.pt')",
     _NET + "t = time.strftime('%H')\nlogging.info('begun %s', t)\nlogging.info(f'runs/{t}')",
 ]  # fmt: skip
 

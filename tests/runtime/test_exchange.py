@@ -223,6 +223,14 @@ def test_any_nesting_comes_back(value: Any) -> None:
 def test_other_values_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="object can't be sent to other ranks"):
         codec.pack([object()], [])
+    with pytest.raises(TypeError, match="array of Python objects can't be sent"):
+        codec.pack(np.array([object()]), [])
+
+
+def test_arrays_travel_as_bytes_and_not_as_text() -> None:
+    tensors: list[torch.Tensor] = []
+    assert len(json.dumps(codec.pack(np.zeros(1000), tensors))) < 100
+    assert [tensor.numel() for tensor in tensors] == [8000]
 
 
 def passengers() -> list[Any]:

@@ -39,6 +39,14 @@ def test_values_over_two_ranks(ranks: RankPool) -> None:
         assert mean[3].dtype == torch.half
 
 
+def large() -> Any:
+    return operations.all_reduce(2**63 - 1, 2**80 + world.rank()), operations.all_reduce(2**80 + world.rank(), op="max")
+
+
+def test_integers_are_exact_whatever_their_size(ranks: RankPool) -> None:
+    assert ranks(2, large) == [((2**64 - 2, 2**81 + 1), 2**80 + 1)] * 2
+
+
 def wrong() -> str:
     with pytest.raises(ValueError, match="op must be one of sum, mean, max, min, not 'avg'"):
         operations.all_reduce(1, op="avg")

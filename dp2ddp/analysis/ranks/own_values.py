@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import ParsedProgram
@@ -64,7 +63,6 @@ class OwnValues:
 
     source: ParsedProgram
     names: Names
-    resolver: Resolver
     before: BeforeLaunch
     launches: Sequence[Launch]
     ingredients: Ingredients
