@@ -51,7 +51,7 @@ class Program:
         naming = [path for path, text in self.files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
         if self.entry in naming or not naming:
             return True
-        trees = {path: syntax.parse_old(text, path) for path, text in self.files.items()}
+        trees = {path: syntax.shared(text, path) for path, text in self.files.items()}
         classes = wrapcalls.subclasses(trees.values())
         lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
         return bool(Uses(trees, lines).wraps(self.entry, self.files, whole=True))
@@ -115,7 +115,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
     for path in layout.reachable(entry)[1:]:
         try:
             if not layout.imports(path).is_python:
-                syntax.parse_old(sources[path], path)
+                syntax.shared(sources[path], path)
             files[path] = sources[path]
         except BadInput as error:
             if wrapcalls.mentions(sources.data(path)):
