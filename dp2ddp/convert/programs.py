@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -220,5 +219,8 @@ def _parts(
     if count < 2 or len(work) < _MANY:
         yield from map(do, work)
         return
+    # Slow to import, and wanted here alone.
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(count) as pool:
         yield from pool.map(do, work)
