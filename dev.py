@@ -18,7 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "dp2ddp-ready"
-OLDEST = ("torch==2.1.0", "torchvision==0.16.0", "numpy<2", "pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
+OLDEST = (
+    "torch==2.1.0",
+    "torchvision==0.16.0",
+    "numpy<2",
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+)
 OLDEST_PYTHONS = ((3, 9), (3, 10), (3, 11))  # torch 2.1 has wheels for these; the oldest that is found is taken
 
 
@@ -113,8 +121,12 @@ MAIN = Environment(ROOT / ".venv", ("-e", ".[dev]"))
 
 
 def clean(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment's variables without those that would lead Python to another installation's modules."""
-    return {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    """The environment's variables without those that would lead Python to another installation's modules.
+
+    And without the one by which each of the tests' many processes would compile the project anew.
+    """
+    left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    return {key: value for key, value in variables.items() if key not in left_out}
 
 
 def candidates() -> Iterator[str]:
@@ -147,7 +159,7 @@ def test(arguments: Sequence[str]) -> int:
     """All tests, or those that `arguments` (pytest's) name; `--oldest`: the runtime's, on the oldest torch."""
     if "--oldest" not in arguments:
         MAIN.make()
-        return MAIN.run("-m", "pytest", *arguments)
+        return MAIN.run("-m", "pytest", *workers(arguments), *arguments)
     base = find_oldest_python()
     if base is None:
         print("dev.py: test --oldest: skipped, there is no Python 3.9, 3.10 or 3.11 (with venv) for torch 2.1.0")
@@ -155,7 +167,16 @@ def test(arguments: Sequence[str]) -> int:
     oldest = Environment(ROOT / ".venv-oldest", ("-e", ".", *OLDEST), base)
     oldest.make()
     rest = [argument for argument in arguments if argument != "--oldest"]
-    return oldest.run("-m", "pytest", *(rest or ["tests/runtime"]))
+    return oldest.run("-m", "pytest", *workers(rest), *(rest or ["tests/runtime"]))
+
+
+def workers(arguments: Sequence[str]) -> list[str]:
+    """Options of pytest-xdist: all tests are run by a process per core, some by one, as others take seconds to start.
+
+    At most four: a few long tests take the time, and each process has ranks of its own.
+    """
+    some = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    return [] if some else ["-n", "auto", "--maxprocesses", "4"]
 
 
 def check(arguments: Sequence[str]) -> int:

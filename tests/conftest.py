@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,38 @@ import fixture_data  # noqa: E402
 from nursery import Nursery  # noqa: E402
 
 # Odd sizes, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
-SMALL_TRAIN, SMALL_TEST = 1207, 301
+SMALL_TRAIN, SMALL_TEST = 607, 151
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
 _SLOW = ("tests/e2e/", "tests/benchmarks/", "tests/runtime/test_launch.py", "tests/runtime/test_converted_files.py")
 
 
+#: Folders whose tests share: the ranks' pool, the runs of fixtures, the runs of a tiny script.
+_SHARING = ("tests/runtime/", "tests/e2e/", "tests/verify/")
+#: Each of these tests starts its own processes and shares nothing, so any worker may have it.
+_STARTS = ("tests/runtime/test_launch.py",)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_SLOW):
             item.add_marker("slow")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What goes to one of pytest-xdist's workers: all tests that share processes or runs, as each worker has its own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file in _STARTS:
+                return nodeid
+            return next((folder for folder in _SHARING if file.startswith(folder)), file)
+
+    return BySharing(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +67,7 @@ def even_digits(sklearn_digits: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def small_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`--data` for a fixture script: 1,207 images to train on and 301 to test, MNIST's where they are at hand."""
+    """`--data` for a fixture script: 607 images to train on and 151 to test, MNIST's where they are at hand."""
     whole = fixture_data.prepare_real(tmp_path_factory.mktemp("digits"))
     target = tmp_path_factory.mktemp("small")
     subset: Path = fixture_data.digits.subset(whole, target, SMALL_TRAIN, SMALL_TEST)

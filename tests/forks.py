@@ -1,6 +1,7 @@
 """Processes forked from one that has imported torch already: importing is most of a short run.
 
-`Parent` starts such a process; run as a script, this file is that process.
+`Parent` starts such a process; run as a script, this file is that process. A child does what the same process would do
+that was started by itself, but for the interpreter's own start and end: it ends with `os._exit`, after `atexit`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import atexit
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -30,15 +33,22 @@ class Parent:
         theirs.close()
 
     def fork(
-        self, target: str, *arguments: Any, variables: Mapping[str, str], folder: str, descriptors: Sequence[int] = ()
+        self,
+        target: str,
+        *arguments: Any,
+        variables: Mapping[str, str],
+        folder: str,
+        streams: Sequence[int] = (),
+        descriptors: Sequence[int] = (),
     ) -> Fork:
         """Start a child that calls `target` ("module:function") with `arguments`, which go as JSON, and `descriptors`.
 
-        The child's environment is `variables`, its working directory `folder`. It exits as a script would: with 0, with
-        what `sys.exit` was given, or with 1 and a traceback.
+        The child's environment is `variables`, its working directory `folder`; `streams` are its standard input, output
+        and error, those of this process's if there are none. It exits as a script would: with 0, with what `sys.exit`
+        was given, or with 1 and a traceback.
         """
         told = {"target": target, "arguments": arguments, "variables": dict(variables), "folder": folder}
-        return Fork(self, self.ask(told, descriptors))
+        return Fork(self, self.ask({**told, "streams": len(streams)}, [*streams, *descriptors]))
 
     def ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """One question, one answer; EOFError if the process has died."""
@@ -72,13 +82,34 @@ class Fork:
 
     def kill(self) -> None:
         """End it at once, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
         if self.poll() is None:  # the parent hasn't waited for it, so its number is no other process's
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def _ask(self, block: bool) -> int | None:
         if self._code is None:
             self._code = self._parent.ask({"wait": self.pid, "block": block})
         return self._code
+
+
+def run(*command: str) -> None:
+    """In a child: what Python does with these arguments, a script's path or `-m` and a module, and the script's own."""
+    name, *arguments = command[1:] if command[0] == "-m" else command
+    sys.orig_argv = [sys.executable, *command]
+    if sys.version_info < (3, 10):  # where the runtime asks the system instead
+        given, read = "\0".join([*sys.orig_argv, ""]).encode(), Path.read_bytes
+        Path.read_bytes = lambda path: given if str(path) == "/proc/self/cmdline" else read(path)
+    sys.argv = [name, *arguments]
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    first = os.getcwd() if command[0] == "-m" else os.path.dirname(name)
+    sys.path[:] = dict.fromkeys([first, *filter(None, path), *sys.path[1:]])
+    if command[0] == "-m":
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(name, run_name="__main__")
 
 
 def _send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -120,9 +151,14 @@ def _serve(channel: socket.socket) -> None:
 
 def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     """What a new process does from its start to its end; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(told["variables"])
     os.chdir(told["folder"])
+    streams, descriptors = descriptors[: told["streams"]], descriptors[told["streams"] :]
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     if "numpy" in sys.modules:
@@ -136,7 +172,7 @@ def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
             sys.stderr.write(ended.code + "\n")
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as the interpreter does
         sys.excepthook(*sys.exc_info())
         code = 1
     atexit._run_exitfuncs()
@@ -146,6 +182,7 @@ def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and with them this process
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -16,7 +16,7 @@ from dp2ddp.verify.run import runs
 
 # What recorded scripts import, and `record` itself.
 _MODULES = """torch torch._dynamo torch.distributed torch.nn.parallel torchvision.datasets torchvision.transforms
-torchvision.utils dp2ddp.verify.run.record nursery""".split()
+torchvision.utils dp2ddp.verify.run.record""".split()
 
 
 class Nursery:
@@ -47,19 +47,9 @@ class Nursery:
     ) -> forks.Fork:
         assert command[1:3] == ["-m", "dp2ddp.verify.run.record"]
         assert stdin == subprocess.DEVNULL
-        outputs = [stdout.fileno(), stderr.fileno()]
-        fork = self._parent.fork(
-            "nursery:record", command[3:], variables=env, folder=os.fspath(cwd), descriptors=outputs
-        )
-        fork.args = command  # of a Popen, for messages
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            place = {"variables": env, "folder": os.fspath(cwd), "streams": streams}
+            fork = self._parent.fork("dp2ddp.verify.run.record:main", command[3:], **place)
+        fork.args = command
         return fork
-
-
-def record(arguments: Sequence[str], stdout: int, stderr: int) -> None:
-    """In the child: `python -m dp2ddp.verify.run.record` with these arguments."""
-    from dp2ddp.verify.run import record
-
-    with open(os.devnull, "rb") as nothing:
-        for target, source in enumerate((nothing.fileno(), stdout, stderr)):
-            os.dup2(source, target)
-    record.main(arguments)

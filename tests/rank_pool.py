@@ -169,4 +169,3 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True, store=store))
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (dist.is_initialized() or world.current().ready))
-
