@@ -83,3 +83,25 @@ def test_wrong_usage_ends_with_code_2(dev: ModuleType, arguments: list[str]) -> 
     except SystemExit as error:  # argparse's own way
         code = error.code
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parallel"),
+    [
+        ([], True),
+        (["-m", "not slow"], True),
+        (["tests/rules"], False),
+        (["-x", "tests/rules/a.py::test_b"], False),
+    ],
+)
+def test_all_tests_are_run_by_several_processes(
+    dev: ModuleType, tmp_path: Path, arguments: list[str], parallel: bool
+) -> None:
+    (tmp_path / "tests/rules").mkdir(parents=True)
+    (tmp_path / "tests/rules/a.py").touch()
+    assert bool(dev.workers(arguments)) == parallel
+
+
+def test_the_tests_processes_keep_the_bytecode_that_they_make(dev: ModuleType) -> None:
+    given = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/elsewhere", "HOME": "/home/me"}
+    assert dev.clean(given) == {"HOME": "/home/me"}

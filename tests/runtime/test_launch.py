@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import signal
 import sys
 import time
@@ -266,16 +265,6 @@ def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
     assert "hashes strings" not in done.stderr
     errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
     assert errors == ["failed in attempt 0", "failed in attempt 1"]
-
-
-def _joined_through_file() -> tuple[int, bool]:
-    setup.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
-    setup.barrier()
-    return world.rank(), world.current().store is not None
-
-
-def test_file_init_method(ranks: Any) -> None:
-    assert ranks(2, _joined_through_file, join=False) == [(0, True), (1, True)]
 
 
 @pytest.mark.parametrize(
