@@ -107,7 +107,7 @@ def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
     yield f"  python {script} ...   one process on each visible GPU of this machine"
     yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
     if not vendored:
-        yield "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor."
+        yield "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor."
 
 
 def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
@@ -117,7 +117,7 @@ def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
         yield f"  python {shlex.quote(script)} ..."
     yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
     if not vendored:
-        yield "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor."
+        yield "  They import dp2ddp_runtime: pip install dp2ddp-runtime where they run, or convert with --vendor."
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
