@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook import document
-from dp2ddp.notebook.script import Notebook
-from dp2ddp.notebook.script import read as read_notebook
+from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.project.text_files import TextFile
-from dp2ddp.project.tree import Tree
 from dp2ddp.rewrite.edits import Note
 from dp2ddp.source.spans import Span
+
+if TYPE_CHECKING:
+    from dp2ddp.project.tree import Tree
 
 #: What stands in a rule's place where a note is about a notebook's own lines.
 NOTEBOOK = "notebook"
@@ -27,7 +29,11 @@ def read(name: str, *, alone: bool = True) -> TextFile:
     Raises:
         BadInput: as `text_files.read`, and as `notebook.script.read`.
     """
-    return read_notebook(name, alone=alone) if document.is_named(name) else text_files.read(name)
+    if not document.is_named(name):
+        return text_files.read(name)
+    from dp2ddp.notebook import script  # with what a script doesn't need
+
+    return script.read(name, alone=alone)
 
 
 def with_places(conversion: Conversion, source: TextFile, *, alone: bool) -> Conversion:

@@ -16,7 +16,7 @@ from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook import document
-from dp2ddp.notebook.script import Notebook
+from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles

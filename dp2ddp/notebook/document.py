@@ -63,10 +63,12 @@ def _parsed(text: str, name: str) -> Any:
     if version < _FORMAT:
         todo = "bring it to today's: jupyter nbconvert --to notebook --inplace FILE"
         raise BadInput(name, what=f"a notebook of format {version}, from before 2015", todo=todo)
-    return _validated(text, version, name)
+    if version > _FORMAT:
+        raise BadInput(name, what=f"a notebook of format {version}", todo=f"save it in format {_FORMAT}")
+    return _validated(text, name)
 
 
-def _validated(text: str, version: int, name: str) -> Any:
+def _validated(text: str, name: str) -> Any:
     # Slow to import, and only wanted for notebooks.
     import nbformat
     from nbformat.validator import NotebookValidationError
@@ -77,10 +79,8 @@ def _validated(text: str, version: int, name: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             document = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
-            if version > nbformat.current_nbformat:
-                raise BadInput(name, what=f"a notebook of format {version}", todo="update nbformat")
             nbformat.validate(document)
-    except NotebookValidationError as error:
+    except (NotebookValidationError, nbformat.ValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BadInput(name, what=f"no valid notebook: {reason}") from None
     except (ValueError, KeyError, AttributeError, TypeError) as error:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.errors import BadInput
+from dp2ddp.notebook.notebook import Remark
 from dp2ddp.notebook.statements import starts
 
 #: Magics that only change what a notebook shows, or measure; a script misses nothing without them.
@@ -34,20 +35,6 @@ _TARGET = r"[A-Za-z_][\w.]*(?:\[[^\]=]*\])?"
 _ASSIGNED = re.compile(rf"({_TARGET}(?:\s*,\s*{_TARGET})*)\s*=\s*([!%])(.*)")
 _VARIABLE = re.compile(r"[{$]")  # IPython puts Python's values there
 _LONGEST = 50
-
-
-@dataclass(frozen=True)
-class Remark:
-    """What a person has to know about a line, from 1, of a cell.
-
-    Attributes:
-        kept: the line stays where the notebook stays a notebook, which answers the remark.
-    """
-
-    line: int
-    what: str
-    todo: str
-    kept: bool = False
 
 
 @dataclass
@@ -141,8 +128,9 @@ class _Lines:
 
     def _shell(self, number: int, indent: str, code: str) -> str:
         what = f"`{_short(code)}` is run by the notebook, not by the script"
-        self._remark(number, what, "run it before the script, if the script needs it", kept=True)
-        self.cell.kept.append(code)
+        # What stands under a condition can't be run without it.
+        self._remark(number, what, "run it before the script, if the script needs it", kept=not indent)
+        self.cell.kept += [] if indent else [code]
         return _left_out(indent, code)
 
     def _magic(self, number: int, indent: str, magic: re.Match[str]) -> str:

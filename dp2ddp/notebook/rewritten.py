@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dp2ddp.notebook import document
-from dp2ddp.notebook.script import MARK, SCRIPT, Notebook
+from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.notebook.script import MARK, SCRIPT
 
 _ORIGINAL, _START = "original", "start"
 

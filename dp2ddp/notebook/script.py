@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dp2ddp.notebook import document, shown
-from dp2ddp.notebook.magics import Plain, Remark, plain
+from dp2ddp.notebook.magics import Plain, plain
+from dp2ddp.notebook.notebook import Notebook, Remark
 from dp2ddp.notebook.places import Place, Places
-from dp2ddp.project.text_files import TextFile
 from dp2ddp.source.syntax import shared
 
 #: In a cell's metadata: the script that a converted notebook writes.
 MARK, SCRIPT = "dp2ddp", "script"
 _WIDEST = 400  # characters: what is longer is an embedded picture
-
-
-@dataclass(frozen=True)
-class Notebook(TextFile):
-    """A notebook, as a script.
-
-    Attributes:
-        text: the script.
-        places: where its lines stand in the notebook.
-        remarks: what a person has to know about lines of the script.
-        document: the notebook, as nbformat has it.
-        kept: of the cells whose code is in the script, by index, the lines that the notebook goes on running itself.
-    """
-
-    places: Places = field(default_factory=lambda: Places([]))
-    remarks: Sequence[Remark] = ()
-    document: Any = None
-    kept: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 def read(name: str, *, alone: bool = True) -> Notebook:

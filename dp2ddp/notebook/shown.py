@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.magics import Remark, commented
+from dp2ddp.notebook.magics import commented
+from dp2ddp.notebook.notebook import Remark
 
 _PYPLOT = "matplotlib.pyplot"
 #: Functions of pyplot that draw nothing.
@@ -122,7 +123,7 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 def _edits(tree: ast.Module, shown: Shown, names: Names) -> Iterator[_Edit]:
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     repeated = {id(n) for node in ast.walk(tree) if isinstance(node, _REPEATED) for n in ast.walk(node)}
-    inside = {id(n) for statement in tree.body if _is_ipython(statement) for n in ast.walk(statement)}
+    inside = {id(n) for statement in ast.walk(tree) if _is_ipython(statement) for n in ast.walk(statement)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in inside]
     for node in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
         called = ast.unparse(node.func)
@@ -154,7 +155,7 @@ def _replace(lines: list[str], edit: _Edit) -> None:
     lines[first : last + 1] = [before + edit.text + after, *[""] * (last - first)]
 
 
-def _is_ipython(statement: ast.stmt) -> bool:
+def _is_ipython(statement: ast.AST) -> bool:
     """Whether a statement only tells IPython something."""
     return isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("get_ipython().")
 
@@ -205,4 +206,6 @@ def _show_at_end(tree: ast.Module, shown: Shown, names: Names) -> None:
             drawn = pyplot
         last = function
     if drawn:
+        while not shown.lines[-1].strip():
+            shown.lines.pop()
         shown.lines.append(f'{drawn}.close("all")' if last == "savefig" else _saved(names, drawn))
