@@ -1,4 +1,4 @@
-"""What a developer runs: `python3 dev.py demo`, `python3 dev.py test`, `python3 dev.py check`.
+"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `dist`.
 
 Needs nothing but Python 3.10 or newer: the first run makes `.venv` beside this file and installs the project into it,
 later runs start at once. Standard library only.
@@ -194,17 +194,31 @@ def demo(arguments: Sequence[str]) -> int:
     return MAIN.run(str(ROOT / "fixtures" / "demo.py"), *arguments)
 
 
+def dist(arguments: Sequence[str]) -> int:
+    """Build both packages into dist/, wheels and sources, and check them as an index would."""
+    if arguments:
+        raise SetupError(f"dist takes no arguments (got {' '.join(arguments)})")
+    MAIN.make()
+    target = ROOT / "dist"
+    shutil.rmtree(target, ignore_errors=True)
+    for project in (ROOT, ROOT / "runtime"):
+        code = MAIN.run("-m", "build", "--no-isolation", "--outdir", str(target), str(project))
+        if code:
+            return code
+    return MAIN.run("-m", "twine", "check", "--strict", *(str(path) for path in sorted(target.iterdir())))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    commands = {"demo": demo, "test": test, "check": check}
+    commands = {"demo": demo, "test": test, "check": check, "dist": dist}
     parser = argparse.ArgumentParser(
         prog="dev.py",
-        usage="dev.py [-h] {demo,test,check} [arguments of the command]",
+        usage="dev.py [-h] {demo,test,check,dist} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="demo | test | check")
+    parser.add_argument("command", choices=commands, metavar="demo | test | check | dist")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2

@@ -49,9 +49,12 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
         "changed": conversion.changed,
         "converted_before": conversion.converted_before,
         "refused": conversion.refused,
-        "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
+        "changes": [
+            {**_place(edit, conversion), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits
+        ],
         "notes": [
-            {**_place(note), "rule": note.rule, "what": note.what, "todo": note.todo} for note in conversion.notes
+            {**_place(note, conversion), "rule": note.rule, "what": note.what, "todo": note.todo}
+            for note in conversion.notes
         ],
     }
 
@@ -69,27 +72,34 @@ def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iter
         return
     if not conversion.changed:
         yield style(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", bold=True)
-        yield from _notes(conversion.notes, name)
+        yield from _notes(conversion, name)
         return
     rules = {edit.rule for edit in conversion.edits}
     arrow = f" -> {output}" if output and output != name else ""
     yield style(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", bold=True)
-    yield from _changes(conversion.edits)
-    yield from _notes(conversion.notes, name)
+    yield from _changes(conversion)
+    yield from _notes(conversion, name)
 
 
-def _changes(edits: Sequence[Edit]) -> Iterator[str]:
+def _line(finding: Edit | Note, conversion: Conversion) -> str:
+    """The line of a finding, ``cell 3:2`` in a notebook."""
+    line = finding.span.start[0]
+    return str(line if conversion.places is None else conversion.places.of(line))
+
+
+def _changes(conversion: Conversion) -> Iterator[str]:
     """One line for each change; the same change said twice for one line of source is said once."""
-    for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
-        yield f"{style(f'{line:6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
+    found = ((_line(edit, conversion), edit.rule, edit.reason) for edit in conversion.edits)
+    for (line, rule, reason), _ in groupby(found):
+        yield f"{style(f'{line:>6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
 
 
-def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
-    if not notes:
+def _notes(conversion: Conversion, name: str) -> Iterator[str]:
+    if not conversion.notes:
         return
-    yield style(f"{count(notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
-    for note in notes:
-        place = f"{name}:{note.span.start[0]}"
+    yield style(f"{count(conversion.notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
+    for note in conversion.notes:
+        place = f"{name}:{_line(note, conversion)}"
         yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
 
 
@@ -101,13 +111,18 @@ def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
         vendored: whether the runtime was copied beside it.
     """
     yield style("How to run it:", bold=True)
+    if output is not None and output.endswith(".ipynb"):
+        yield "  Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
+        if not vendored:
+            yield "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor."
+        return
     if output is None and not name.startswith("<"):
         yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"
     script = shlex.quote(output or "OUTPUT.py")
     yield f"  python {script} ...   one process on each visible GPU of this machine"
     yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
     if not vendored:
-        yield "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor."
+        yield "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor."
 
 
 def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
@@ -117,7 +132,7 @@ def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
         yield f"  python {shlex.quote(script)} ..."
     yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
     if not vendored:
-        yield "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor."
+        yield "  They import dp2ddp_runtime: pip install dp2ddp-runtime where they run, or convert with --vendor."
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
@@ -128,8 +143,10 @@ def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     yield "  once the converted project is installed where dp2ddp_runtime can be imported."
 
 
-def _place(finding: Edit | Note) -> dict[str, int]:
-    return {"line": finding.span.start[0], "column": finding.span.start[1]}
+def _place(finding: Edit | Note, conversion: Conversion) -> dict[str, int]:
+    line, column = finding.span.start
+    cell = {} if conversion.places is None else conversion.places.of(line)._asdict()
+    return {"line": line, "column": column, **cell}
 
 
 def _one_line(text: str) -> str:

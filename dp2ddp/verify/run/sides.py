@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp2ddp.convert import programs
+from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
-from dp2ddp.project import text_files
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options as ConversionOptions
@@ -45,7 +44,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     Raises:
         BadInput: a script that can't be read or converted.
     """
-    text_files.read(str(script))  # says what is wrong with it by the name that the user gave
+    notebooks.read(str(script))  # says what is wrong with it by the name that the user gave
     sources, program = _follow(script)
     notes: list[str] = []
     original = {_real(script): sources.data(program.entry)}
@@ -64,7 +63,7 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
     root = programs.root_of([_real(script)])
     sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
-    sources.give(entry, text_files.read(str(script)))
+    sources.give(entry, notebooks.read(str(script)))
     return sources, programs.follow(sources, Layout(sources, guess=False), entry)
 
 
@@ -91,7 +90,7 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
 
 def _given(converted: Path, script: Path) -> dict[Path, bytes]:
     """The converted script and, where it lies in another folder, its own copies of what it imports."""
-    text_files.read(str(converted))
+    notebooks.read(str(converted))
     sources, program = _follow(converted)
     here, there = _real(converted).parent, _real(script).parent
     paths = [program.entry] if here == there else list(program.files)
