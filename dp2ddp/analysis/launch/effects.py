@@ -17,9 +17,7 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 class Effects:
     """Answers what statements do, the script's own functions that they call included."""
 
-    def __init__(
-        self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers
-    ) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver

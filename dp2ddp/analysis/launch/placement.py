@@ -42,7 +42,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Bound:
-    """The names that are bound somewhere: some, and those from above. (A set for each place would be much too large.)"""
+    """The names bound at a place: some more, and those from above. (A set for each place would be much too large.)"""
 
     more: frozenset[str]
     above: _Bound | None = None
@@ -86,9 +86,7 @@ class _Inside:
 class LaunchFinder:
     """Walks the script in the order in which it runs, up to the place."""
 
-    def __init__(
-        self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers
-    ) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
