@@ -231,14 +231,14 @@ def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: p
     assert "train.py:2:7: DDP002" in checked.stdout
 
 
-def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path) -> None:
+def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, tmp_path_factory: Any) -> None:
     os.makedirs("a/.ipynb_checkpoints")
     making.write(Path("a/other.ipynb"), WRAP)
     making.write(Path("a/.ipynb_checkpoints/other-checkpoint.ipynb"), WRAP)
     making.write(Path("plain.ipynb"), "x = 1")
     found = json.loads(run("check", ".", "--format", "json").stdout)["findings"]
     assert {(each["file"], each["cell"]) for each in found} == {("a/other.ipynb", 1), ("train.ipynb", 2)}
-    done = run("convert", ".", "-o", "../out")
+    done = run("convert", ".", "-o", str(tmp_path_factory.mktemp("converted")))
     assert done.exit_code == 0, done.output
     assert "  a/other.ipynb: a notebook, which is left as it is; convert it by its own name" in done.stderr
     assert "plain.ipynb" not in done.stderr
