@@ -262,3 +262,10 @@ def test_scripts_need_no_nbformat(args: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:
+    making.write(notebook, "x = 1", f"{WRAP}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nDDP(net)")
+    done = run("verify", "train.ipynb")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:")

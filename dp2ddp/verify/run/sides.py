@@ -68,15 +68,18 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
 
 
 def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
-    done = programs.convert_group([program], options, lenient=False).conversions
     entry = sources.source(program.entry).name
+    try:
+        done = programs.convert_group([program], options, lenient=False).conversions
+    except BadInput as error:
+        raise notebooks.placed(error, sources.source(error.file)) if error.file in program.files else error from None
     if any(conversion.converted_before for conversion in done.values()):
         todo = "give the original, and this file as --converted"
         raise BadInput(entry, what="a converted script, not an original", todo=todo)
     for path, conversion in done.items():
         why = programs.why_refused(path, conversion)
         if why is not None:
-            raise why.renamed(sources.source(path).name)
+            raise notebooks.placed(why, sources.source(path))
     changed = {path: conversion for path, conversion in done.items() if conversion.changed}
     if not changed:
         raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
