@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from dp2ddp import __version__
-from dp2ddp.errors import BadInput, EditError
+from dp2ddp.command import progress, terminal
+from dp2ddp.command.group import FOUND, Group
+from dp2ddp.command.options import CONVERSION, FORMAT, PATH, SPEECH, Command, RuleId, flag
 from dp2ddp.verify.cli import verify
-
-FOUND = 1
-BAD_INPUT = 2
-INTERNAL = 3
 
 # As mypy does: what a command builds are trees that live until its end, and looking through them for garbage takes a
 # tenth of its time.
@@ -69,143 +69,111 @@ Examples:
 """
 
 
-class _Main(click.Group):
-    """The command group; a user's mistakes come out as one line, with their exit code."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except BadInput as error:
-            click.echo(f"dp2ddp: {error}", err=True)
-            ctx.exit(BAD_INPUT)
-        except EditError as error:
-            click.echo(f"dp2ddp: internal error, nothing written; please report it with the script: {error}", err=True)
-            ctx.exit(INTERNAL)
-
-
-@click.group(cls=_Main, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="dp2ddp")
+@click.group(cls=Group, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="dp2ddp")
 def main() -> None:
     """The command ``dp2ddp``."""
 
 
-@main.command(help=_CONVERT_HELP)
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="OUTPUT", help="Write to this file or folder; - for standard output.")
+# Settings of a project that make no sense for what was asked for: there, the command line decides alone.
+_IDLE = {
+    "output": lambda given: given["in_place"],
+    "in_place": lambda given: given["output"] is not None or "-" in given["inputs"],
+    "vendored": lambda given: not given["in_place"] and given["output"] in (None, "-"),
+    "entries": lambda given: not any(map(os.path.isdir, given["inputs"])),
+    "form": lambda given: given.get("output") == "-",
+}
+
+
+@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CONVERT_HELP)
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--entry",
-    "entries",
-    metavar="FILE",
-    multiple=True,
-    help="A script of the directory that is started, or module:function; may be repeated. Found by itself otherwise.",
+    "-o", "--output", metavar="OUTPUT", type=PATH, help="Write to this file or folder; - for standard output."
 )
-@click.option("--force", is_flag=True, help="Overwrite OUTPUT, or another runtime copy, where it exists.")
-@click.option("--in-place", is_flag=True, help="Write over INPUT.")
-@click.option(
-    "--vendor", "vendored", is_flag=True, help="Copy the runtime beside the scripts, so they need only torch."
-)
-@click.option("--sync-bn", is_flag=True, help="Convert BatchNorm to SyncBatchNorm (differs from DataParallel).")
-@click.option("--clean-keys", is_flag=True, help="Save checkpoints without `module.` in their keys.")
-@click.option(
-    "--allow-ddp",
-    is_flag=True,
-    help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them alone.",
-)
-@click.option(
-    "--ignore",
-    metavar="RULE",
-    multiple=True,
-    help="Leave this rule's edits to a person: each becomes a note. May be repeated.",
-)
-@click.option("--annotate", is_flag=True, help="Write each note into the script, as a comment `# dp2ddp: ...`.")
-@click.option("--strict", is_flag=True, help="Exit with 1 while notes are open.")
-@click.option(
-    "--report",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="The form of the summary on standard error.",
-)
+@flag("in-place", help="Write over INPUT.")
+@flag("force", help="Overwrite OUTPUT, or another runtime copy, where it exists.")
+@flag("vendor", dest="vendored", help="Copy the runtime beside the scripts, so they need only torch.")
+@CONVERSION
+@flag("annotate", help="Write each note into the script, as a comment `# dp2ddp: ...`.")
+@flag("strict", help="Exit with 1 while notes are open.")
+@FORMAT
+@SPEECH
 @click.pass_context
 def convert(
     ctx: click.Context,
+    /,
     inputs: Sequence[str],
     output: str | None,
-    entries: Sequence[str],
-    force: bool,
     in_place: bool,
+    force: bool,
     vendored: bool,
-    sync_bn: bool,
-    clean_keys: bool,
-    allow_ddp: bool,
-    ignore: Sequence[str],
+    entries: Sequence[str],
     annotate: bool,
     strict: bool,
-    report: str,
+    form: str,
+    **asked: Any,
 ) -> None:
     """Converts scripts or a project."""
     gc.set_threshold(_GARBAGE_AFTER)
     # Each command imports what it needs itself: --help and --version need nothing, and libcst takes long.
     from dp2ddp import convert as conversion
-    from dp2ddp.convert import pipeline
+
+    _check_usage(inputs, output, in_place, vendored, form)
+    request = conversion.Request(
+        inputs,
+        _options(annotate=annotate, **asked),
+        output,
+        in_place,
+        entries,
+        force,
+        vendored,
+        strict=strict,
+        form=form,
+        verbose=terminal.is_verbose(),
+    )
+    with progress.shown("reading", wanted=not terminal.is_quiet()):
+        code = conversion.run(request)
+    ctx.exit(code)
+
+
+def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
     from dp2ddp.rules import Options
 
-    _check_usage(inputs, output, in_place, vendored)
-    options = pipeline.with_ignored(
-        Options(sync_bn=sync_bn, clean_keys=clean_keys, annotate=annotate, allow_ddp=allow_ddp),
-        ignore,
-    )
-    as_json = report == "json"
-    request = conversion.Request(
-        inputs, options, output, in_place, entries, force, vendored, strict=strict, as_json=as_json
-    )
-    ctx.exit(conversion.run(request))
+    return Options(ignore=frozenset(ignore), **asked)
 
 
-@main.command(help=_CHECK_HELP)
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json", "github", "gitlab", "sarif"]),
-    default="text",
-    show_default=True,
-    help="The form of what is found, on standard output.",
-)
-@click.option("--allow-ddp", is_flag=True, help="As for `convert`.")
-@click.option("--sync-bn", is_flag=True, help="As for `convert`.")
+@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CHECK_HELP)
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
+@CONVERSION
+@FORMAT
+@SPEECH
 @click.pass_context
-def check(ctx: click.Context, inputs: Sequence[str], form: str, allow_ddp: bool, sync_bn: bool) -> None:
+def check(ctx: click.Context, /, inputs: Sequence[str], entries: Sequence[str], form: str, **asked: Any) -> None:
     """Lists what would be converted."""
     gc.set_threshold(_GARBAGE_AFTER)
-    from dp2ddp.convert.check import check as find
-    from dp2ddp.convert.formats import FORMATS
-    from dp2ddp.convert.report import show_lines
-    from dp2ddp.rules import Options
+    from dp2ddp.convert import check as checking
+    from dp2ddp.convert import formats
 
-    found = find(inputs, Options(allow_ddp=allow_ddp, sync_bn=sync_bn))
-    show_lines(filter(None, [FORMATS[form](found)]), to_error=False)
+    with progress.shown("reading", wanted=not terminal.is_quiet()):
+        found = checking.check(inputs, _options(**asked), entries)
+    terminal.show_results(filter(None, [formats.FORMATS[form](found)]))
+    terminal.show_messages([formats.in_sum(found)])
     ctx.exit(FOUND if found else 0)
 
 
-@main.command()
-@click.argument("rule_id", metavar="[RULE]", required=False)
-def rules(rule_id: str | None) -> None:
+@main.command(cls=Command)
+@click.argument("rule_id", metavar="[RULE]", required=False, type=RuleId())
+@SPEECH
+def rules(rule_id: str | None, isolated: bool) -> None:
     """List the rules; with RULE, show that one with its code before and after."""
     from dp2ddp import rules_doc
-    from dp2ddp.convert.report import show_lines
     from dp2ddp.rules import all_rules, rule
 
-    if rule_id is None:
-        show_lines(rules_doc.rules_lines(all_rules()), to_error=False)
-        return
-    found = rule(rule_id)
-    if found is None:
-        raise BadInput("rules", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
-    show_lines(rules_doc.rule_lines(found), to_error=False)
+    found = rule(rule_id) if rule_id else None
+    terminal.show_results(rules_doc.rules_lines(all_rules()) if found is None else rules_doc.rule_lines(found))
 
 
-def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool) -> None:
+def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool, form: str) -> None:
     from dp2ddp.project.text_files import STANDARD
 
     if in_place and output is not None:
@@ -216,6 +184,8 @@ def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vend
         raise click.UsageError("--vendor needs a file to put the runtime beside: --output or --in-place")
     if output == STANDARD and len(inputs) > 1:
         raise click.UsageError("several files can't go to standard output")
+    if output == STANDARD and form != "text":
+        raise click.UsageError("--format and the script can't both go to standard output")
 
 
 main.add_command(verify)

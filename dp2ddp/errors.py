@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 
 class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong, not the program
     """The input can't be converted. Nothing is written; the command ends with exit code 2.
@@ -59,3 +62,31 @@ class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is ou
 
 class EditError(Exception):
     """A rule asked for an edit that can't be carried out: a mistake in dp2ddp, never in the user's script."""
+
+
+@contextmanager
+def blamed(**place: str) -> Iterator[None]:
+    """Notes on unexpected errors that come out of the block where they arose, for whoever reports them.
+
+    Args:
+        place: such as ``file="train.py"`` or ``rule="DDP002"``; what a block further in has noted stays.
+    """
+    try:
+        yield
+    except Exception as error:
+        error.__dict__["blamed"] = {**place, **error.__dict__.get("blamed", {})}
+        raise
+
+
+def blame(error: BaseException) -> dict[str, str]:
+    """Where an error arose, as far as `blamed` blocks around it know."""
+    return dict(error.__dict__.get("blamed", {}))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``did you mean X?``; empty where nothing known looks like `word`."""
+    from difflib import get_close_matches  # wanted for mistakes alone
+
+    by_key = {each.lower(): each for each in known}
+    near = get_close_matches(word.lower(), by_key, n=1)
+    return f"did you mean {by_key[near[0]]}?" if near else ""

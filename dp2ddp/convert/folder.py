@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import posixpath
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import entry_choice, notebooks, overview, programs
+from dp2ddp.command import progress
+from dp2ddp.convert import entry_choice, notebooks, overview, programs, telling
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
-from dp2ddp.errors import BadInput
+from dp2ddp.errors import BadInput, blamed
 from dp2ddp.project import entries, placing, vendor, wrapcalls
 from dp2ddp.project import tree as trees
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.text_files import STANDARD, check_writable
 from dp2ddp.project.tree import Tree
-
-#: So many scripts take long enough for a progress bar.
-_MANY = 4
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,10 @@ def convert(request: Request) -> int:
     if job.outcome.is_refused:
         _report(job, None)
         return REFUSED
+    progress.doing("writing")
     written = _write(job)
-    _report(job, written)
+    with blamed(**{"written": "yes"} if written else {}):
+        _report(job, written)
     is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
     return NOTES_OPEN if request.strict and is_open else 0
 
@@ -124,6 +122,7 @@ def _check_output(root: Path, request: Request) -> None:
 
 
 def _convert(request: Request, tree: Tree, names: Names) -> _Job:
+    progress.doing("looking for scripts")
     sources = tree.sources()
     layout = Layout(sources)
     warnings = list(_linked(tree, sources))
@@ -150,28 +149,13 @@ def _run(request: Request, chosen: Mapping[str, Sequence[str]], sources: PythonF
             if not guessed:
                 raise
             refused.append((Program(path, {}), error))
-    with _progress(len(followed)) as advance:
-        outcome = programs.convert(followed, request.options, lenient=guessed, advance=advance)
+    progress.doing("converting scripts", len(followed))
+    outcome = programs.convert(followed, request.options, lenient=guessed, advance=progress.advance)
     outcome.refused[:0] = refused
     outcome.refused += outcome.blocked
     if outcome.refused and not outcome.programs:
         raise outcome.refused[0][1]
     return outcome
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    if total < _MANY or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    # Slow to import, and wanted here alone.
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    console = Console(stderr=True)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("converting scripts", total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def _linked(tree: Tree, sources: PythonFiles) -> Iterator[BadInput]:
@@ -225,8 +209,10 @@ def _write(job: _Job) -> str | None:
             placing.overwrite({root / path: data for path, data in contents.items()})
         return str(root)
     if request.output is None:
+        if request.form != "text":
+            return None  # that form is what standard output is for then
         names = {path: job.names.shown(path) for path in contents}
-        overview.show_diffs([(job.sources.source(p), job.outcome.conversions[p]) for p in contents], names)
+        telling.show_diffs([(job.sources.source(p), job.outcome.conversions[p]) for p in contents], names)
         return None
     _write_folder(job, contents, Path(request.output))
     return request.output
@@ -269,4 +255,4 @@ def _report(job: _Job, written: str | None) -> None:
         {job.names.shown(path): names for path, names in job.commands.items()},
         job.outcome.is_refused,
     )
-    overview.show_project(summary, as_json=job.request.as_json)
+    telling.show(summary, job.request.form, verbose=job.request.verbose)

@@ -1,25 +1,28 @@
-"""What `dp2ddp check` finds, in the forms that people and machines read."""
+"""Findings in the forms that people and machines read; docs/ci.md tells what for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from click import style
 
 from dp2ddp import __version__
-from dp2ddp.convert.check import CHANGE, REFUSED, Found
+from dp2ddp.convert.findings import CHANGE, REFUSED, Found
 from dp2ddp.rules import all_rules
 
-#: The version of the JSON: it changes where a reader would have to.
+#: The version of the JSON (docs/findings.schema.json): it changes where a reader would have to.
 JSON_VERSION = 1
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"change": "note", "note": "warning", "refused": "error"}
 _WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
 _SEVERITIES = {"change": "minor", "note": "major", "refused": "critical"}
+#: Where services that show findings in a pull request have the repository; they want names from there.
+_TOPS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 
 
 def _in_file(each: Found) -> Found:
@@ -30,8 +33,8 @@ def _in_file(each: Found) -> Found:
 
 
 def as_text(found: Sequence[Found]) -> str:
-    """A line for each, as compilers and ruff have it, and a sum."""
-    return "\n".join([*map(_line, found), _sum(found)])
+    """A line for each, as compilers and ruff have it."""
+    return "\n".join(map(_line, found))
 
 
 def _line(each: Found) -> str:
@@ -42,7 +45,8 @@ def _line(each: Found) -> str:
     return f"{place} {rule}{kind}{each.message}"
 
 
-def _sum(found: Sequence[Found]) -> str:
+def in_sum(found: Sequence[Found]) -> str:
+    """What there is, in one line."""
     if not found:
         return "nothing to convert"
     kinds = Counter(each.kind for each in found)
@@ -51,9 +55,10 @@ def _sum(found: Sequence[Found]) -> str:
     return f"{named} in {files} file{'s' if files > 1 else ''}; `dp2ddp convert` makes the changes"
 
 
-def as_json(found: Sequence[Found]) -> str:
-    """`{"version": 1, "findings": [...]}`, each finding with `Found`'s fields."""
-    return json.dumps({"version": JSON_VERSION, "findings": [each._asdict() for each in found]}, indent=2)
+def as_json(found: Sequence[Found], more: Mapping[str, Any] | None = None) -> str:
+    """As docs/findings.schema.json has it: each finding with `Found`'s fields, and what `convert` says besides."""
+    findings = [each._asdict() for each in found]
+    return json.dumps({"version": JSON_VERSION, "findings": findings, **(more or {})}, indent=2)
 
 
 def as_github(found: Sequence[Found]) -> str:
@@ -67,7 +72,7 @@ def as_github(found: Sequence[Found]) -> str:
 def _annotation(each: Found) -> str:
     level = {"note": "notice"}.get(_LEVELS[each.kind], _LEVELS[each.kind])
     title = f"dp2ddp {each.rule}".strip()
-    given = {"file": each.file, "line": each.line, "col": each.column, "title": title}
+    given = {"file": _from_the_top(each.file), "line": each.line, "col": each.column, "title": title}
     properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in given.items())
     return f"::{level} {properties}::{_escaped(each.message)}"
 
@@ -78,44 +83,72 @@ def _escaped(text: str, more: str = "") -> str:
     return text
 
 
+def _from_the_top(file: str) -> str:
+    """A file's name as seen from the top of the repository, with `/` between folders."""
+    tops = [os.path.abspath(folder) for folder in map(os.environ.get, _TOPS) if folder]
+    place = os.path.abspath(file)
+    top = next((each for each in tops if place.startswith(os.path.join(each, ""))), None)
+    return (file if top is None else os.path.relpath(place, top)).replace(os.sep, "/")
+
+
 def as_gitlab(found: Sequence[Found]) -> str:
     """A code quality report; see https://docs.gitlab.com/ci/testing/code_quality/."""
     return json.dumps(list(_issues(list(map(_in_file, found)))), indent=2)
 
 
 def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    for each in found:
+    for each, mark in zip(found, _marks(found)):
         yield {
             "description": each.message,
             "check_name": each.rule or "dp2ddp",
-            "fingerprint": hashlib.sha256(repr(each).encode()).hexdigest(),
+            "fingerprint": mark,
             "severity": _SEVERITIES[each.kind],
-            "location": {"path": each.file, "lines": {"begin": each.line}},
+            "location": {"path": _from_the_top(each.file), "lines": {"begin": each.line}},
         }
+
+
+def _marks(found: Sequence[Found]) -> Iterator[str]:
+    """By which a finding is known again, though lines were added above it: what it is, and the how manieth of these."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for each in found:
+        what = (_from_the_top(each.file), each.rule, each.kind, each.message)
+        seen[what] += 1
+        yield hashlib.sha256(repr((what, seen[what])).encode()).hexdigest()
 
 
 def as_sarif(found: Sequence[Found]) -> str:
     """SARIF 2.1.0; see https://docs.oasis-open.org/sarif/sarif/v2.1.0/."""
+    found = list(map(_in_file, found))
     named = {each.rule for each in found}
     rules = [
         {
             "id": rule.id,
             "shortDescription": {"text": rule.title},
             "fullDescription": {"text": rule.why},
+            "help": {"text": f"{rule.why} `dp2ddp rules {rule.id}` shows examples."},
         }
         for rule in all_rules()
         if rule.id in named
     ]
     tool = {"driver": {"name": "dp2ddp", "version": __version__, "rules": rules}}
-    run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": [_result(_in_file(each)) for each in found]}
+    results = [_result(each, mark) for each, mark in zip(found, _marks(found))]
+    run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _result(each: Found) -> dict[str, Any]:
+def _result(each: Found, mark: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    name = _from_the_top(each.file)
+    uri = f"file://{quote(name)}" if os.path.isabs(name) else quote(name)
     region = {"startLine": each.line, "startColumn": each.column}
-    location = {"physicalLocation": {"artifactLocation": {"uri": each.file.replace("\\", "/")}, "region": region}}
-    rule = {"ruleId": each.rule} if each.rule else {}
-    return {**rule, "level": _LEVELS[each.kind], "message": {"text": each.message}, "locations": [location]}
+    return {
+        **({"ruleId": each.rule} if each.rule else {}),
+        "level": _LEVELS[each.kind],
+        "message": {"text": each.message},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}],
+        "partialFingerprints": {"dp2ddp/v1": mark},
+    }
 
 
 FORMATS: dict[str, Callable[[Sequence[Found]], str]] = {

@@ -1,23 +1,17 @@
-"""Summaries and diffs of conversions that touch several files."""
+"""What became of the files of a conversion: for the summary, and as data for machines."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from click import style
-
-from dp2ddp.convert import report
+from dp2ddp.convert.findings import Found, found_in, refusal
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.project.text_files import TextFile
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"
-_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -33,15 +27,20 @@ class File:
     conversion: Conversion
     unchanged: str | None = None
 
-    def lines(self) -> Iterator[str]:
-        """What became of it."""
-        if self.unchanged and not (self.conversion.changed or self.conversion.notes):
-            yield style(f"{self.name}: {self.unchanged}", bold=True)
-        else:
-            yield from report.summary_lines(self.conversion, self.name, self.output)
+    def found(self) -> Iterator[Found]:
+        """What changed, and what needs a person."""
+        return found_in(self.conversion, self.name)
 
     def as_data(self) -> dict[str, Any]:
-        return report.as_data(self.conversion, self.name, self.output)
+        """What became of it, ready for `json.dumps`."""
+        done = self.conversion
+        return {
+            "input": self.name,
+            "output": self.output,
+            "changed": done.changed,
+            "converted_before": done.converted_before,
+            "refused": done.refused,
+        }
 
 
 def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
@@ -69,6 +68,15 @@ class Scripts:
     unread: Sequence[BadInput]
     vendored: bool
     refused: bool = False
+
+    def found(self) -> Iterator[Found]:
+        """What changed, and what needs a person, in all files."""
+        return (found for each in (*self.given, *self.others) for found in each.found())
+
+    def as_data(self) -> dict[str, Any]:
+        """What there is to say besides, ready for `json.dumps`."""
+        files = [each.as_data() for each in (*self.given, *self.others)]
+        return _data(files, [each.name for each in self.given], [str(each) for each in self.unread])
 
 
 @dataclass(frozen=True)
@@ -103,130 +111,26 @@ class Project:
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     refused: bool = False
 
+    def found(self) -> Iterator[Found]:
+        """What changed, and what needs a person, in all files; and which scripts were left alone."""
+        yield from (found for each in self.files for found in each.found())
+        yield from (refusal(name, why) for name, why in self.left_alone)
 
-_NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
-
-
-def show_diffs(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[str, str] | None = None) -> None:
-    """Shows the unified diffs on standard output, in colors on a terminal."""
-    for source, conversion in changes:
-        name = source.name if names is None else names[source.name]
-        text = report.diff(name, source.text, conversion.new_text)
-        if sys.stdout.isatty():
-            report.show_lines([report.colored(text).removesuffix("\n")], to_error=False)
-        else:
-            # In the file's own bytes, so that the diff can be applied to it.
-            sys.stdout.buffer.write(text.encode(source.encoding))
-
-
-def show_scripts(done: Scripts, *, as_json: bool) -> None:
-    """The summary on standard error."""
-    if as_json:
-        _show_json(_scripts_data(done))
-    else:
-        report.show_lines(_scripts_lines(done))
-
-
-def show_project(done: Project, *, as_json: bool) -> None:
-    """The summary on standard error."""
-    if as_json:
-        _show_json(_project_data(done))
-    else:
-        report.show_lines(_project_lines(done))
-
-
-def _show_json(data: Mapping[str, Any]) -> None:
-    print(json.dumps(data, indent=2), file=sys.stderr)
-
-
-def _scripts_data(done: Scripts) -> dict[str, Any]:
-    """One script as ever; what not every script has is only there where it is."""
-    others = {"others": [each.as_data() for each in done.others]} if done.others else {}
-    warnings = {"warnings": [str(each) for each in done.unread]} if done.unread else {}
-    if len(done.given) == 1:
-        return {**done.given[0].as_data(), **others, **warnings}
-    return {"files": [each.as_data() for each in done.given], **others, **warnings}
-
-
-def _scripts_lines(done: Scripts) -> Iterator[str]:
-    written = [each for each in done.others if each.output is not None or not each.conversion.changed]
-    for each in [*done.given, *written]:
-        yield from each.lines()
-    if done.refused:
-        yield _NOTHING_WRITTEN
-        return
-    missing = [each for each in done.others if each not in written]
-    if missing:
-        yield style(
-            f"{report.count(missing, 'other file')} must change, too; convert with -o DIR/", bold=True, fg="yellow"
+    def as_data(self) -> dict[str, Any]:
+        """What there is to say besides, ready for `json.dumps`."""
+        return _data(
+            [each.as_data() for each in self.files],
+            [each.name for each in self.entries],
+            [str(each) for each in self.warnings],
+            left_alone=[{"input": name, "why": str(why)} for name, why in self.left_alone],
+            left_out=dict(self.left_out),
+            imported_by={name: list(files) for name, files in self.touched.items()},
         )
-        for each in missing:
-            lines = sorted({edit.span.start[0] for edit in each.conversion.edits})
-            places = ", ".join(map(str, lines))
-            yield f"  {style(each.name, bold=True)}  {report.count(each.conversion.edits, 'change')}: {places}"
-    yield from _warnings("not looked into", done.unread)
-    changed = any(each.conversion.changed for each in [*done.given, *done.others])
-    yield from _how_to_run(done.given if changed else [], done.vendored)
 
 
-def _project_data(done: Project) -> dict[str, Any]:
-    return {
-        "input": done.name,
-        "output": done.output,
-        "entries": [each.name for each in done.entries],
-        "files": [each.as_data() for each in done.files],
-        "refused": [{"input": name, "why": str(why)} for name, why in done.left_alone],
-        "warnings": [str(each) for each in done.warnings],
-        "left_out": dict(done.left_out),
-        "touched": {name: list(files) for name, files in done.touched.items()},
-    }
-
-
-def _project_lines(done: Project) -> Iterator[str]:
-    changed = [each for each in done.files if each.conversion.changed]
-    arrow = f" -> {done.output}" if done.output and done.output != done.name else ""
-    if changed:
-        scripts = report.count(done.entries, "script")
-        yield style(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", bold=True)
-    else:
-        noted = any(each.conversion.notes for each in done.files)
-        yield style(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", bold=True)
-    for each in done.files:
-        yield from each.lines()
-    if done.left_alone:
-        yield style(f"{report.count(done.left_alone, 'script')} left alone:", bold=True, fg="yellow")
-        for name, why in done.left_alone:
-            yield f"  {why}" if why.file == name else f"  {name}: {why}"
-    if done.refused:
-        yield _NOTHING_WRITTEN
-        return
-    yield from _touched(done)
-    yield from _warnings("to be known", done.warnings)
-    if done.left_out:
-        yield "left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items()))
-    commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
-    yield from _how_to_run([each for each in done.entries if changed and each.name not in done.commands], done.vendored)
-    if changed and commands:
-        yield from report.how_to_run_commands(commands)
-
-
-def _touched(done: Project) -> Iterator[str]:
-    if done.touched:
-        yield style("files that changed are also imported by, and need dp2ddp_runtime there:", bold=True)
-    for name, files in done.touched.items():
-        more = f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        yield f"  {name}: {', '.join(files[:_FEW])}{more}"
-
-
-def _warnings(title: str, warnings: Sequence[BadInput]) -> Iterator[str]:
-    if warnings:
-        yield style(f"{title}:", bold=True, fg="yellow")
-    for each in warnings:
-        yield f"  {each}"
-
-
-def _how_to_run(scripts: Sequence[File], vendored: bool) -> Iterator[str]:
-    if len(scripts) == 1:
-        yield from report.how_to_run(scripts[0].name, scripts[0].output, vendored)
-    elif scripts:
-        yield from report.how_to_run_several([each.output or each.name for each in scripts], vendored)
+def _data(
+    files: Sequence[Mapping[str, Any]], entries: Sequence[str], warnings: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """One form for scripts and for directories; what only these have is empty for those."""
+    nothing: dict[str, Any] = {"left_alone": [], "left_out": {}, "imported_by": {}}
+    return {"files": files, "entries": entries, "warnings": warnings, **nothing, **more}

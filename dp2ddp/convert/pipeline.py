@@ -7,17 +7,17 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Union
 
 from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
-from dp2ddp.errors import BadInput, EditError, NotRewritable
+from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
 from dp2ddp.notebook.places import Places
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
-from dp2ddp.rules import Options, all_rules
+from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.source.program import File, ParsedProgram, link, parse
 from dp2ddp.source.spans import Span, moved
 
@@ -69,8 +69,8 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         EditError: a mistake in dp2ddp.
     """
     check_rules(options)
-    source = parse(text, filename)
-    return _convert(source, {filename: text}, options)[filename]
+    with blamed(file=filename):
+        return _convert(parse(text, filename), {filename: text}, options)[filename]
 
 
 def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
@@ -101,8 +101,9 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    source = link(read, entries, resolve, commands=commands)
-    done = _convert(source, read, options)
+    with blamed(file=next(iter(entries), "")):
+        source = link(read, entries, resolve, commands=commands)
+        done = _convert(source, read, options)
     return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
 
 
@@ -150,7 +151,8 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     if not planned.edits or not (edits or notes):
         return Conversion(original, notes=notes, refused=planned.refused)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
-    new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    with blamed(file=file.name):
+        new_text = _rewrite(file.text, file.name, [*edits, *comments])
     return Conversion(
         new_text,
         edits=sorted(edits, key=lambda edit: edit.span.start),
@@ -165,18 +167,8 @@ def check_rules(options: Options) -> None:
     Raises:
         BadInput: there is no such rule, or the others need it.
     """
-    known = {rule.id: rule for rule in all_rules()}
     for rule_id in sorted(options.ignore):
-        if rule_id not in known:
-            raise BadInput("--ignore", what=f"no rule {rule_id!r}", todo="`dp2ddp rules` lists them")
-        if known[rule_id].essential:
-            todo = "what the other rules do is only right together with it"
-            raise BadInput("--ignore", what=f"{rule_id} can't be left out ({known[rule_id].title})", todo=todo)
-
-
-def with_ignored(options: Options, ignore: Sequence[str]) -> Options:
-    """`options` with the ids of rules to ignore as a user types them, in any case."""
-    return replace(options, ignore=frozenset(rule_id.upper() for rule_id in ignore))
+        check_ignored(rule_id, "--ignore")
 
 
 def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.errors import blamed
 from dp2ddp.rewrite.edits import Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules
 from dp2ddp.source.program import ParsedProgram
@@ -37,7 +38,10 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     else:
         rules = [rule for rule in all_rules() if options.runs(rule.id)]
     decisions = Decisions(options, {k: v for rule in rules for k, v in rule.wrap_keywords(facts, options).items()})
-    findings = [finding for rule in rules for finding in rule.edits(facts, decisions)]
+    findings: list[Finding] = []
+    for rule in rules:
+        with blamed(rule=rule.id):
+            findings += rule.edits(facts, decisions)
     findings = [_left_out(finding) if finding.rule in options.ignore else finding for finding in findings]
     if facts.beside_ddp:
         own = facts.own_ddp.spans

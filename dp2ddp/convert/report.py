@@ -1,158 +1,112 @@
-"""What was changed and why, what needs a person, and how to run the result; as text and as data for JSON."""
+"""Diffs, and how to run what was converted."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any
+from pathlib import PurePath
 
-import click
 from click import style
 
-from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.rewrite.edits import Edit, Note
-
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+_HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
+_COLORS = {"+": "green", "-": "red"}
+#: What git takes for the line that a hunk is in: one that begins with a name.
+_HEADING = re.compile(r"[A-Za-z_]")
+_FEW = 4
+_NEEDED = "  dp2ddp_runtime is imported: pip install dp2ddp-runtime where {}, or convert with --vendor."
 
 
 def diff(name: str, old: str, new: str) -> str:
-    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both."""
-    lines = difflib.unified_diff(_LINE.findall(old), _LINE.findall(new), fromfile=name, tofile=name)
+    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both.
+
+    As git has it, a hunk says behind its line numbers which function or class it is in.
+    """
+    before = _LINE.findall(old)
+    lines = difflib.unified_diff(before, _LINE.findall(new), fromfile=name, tofile=name)
     # A file without a final newline must say so, or the next line of the diff ends up on the same line.
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    whole = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return "".join(_with_heading(line, before) for line in whole)
+
+
+def _with_heading(line: str, before: Sequence[str]) -> str:
+    hunk = _HUNK.match(line)
+    if hunk is None:
+        return line
+    above = before[: max(int(hunk[2]) - 1, 0)]
+    heading = next((text for text in reversed(above) if _HEADING.match(text)), "")
+    return f"{hunk[1]} {heading.strip()}".rstrip() + "\n"
 
 
 def colored(text: str) -> str:
-    """A diff in a terminal's colors."""
-    return "".join(
-        style(line, bold=True) if line.startswith(("---", "+++")) else style(line, fg=_DIFF_COLORS.get(line[:1]))
-        for line in _LINE.findall(text)
-    )
+    """A diff in the colors of `git diff`."""
+    return "".join(f"{_colored(line)}\n" for line in text.removesuffix("\n").split("\n"))
 
 
-def show_lines(lines: Iterable[str], to_error: bool = True) -> None:
-    """Prints lines, in colors on a terminal (not with `NO_COLOR`), never wrapped: programs read them, too."""
-    for line in lines:
-        click.echo(line, err=to_error, color=False if os.environ.get("NO_COLOR") else None)
+def _colored(line: str) -> str:
+    if line.startswith(("--- ", "+++ ")):
+        return style(line, bold=True)
+    hunk = _HUNK.match(line)
+    if hunk is not None:
+        return style(hunk[1], fg="cyan") + hunk[3]
+    return style(line, fg=_COLORS[line[0]]) if line[:1] in _COLORS else line
 
 
-def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, Any]:
-    """The summary as plain data, ready for `json.dumps`. Lines are from 1, columns from 0."""
-    return {
-        "input": name,
-        "output": output,
-        "changed": conversion.changed,
-        "converted_before": conversion.converted_before,
-        "refused": conversion.refused,
-        "changes": [
-            {**_place(edit, conversion), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits
-        ],
-        "notes": [
-            {**_place(note, conversion), "rule": note.rule, "what": note.what, "todo": note.todo}
-            for note in conversion.notes
-        ],
-    }
-
-
-def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iterator[str]:
-    """What became of one file.
+def how_to_run(scripts: Sequence[tuple[str, str | None]], *, vendored: bool) -> Iterator[str]:
+    """How to run scripts that were converted; each line can be pasted as it is.
 
     Args:
-        conversion: what became of the script.
-        name: the script's name.
-        output: the file written, None if none was (a diff, or standard output).
+        scripts: their names, and the files written; None where nothing was (a diff, or standard output).
+        vendored: whether the runtime was copied beside them.
     """
-    if conversion.converted_before:
-        yield style(f"{name}: converted already, nothing to do", bold=True)
-        return
-    if not conversion.changed:
-        yield style(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", bold=True)
-        yield from _notes(conversion, name)
-        return
-    rules = {edit.rule for edit in conversion.edits}
-    arrow = f" -> {output}" if output and output != name else ""
-    yield style(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", bold=True)
-    yield from _changes(conversion)
-    yield from _notes(conversion, name)
-
-
-def _line(finding: Edit | Note, conversion: Conversion) -> str:
-    """The line of a finding, ``cell 3:2`` in a notebook."""
-    line = finding.span.start[0]
-    return str(line if conversion.places is None else conversion.places.of(line))
-
-
-def _changes(conversion: Conversion) -> Iterator[str]:
-    """One line for each change; the same change said twice for one line of source is said once."""
-    found = ((_line(edit, conversion), edit.rule, edit.reason) for edit in conversion.edits)
-    for (line, rule, reason), _ in groupby(found):
-        yield f"{style(f'{line:>6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
-
-
-def _notes(conversion: Conversion, name: str) -> Iterator[str]:
-    if not conversion.notes:
-        return
-    yield style(f"{count(conversion.notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
-    for note in conversion.notes:
-        place = f"{name}:{_line(note, conversion)}"
-        yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
-
-
-def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
-    """How to run a script that was converted.
-
-    Args:
-        name, output: as `summary_lines` takes them.
-        vendored: whether the runtime was copied beside it.
-    """
-    yield style("How to run it:", bold=True)
-    if output is not None and output.endswith(".ipynb"):
+    if len(scripts) == 1 and (scripts[0][1] or "").endswith(".ipynb"):
+        yield style("How to run it:", bold=True)
         yield "  Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
         if not vendored:
-            yield "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor."
+            yield _NEEDED.format("it runs")
         return
-    if output is None and not name.startswith("<"):
-        yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"
-    script = shlex.quote(output or "OUTPUT.py")
-    yield f"  python {script} ...   one process on each visible GPU of this machine"
-    yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
+    it, runs = ("it", "it runs") if len(scripts) == 1 else ("them", "they run")
+    yield style(f"How to run {it}, with your own arguments:", bold=True)
+    names = [name for name, output in scripts if output is None]
+    if names and not names[0].startswith("<"):
+        target = shlex.quote(_fresh(names[0])) if len(names) == 1 else "converted/"
+        yield f"  Add -o {target} to write {it} (or --in-place); then"
+    files = [shlex.quote(output or _fresh(name)) for name, output in scripts]
+    yield f"  python {files[0]}   # one process on each visible GPU of this machine"
+    # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
+    yield f"  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {files[0]}"
+    if len(files) > 1:
+        more = f" and {len(files) - 1 - _FEW} more" if len(files) - 1 > _FEW else ""
+        yield f"  and in the same way {', '.join(files[1 : 1 + _FEW])}{more}"
     if not vendored:
-        yield "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor."
+        yield _NEEDED.format(runs)
 
 
-def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
-    """How to run several scripts that were converted."""
-    yield style("How to run them:", bold=True)
-    for script in scripts:
-        yield f"  python {shlex.quote(script)} ..."
-    yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
-    if not vendored:
-        yield "  They import dp2ddp_runtime: pip install dp2ddp-runtime where they run, or convert with --vendor."
+def _fresh(name: str) -> str:
+    """What the conversion of a script may be called."""
+    path = PurePath(name)
+    return "train_ddp.py" if name.startswith("<") else f"{path.stem}_ddp.py"
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     """How to run functions that are started by commands, and that were converted."""
     yield style("How to run what isn't a script:", bold=True)
     for command in commands:
-        yield f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ..."
+        yield f"  {command}   or PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}"
     yield "  once the converted project is installed where dp2ddp_runtime can be imported."
-
-
-def _place(finding: Edit | Note, conversion: Conversion) -> dict[str, int]:
-    line, column = finding.span.start
-    cell = {} if conversion.places is None else conversion.places.of(line)._asdict()
-    return {"line": line, "column": column, **cell}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def count(things: Collection[object], name: str) -> str:
     """`3 changes`, `1 note`."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def listed(lines: Iterable[str], most: int | None) -> Iterator[str]:
+    """`lines`, of more than `most` the first, and how many there are besides."""
+    all_lines = list(lines)
+    shown = all_lines if most is None or len(all_lines) <= most + 1 else all_lines[:most]
+    yield from shown
+    if len(shown) < len(all_lines):
+        yield f"  and {len(all_lines) - len(shown)} more, which --verbose shows"

@@ -27,7 +27,8 @@ class Request:
         force: overwrite what is there.
         vendored: copy the runtime beside every script that is started.
         strict: open notes make the exit code `NOTES_OPEN`.
-        as_json: the summary as JSON.
+        form: the form of what is found (one of `formats.FORMATS`); other than text, it goes to standard output.
+        verbose: the summary names every line that changed.
     """
 
     inputs: Sequence[str]
@@ -38,7 +39,8 @@ class Request:
     force: bool = False
     vendored: bool = False
     strict: bool = False
-    as_json: bool = False
+    form: str = "text"
+    verbose: bool = False
 
     @property
     def alone(self) -> bool:

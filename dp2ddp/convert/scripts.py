@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import posixpath
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import notebooks, overview, programs
+from dp2ddp.command import progress, terminal
+from dp2ddp.convert import notebooks, overview, programs, telling
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
-from dp2ddp.errors import BadInput
+from dp2ddp.errors import BadInput, blamed
 from dp2ddp.notebook import document
 from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.project import placing, text_files, vendor
@@ -70,9 +70,13 @@ def convert(request: Request) -> int:
     if job.outcome.is_refused:
         _report(job, {})
         return REFUSED
+    if target is None:
+        _check_others(job)
+    progress.doing("writing")
     outputs = _write(job, beside) if target is None else _write_folder(job, target)
-    _report(job, outputs)
-    is_open = any(each.notes for each in job.outcome.conversions.values()) or set(job.others()) - outputs.keys()
+    with blamed(**{"written": "yes"} if outputs else {}):
+        _report(job, outputs)
+    is_open = any(each.notes for each in job.outcome.conversions.values())
     return NOTES_OPEN if request.strict and is_open else 0
 
 
@@ -92,6 +96,24 @@ def _folder(request: Request, given: Sequence[TextFile]) -> Path | None:
     if len(given) > 1:
         raise BadInput(request.output, what="several files need a folder to go to", todo="write it with a / at its end")
     return None
+
+
+def _check_others(job: _Job) -> None:
+    """One file of several that have to change would be half a conversion.
+
+    Raises:
+        BadInput: the output is one file, and others must change, too.
+    """
+    output, others = job.request.output, [job.names.shown(path) for path in job.others()]
+    if output is None or not others:
+        return
+    (given,) = job.given
+    count = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
+    raise BadInput(
+        job.names.shown(given),
+        what=f"{count} must change, too, and {output} is one file: {', '.join(others)}",
+        todo="write them all to a folder (-o FOLDER/), or --in-place",
+    )
 
 
 def _check_folder(folder: Path, request: Request) -> None:
@@ -144,17 +166,25 @@ def _write(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
     if request.in_place:
         return _write_in_place(job, beside)
     if request.output is None:
-        overview.show_diffs([(job.source(path), job.outcome.conversions[path]) for path in job.given])
+        _show_diffs(job)
         return {}
     (path,) = job.given
     data = job.new_bytes(path)
     if request.output == STANDARD:
-        sys.stdout.buffer.write(data)
+        terminal.write_result(data)
         return {}
     if job.uses_runtime():
         vendor.copy_all(beside)
     text_files.write(Path(request.output), data, mode_of=job.source(path).path)
     return {path: request.output}
+
+
+def _show_diffs(job: _Job) -> None:
+    if job.request.form != "text":
+        return  # that form is what standard output is for then
+    paths = [*job.given, *job.others()]
+    names = {job.source(path).name: job.names.shown(path) for path in paths}
+    telling.show_diffs([(job.source(path), job.outcome.conversions[path]) for path in paths], names)
 
 
 def _write_in_place(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
@@ -214,4 +244,4 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
         job.request.vendored,
         job.outcome.is_refused,
     )
-    overview.show_scripts(summary, as_json=job.request.as_json)
+    telling.show(summary, job.request.form, verbose=job.request.verbose)

@@ -27,12 +27,15 @@ class Names:
     places: Mapping[str, Places] = field(default_factory=dict)
 
     def shown(self, path: str) -> str:
-        """What to call the file at `path`; as absolute or as relative as the user called others."""
+        """What to call the file at `path`; as absolute or as relative as the user called others.
+
+        What lies in the current folder is called from there in any case.
+        """
         if path in self.given:
-            return self.given[path]
+            return _from_here(self.given[path])
         place = self.root / path
         if not place.is_absolute() or all(map(os.path.isabs, self.given.values())):
-            return str(place)
+            return _from_here(str(place))
         return os.path.relpath(place)
 
     def renamed(self, error: BadInput) -> BadInput:
@@ -49,3 +52,8 @@ class Names:
             if os.path.isabs(error.file) or not os.path.lexists(self.root / error.file):
                 raise
             raise self.renamed(error) from None
+
+
+def _from_here(name: str) -> str:
+    here = os.path.join(os.getcwd(), "")
+    return os.path.relpath(name) if os.path.isabs(name) and name.startswith(here) else name

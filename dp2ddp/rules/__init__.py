@@ -7,9 +7,10 @@ import inspect
 import pkgutil
 from functools import lru_cache
 
+from dp2ddp.errors import BadInput, suggestion
 from dp2ddp.rules.base import Decisions, Example, Options, Rule
 
-__all__ = ["Decisions", "Example", "Options", "Rule", "all_rules", "rule"]
+__all__ = ["Decisions", "Example", "Options", "Rule", "all_rules", "check_ignored", "known_id", "rule"]
 
 
 @lru_cache(maxsize=1)
@@ -34,6 +35,37 @@ def all_rules() -> tuple[Rule, ...]:
 def rule(rule_id: str) -> Rule | None:
     """The rule with this id (in any case), or None."""
     return next((rule for rule in all_rules() if rule.id == rule_id.upper()), None)
+
+
+def known_id(rule_id: str, place: str, line: int | None = None) -> str:
+    """The id of a rule that a user typed in any case, as the rule has it.
+
+    Args:
+        place, line: where, for the error.
+
+    Raises:
+        BadInput: there is no such rule.
+    """
+    found = rule(rule_id)
+    if found is None:
+        near = suggestion(rule_id, [each.id for each in all_rules()])
+        todo = f"{near} `dp2ddp rules` lists them".lstrip()
+        raise BadInput(place, line=line, what=f"no rule {rule_id!r}", todo=todo)
+    return found.id
+
+
+def check_ignored(rule_id: str, place: str, line: int | None = None) -> str:
+    """The id of a rule that is to be ignored, as `known_id`.
+
+    Raises:
+        BadInput: there is no such rule, or the others need it.
+    """
+    found = rule(known_id(rule_id, place, line))
+    assert found is not None
+    if found.essential:
+        todo = "what the other rules do is only right together with it"
+        raise BadInput(place, line=line, what=f"{found.id} can't be left out ({found.title})", todo=todo)
+    return found.id
 
 
 def _is_rule_of(cls: object, module: str) -> bool:

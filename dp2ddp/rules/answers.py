@@ -22,6 +22,7 @@ class AnswersRule(Rule):
 
     id = "DDP022"
     title = "Let rank 0 read what is typed"
+    effect = "lets one process decide for all"
     why = (
         "There is one terminal. If every rank asked, each would wait for an answer of its own, or find that nobody can "
         "type one. Rank 0 asks; `ddp.broadcast` gives all ranks the answer."

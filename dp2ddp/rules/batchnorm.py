@@ -14,6 +14,7 @@ class BatchNormRule(Rule):
 
     id = "DDP014"
     title = "Keep DataParallel's BatchNorm, or synchronise it"
+    effect = "keeps or synchronises BatchNorm"
     why = (
         "DataParallel normalises each replica's chunk on its own and keeps the first replica's running statistics. "
         "The wrapped model does just that. `--sync-bn` converts to SyncBatchNorm, whose statistics are the whole "

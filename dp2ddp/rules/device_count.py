@@ -17,6 +17,7 @@ class DeviceCountRule(Rule):
 
     id = "DDP023"
     title = "Ask how many devices the job has"
+    effect = "asks how many devices the job has"
     why = (
         "A script that asks for the number of GPUs means those that it trains on. With one process per GPU these "
         "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "

@@ -29,6 +29,7 @@ class DevicesRule(Rule):
 
     id = "DDP004"
     title = "Use this rank's device instead of a fixed index"
+    effect = "uses each process's own device"
     why = (
         "Under DataParallel the script puts its batches on the first GPU. With one process per GPU, `cuda:0` would "
         'put those of all ranks there. `ddp.setup` makes this rank\'s GPU the current one, so `.cuda()` and `"cuda"` '

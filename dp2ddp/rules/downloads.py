@@ -15,6 +15,7 @@ class DownloadsRule(Rule):
 
     id = "DDP012"
     title = "Download on one rank of each machine"
+    effect = "downloads once on each machine"
     why = (
         "All ranks would download the same archive at once and unpack it over one another. Under `ddp.main_first()` "
         "the first rank of each machine runs the block alone, then the others, which find that nothing is missing. "

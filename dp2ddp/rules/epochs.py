@@ -16,6 +16,7 @@ class EpochsRule(Rule):
 
     id = "DDP006"
     title = "Tell the loader which epoch begins"
+    effect = "tells the loaders which epoch begins"
     why = (
         "Samplers and datasets with a `set_epoch` draw each epoch anew only when they are told. The runtime also "
         "starts this rank's own stream for loading here, so that a resumed run augments its samples as the first one "

@@ -17,6 +17,7 @@ class FunctionalRule(Rule):
 
     id = "DDP017"
     title = "Run the functional form over the ranks"
+    effect = "wraps the model: one replica in each process"
     why = (
         "`nn.parallel.data_parallel` copies the module to all devices in each call. `ddp.data_parallel` splits the "
         "inputs over the ranks and gathers the outputs; the module's gradients are averaged from its first call on. "

@@ -17,6 +17,7 @@ class HandlersRule(Rule):
 
     id = "DDP020"
     title = "Name handlers that the ranks don't reach together"
+    effect = "names handlers that part the processes"
     why = (
         "Ctrl-C reaches each rank at another line, and a rank may run out of memory alone. A handler that prints, "
         "saves and ends is fine. One that goes on to train or to evaluate calls the model on ranks that are not in "

@@ -18,6 +18,7 @@ class IdentityRule(Rule):
 
     id = "DDP019"
     title = "Let rank 0 choose names and seeds"
+    effect = "lets one process decide for all"
     why = (
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "

@@ -32,6 +32,7 @@ class LaunchRule(Rule):
 
     id = "DDP001"
     title = "Start one process per GPU"
+    effect = "starts one process per device"
     why = (
         "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group, or starts the "
         "other processes when the script is run plainly. It stands after `parse_args()`, so that `--help` starts "

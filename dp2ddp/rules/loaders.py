@@ -16,6 +16,7 @@ class LoadersRule(Rule):
 
     id = "DDP005"
     title = "Shard the loaders that feed the model"
+    effect = "splits batches over the processes"
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "otherwise. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "

@@ -16,6 +16,7 @@ class LoadingRule(Rule):
 
     id = "DDP009"
     title = "Load checkpoints on every rank, after they are written"
+    effect = "reads files once they are written"
     why = (
         "A rank must not read a checkpoint before rank 0 has finished it, and must not put it on rank 0's GPU. "
         "`ddp.load` waits for this rank's own earlier saves and lands on its device; every other argument is passed "

@@ -15,6 +15,7 @@ class OldNamesRule(Rule):
 
     id = "DDP021"
     title = "Rename what has become a keyword"
+    effect = "renames what has become a keyword"
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read."

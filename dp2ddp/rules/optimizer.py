@@ -18,6 +18,7 @@ class OptimizerRule(Rule):
 
     id = "DDP003"
     title = "Unwrap the optimizer"
+    effect = "unwraps the optimizer"
     why = (
         "Old scripts put the optimizer into `nn.DataParallel`, too, and then step it through `.module`. It never "
         "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same averaged "

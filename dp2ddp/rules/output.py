@@ -19,6 +19,7 @@ class OutputRule(Rule):
 
     id = "DDP011"
     title = "Write files, plots and logs from rank 0"
+    effect = "writes files once"
     why = (
         "Every rank runs every line, so each file would be written once per rank, over and into one another. On the "
         "other ranks `ddp.open` and `ddp.main_only` do nothing. `print`, progress bars and `logging` are silenced "

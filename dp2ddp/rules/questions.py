@@ -15,6 +15,7 @@ class QuestionsRule(Rule):
 
     id = "DDP018"
     title = "Let rank 0 decide on files and time"
+    effect = "lets one process decide for all"
     why = (
         "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
         "ranks would part, and wait for each other for ever. Files may be listed in another order, or be others, and "

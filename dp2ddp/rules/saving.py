@@ -18,6 +18,7 @@ class SavingRule(Rule):
 
     id = "DDP008"
     title = "Save checkpoints from rank 0, whole or not at all"
+    effect = "writes files once"
     why = (
         "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
         "0, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay what the "

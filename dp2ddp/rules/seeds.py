@@ -24,6 +24,7 @@ class SeedsRule(Rule):
 
     id = "DDP010"
     title = "Seed what must agree alike, and dropout apart"
+    effect = "seeds alike what has to agree"
     why = (
         "Every rank runs the script's own seeding, so weights, `random_split` and shuffles come out alike. "
         "`ddp.seed_everything` also starts this rank's own stream for dropout and augmentation, which must differ "

@@ -14,6 +14,7 @@ class TypeChecksRule(Rule):
 
     id = "DDP015"
     title = "Keep asking whether the model is wrapped"
+    effect = "keeps asking whether the model is wrapped"
     why = (
         "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is "
         'another class now, and the answer must stay yes. `hasattr(model, "module")` works as it is.'

@@ -16,6 +16,7 @@ class UnsupportedRule(Rule):
 
     id = "DDP016"
     title = "Leave what can't be converted, and say so"
+    effect = "leaves what can't be converted"
     explains = True
     why = (
         "Half a conversion trains something else. Where one use of DataParallel has no safe counterpart, nothing in "

@@ -19,6 +19,7 @@ class WrapRule(Rule):
 
     id = "DDP002"
     title = "Wrap the model in DistributedDataParallel"
+    effect = "wraps the model: one replica in each process"
     why = (
         "`ddp.wrap_model` moves the model to this rank's device, runs it on this rank's rows of the batch, gives "
         "back the outputs for all of it, and averages gradients over the ranks. BatchNorm, unused parameters and "

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dp2ddp.command import terminal
+from dp2ddp.command.options import SPEECH, Command
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
 
@@ -29,7 +31,7 @@ Examples:
 """
 
 
-class _Verify(click.Command):
+class _Verify(Command):
     """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -40,7 +42,7 @@ class _Verify(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(help=_VERIFY_HELP, cls=_Verify)
+@click.command(help=_VERIFY_HELP, cls=_Verify, files="script")
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
@@ -64,10 +66,18 @@ class _Verify(click.Command):
     help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
 )
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
-@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The form of the verdict, on standard output.",
+)
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw losses and difference (.png, .svg)."
 )
+@SPEECH
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -83,7 +93,7 @@ def verify(
     repeats: int | None,
     synthetic_data: int | None,
     timeout: float,
-    as_json: bool,
+    form: str,
     plot: Path | None,
 ) -> None:
     """Verifies one conversion."""
@@ -101,20 +111,18 @@ def verify(
     options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
     request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
     with verifying(request) as verdict:
-        _show_verdict(verdict, script.name, as_json)
+        _show_verdict(verdict, script.name, as_json=form == "json")
         if plot is not None and verdict.comparison is not None:
             drawing.draw(verdict.comparison, plot, script.name)
     ctx.exit(verdict.exit_code)
 
 
-def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
+def _show_verdict(verdict: Verdict, name: str, *, as_json: bool) -> None:
     import json
-
-    from rich.console import Console
 
     from dp2ddp.verify import report
 
     if as_json:
         click.echo(json.dumps(report.as_data(verdict, name), indent=2))
     if not as_json or verdict.failure is not None:
-        report.show(Console(highlight=False), Console(stderr=True, highlight=False), verdict, name)
+        report.show(terminal.console(to_error=False), terminal.console(to_error=True), verdict, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import dp2ddp
 from dp2ddp.cli import main
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.plan import Plan
+from dp2ddp.convert.plan import plan as real_plan
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.source.program import ParsedProgram
@@ -93,29 +95,77 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        "train.py -> my out.py: 1 change by 1 rule",
-        "     3  DDP002  one replica",
+        "train.py -> my out.py: 1 change",
+        "    1  wraps the model: one replica in each process",
         "1 note, to be looked at by a person:",
         "  train.py:4  DDP009  it is odd; look at it",
-        "How to run it:",
-        "  python 'my out.py' ...   one process on each visible GPU of this machine",
-        "  torchrun --nproc-per-node=N 'my out.py' ...   N processes",
-        "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor.",
+        "How to run it, with your own arguments:",
+        "  python 'my out.py'   # one process on each visible GPU of this machine",
+        "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu 'my out.py'",
+        "  dp2ddp_runtime is imported: pip install dp2ddp-runtime where it runs, or convert with --vendor.",
     ]
 
 
 def test_the_summary_as_json(script: Path) -> None:
     script.write_text(f"{SCRIPT}odd = 1\n")
-    data = json.loads(run("convert", "train.py", "-o", "out.py", "--report", "json").stderr)
-    assert data == {
-        "input": "train.py",
-        "output": "out.py",
-        "changed": True,
-        "converted_before": False,
-        "refused": False,
-        "changes": [{"line": 3, "column": 6, "rule": "DDP002", "reason": "one replica"}],
-        "notes": [{"line": 4, "column": 0, "rule": "DDP009", "what": "it is odd", "todo": "look at it"}],
+    result = run("convert", "train.py", "-o", "out.py", "--format", "json")
+    assert result.stderr == ""
+    change = {"line": 3, "column": 7, "rule": "DDP002", "kind": "change", "message": "one replica"}
+    note = {"line": 4, "column": 1, "rule": "DDP009", "kind": "note", "message": "it is odd; look at it"}
+    file = {"input": "train.py", "output": "out.py", "changed": True, "converted_before": False, "refused": False}
+    assert json.loads(result.stdout) == {
+        "version": 1,
+        "findings": [{"file": "train.py", "cell": None, **each} for each in (change, note)],
+        "files": [file],
+        "entries": ["train.py"],
+        "warnings": [],
+        "left_alone": [],
+        "left_out": {},
+        "imported_by": {},
     }
+    assert Path("out.py").read_text() == f"{CONVERTED}odd = 1\n"
+
+
+def test_other_forms_have_what_needs_a_person_instead_of_the_diff(script: Path) -> None:
+    script.write_text(f"{SCRIPT}odd = 1\n")
+    result = run("convert", "train.py", "--format", "github")
+    assert result.stdout == "::warning file=train.py,line=4,col=1,title=dp2ddp DDP009::it is odd; look at it\n"
+    assert result.stderr == ""
+    script.write_text(SCRIPT)
+    assert run("convert", "train.py", "--format", "github").stdout == ""
+
+
+def test_a_quiet_command_shows_results_and_errors_alone(script: Path) -> None:
+    quiet = run("convert", "-q", "train.py")
+    assert (quiet.stdout, quiet.stderr) == (run("convert", "train.py").stdout, "")
+    assert run("convert", "-q", "none.py").stderr == "dp2ddp: none.py: no such file\n"
+    assert run("check", "-q", "train.py").stderr == ""
+
+
+def test_a_verbose_command_names_each_line(script: Path) -> None:
+    result = run("convert", "train.py", "-v")
+    assert (
+        "    1  wraps the model: one replica in each process\n         train.py:3  DDP002  one replica\n"
+        in result.stderr
+    )
+
+
+@pytest.mark.parametrize("command", [["convert", "train.py"], ["check", "train.py"], ["rules", "DDP002"]])
+def test_colors_come_and_go_as_asked_for(script: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert "\x1b[" not in run(*command).output
+    colored = run(*command, "--color", "always").stdout
+    assert "\x1b[" in colored
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run(*command).stdout == colored
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in run(*command).output
+    assert run(*command, "--color", "always").stdout == colored
+    assert "\x1b[" not in run(*command, "--color", "never").output
+
+
+def test_paths_are_relative_where_that_is_shorter(script: Path) -> None:
+    assert run("convert", str(script.resolve())).stderr.startswith("train.py: 1 change\n")
 
 
 def test_the_converted_script_is_written_once_only_with_force_again(script: Path) -> None:
@@ -227,7 +277,8 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
         (["train.py", "-o", "."], "dp2ddp: train.py: the output is the input; use --in-place to convert"),
         (["train.py", "-o", "bad.py/"], "dp2ddp: bad.py: not a folder\n"),
         (["train.py", "-o", "none/out.py"], "dp2ddp: none/out.py: no such folder"),
-        (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'X'; `dp2ddp rules` lists them\n"),
+        (["train.py", "--ignore", "x"], "dp2ddp: --ignore: no rule 'x'; `dp2ddp rules` lists them\n"),
+        (["train.py", "--ignore", "ddp0111"], "dp2ddp: --ignore: no rule 'ddp0111'; did you mean DDP011? `dp2ddp"),
         (["train.py", "--ignore", "ddp002"], "dp2ddp: --ignore: DDP002 can't be left out (Wrap the model"),
         (["bad.py", "-o", "out.py"], "dp2ddp: bad.py:1:5: syntax error"),
         (["old.py", "-o", "out.py"], "dp2ddp: old.py:1: Python 2 (the print statement)"),
@@ -260,6 +311,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script: Path, args: Sequen
         ["convert", "train.py", "--vendor"],
         ["convert", "train.py", "train.py", "-o", "-"],
         ["convert", "train.py", "--vendor", "-o", "-"],
+        ["convert", "train.py", "--format", "json", "-o", "-"],
         ["unknown"],
     ],
 )
@@ -277,8 +329,72 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_input(script: Path, monkeypatch:
     monkeypatch.setattr(pipeline, "plan", wrong)
     result = run("convert", "train.py", "-o", "out.py")
     assert result.exit_code == 3
-    assert result.stderr.startswith("dp2ddp: internal error, nothing written; please report it with the script: DDP002")
+    assert result.stderr.startswith("dp2ddp: internal error (train.py): DDP002: no expression at 3:0")
     assert here() == ["train.py"]
+
+
+def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: object, facts: object, decisions: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(pipeline, "plan", real_plan)
+    monkeypatch.setattr("dp2ddp.rules.loaders.LoadersRule.edits", crash)
+    for command in (["convert", "train.py", "-o", "out.py"], ["convert", "-q", ".", "-o", "../crashed"], ["check", "."]):
+        result = run(*command)
+        assert result.exit_code == 3
+        assert result.stdout == ""
+        said = result.stderr.splitlines()
+        assert said[:2] == [
+            "dp2ddp: internal error (train.py, DDP005): RecursionError: too deep",
+            "  Nothing was written.",
+        ]
+        assert f"dp2ddp {dp2ddp.__version__}, Python {platform.python_version()}" in said[2]
+        assert len(said) == 4
+    assert here() == ["train.py"]
+    assert "Traceback (most recent call last)" in run("convert", "-v", "train.py").stderr
+
+
+def test_a_crash_after_writing_does_not_claim_otherwise(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dp2ddp.convert.summary.how_to_run", lambda *args, **kwargs: 1 / 0)
+    result = run("convert", "train.py", "-o", "out.py")
+    assert result.exit_code == 3
+    assert "internal error: ZeroDivisionError" in result.stderr
+    assert "  The converted files were written before.\n" in result.stderr
+    assert Path("out.py").read_text() == CONVERTED
+
+
+def test_ctrl_c_is_no_exit_code_of_ours(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(source: ParsedProgram, options: Options) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "plan", interrupt)
+    result = run("convert", "train.py")
+    assert (result.exit_code, result.stderr) == (130, "dp2ddp: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["rules", "convert train.py", "convert - -o - < train.py", "check train.py"])
+def test_a_reader_that_leaves_is_no_failure(script: Path, command: str) -> None:
+    code = f"set -o pipefail; {sys.executable} -m dp2ddp {command} | true; echo ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == ("1\n" if command.startswith("check") else "0\n")
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "near"),
+    [
+        (["chek", "train.py"], "did you mean"),
+        (["check", "train.py", "--format", "jsn"], "did you mean json?"),
+        (["check", "train.py", "--formt", "json"], "--format"),
+        (["rules", "DDP99"], "did you mean DDP0"),
+    ],
+)
+def test_what_is_not_known_comes_with_a_suggestion(script: Path, command: Sequence[str], near: str) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert near in result.stderr.lower().replace("ddp0", "DDP0")
 
 
 def test_rules_are_listed_and_shown() -> None:
@@ -294,11 +410,12 @@ def test_rules_are_listed_and_shown() -> None:
             assert line in shown.stdout
     unknown = run("rules", "DDP999")
     assert unknown.exit_code == 2
-    assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; `dp2ddp rules` lists them\n"
+    assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; did you mean DDP019? `dp2ddp rules` lists them\n"
 
 
 def test_help_and_version() -> None:
-    assert run("--version").stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
+    for option in ("-V", "--version"):
+        assert run(option).stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
     assert "dp2ddp convert train.py -o train_ddp.py" in run("--help").stdout
     assert "Examples:" in run("convert", "--help").stdout
 
@@ -320,7 +437,8 @@ def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> 
     code = (
         "import sys\nfrom dp2ddp.cli import main\n"
         "main(['convert', 'train.py', '-o', 'out.py'], standalone_mode=False)\n"
-        "sys.exit(', '.join({'rich', 'pathspec', 'tomllib', 'dp2ddp.convert.folder'} & set(sys.modules)) or 0)\n"
+        "unneeded = {'rich', 'pathspec', 'tomllib', 'dp2ddp.convert.folder', 'dp2ddp.convert.formats'}\n"
+        "sys.exit(', '.join(unneeded & set(sys.modules)) or 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -116,26 +116,23 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "project -> out: 2 of 8 files changed, for 2 scripts",
         "project/tools/test.py: needs no change itself",
         "project/train.py: needs no change itself",
-        "project/nets.py -> out/nets.py: 1 change by 1 rule",
-        "     1  DDP001  because",
-        "project/utils/loaders.py -> out/utils/loaders.py: 1 change by 1 rule",
-        "     1  DDP001  because",
+        "project/nets.py -> out/nets.py: 1 change",
+        "project/utils/loaders.py -> out/utils/loaders.py: 1 change",
+        "    2  starts one process per device",
         "left out: 1 named by .gitignore, 1 version control",
-        "How to run them:",
-        "  python out/tools/test.py ...",
-        "  python out/train.py ...",
-        "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N",
-        "  They import dp2ddp_runtime: pip install dp2ddp-runtime where they run, or convert with --vendor.",
+        "How to run them, with your own arguments:",
+        "  python out/tools/test.py   # one process on each visible GPU of this machine",
+        "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu out/tools/test.py",
+        "  and in the same way out/train.py",
+        "  dp2ddp_runtime is imported: pip install dp2ddp-runtime where they run, or convert with --vendor.",
     ]
 
 
 def test_the_summary_of_a_directory_as_json(project: Path) -> None:
-    data = json.loads(run("project", "-o", "out", "--report", "json", "--entry", "train.py").stderr)
-    assert {key: data[key] for key in ("input", "output", "entries", "refused", "warnings", "left_out")} == {
-        "input": "project",
-        "output": "out",
+    data = json.loads(run("project", "-o", "out", "--format", "json", "--entry", "train.py").stdout)
+    assert {key: data[key] for key in ("entries", "left_alone", "warnings", "left_out")} == {
         "entries": ["project/train.py"],
-        "refused": [],
+        "left_alone": [],
         "warnings": [],
         "left_out": {},
     }
@@ -253,7 +250,9 @@ def test_notes_on_imported_files_are_shown(project: Path) -> None:
     write(project, {"plain.py": "x = 1  # ODD\n"})
     note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP009  it is odd; look at it\n"
     for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
-        assert f"project/plain.py: not converted\n{note}" in run(*command).stderr
+        said = run(*command).stderr
+        assert "project/plain.py: not converted\n" in said
+        assert note in said
     assert run("project/train.py", "--strict", "-o", "strict/").exit_code == 1
 
 
@@ -368,7 +367,7 @@ def test_a_script_to_a_folder_takes_along_what_must_change(project: Path) -> Non
     result = run("project/train.py", "-o", "out/")
     assert result.exit_code == 0, result.output
     assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py")}
-    assert "project/nets.py -> out/nets.py: 1 change by 1 rule" in result.stderr
+    assert "project/nets.py -> out/nets.py: 1 change\n" in result.stderr
     assert "must change, too" not in result.stderr
     again = run("project/train.py", "-o", "out")
     assert again.stderr == "dp2ddp: out/train.py: exists already; use --force to overwrite it\n"
@@ -382,15 +381,30 @@ def test_a_script_to_a_folder_keeps_the_places_of_files(project: Path, monkeypat
     assert read("../out") == {path: CONVERTED[path] for path in ("tools/test.py", "nets.py")}
 
 
-def test_a_script_to_a_file_names_what_must_change_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_to_a_file_is_refused_where_others_must_change_too(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(project)
-    for args in (["-o", "out.py"], ["-o", "-"], []):
-        result = run("train.py", *args, "--strict")
-        assert result.exit_code == 1
-        assert "2 other files must change, too; convert with -o DIR/\n  nets.py  1 change: 1\n" in result.stderr
-    assert read(".") == {**FILES, "out.py": FILES["train.py"]}
-    data = json.loads(run("train.py", "--report", "json").stderr)
-    assert [each["input"] for each in data["others"]] == ["nets.py", "utils/loaders.py"]
+    for target in ("out.py", "-"):
+        result = run("train.py", "-o", target)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr == (
+            f"dp2ddp: train.py: 2 other files must change, too, and {target} is one file: nets.py, utils/loaders.py; "
+            "write them all to a folder (-o FOLDER/), or --in-place\n"
+        )
+    assert read(".") == FILES
+
+
+def test_the_diff_of_a_script_is_that_of_all_files_that_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    result = run("train.py", "--strict")
+    assert result.exit_code == 0
+    Path("../diff").write_bytes(result.stdout_bytes)
+    subprocess.run(["patch", "-p0", "-s", "-i", "../diff"], check=True)
+    assert read(".") == {**CONVERTED, "tools/test.py": FILES["tools/test.py"]}
+    data = json.loads(run("tools/test.py", "--format", "json").stdout)
+    assert [each["input"] for each in data["files"]] == ["tools/test.py"]
 
 
 def test_a_script_in_place_takes_along_what_must_change(project: Path) -> None:
@@ -405,22 +419,21 @@ def test_several_scripts(project: Path) -> None:
         path: CONVERTED[path] for path in ("train.py", "tools/test.py", "nets.py", "utils/loaders.py")
     }
     assert Path("out/tools/dp2ddp_runtime").is_dir()
-    data = json.loads(run("project/train.py", "project/nets.py", "--report", "json").stderr)
-    assert [each["input"] for each in data["files"]] == ["project/train.py", "project/nets.py"]
-    assert [each["input"] for each in data["others"]] == ["project/utils/loaders.py"]
+    data = json.loads(run("project/train.py", "project/nets.py", "--format", "json").stdout)
+    assert data["entries"] == ["project/train.py", "project/nets.py"]
+    assert [each["input"] for each in data["files"]] == [*data["entries"], "project/utils/loaders.py"]
 
 
 def test_the_project_of_a_script_is_found_by_what_marks_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(project, {"tools/deep/run.py": "import nets\nnets.wrap(1)\n", "tools/setup.cfg": ""})
     monkeypatch.chdir(project / "tools" / "deep")
-    assert "must change" not in run("run.py").stderr
+    assert "nets.py" not in run("run.py").stderr
     Path("../setup.cfg").unlink()
-    assert "must change" not in run("run.py").stderr
+    assert "nets.py" not in run("run.py").stderr
     Path("../../pyproject.toml").touch()
-    assert "  ../../nets.py  1 change: 1\n" in run("run.py").stderr
+    assert "../../nets.py: 1 change\n" in run("run.py").stderr
     absolute = str(Path("run.py").resolve())
-    assert f"  {project.name}/nets.py" not in run(absolute).stderr
-    assert f"  {Path('../../nets.py').resolve()}  1 change: 1\n" in run(absolute).stderr
+    assert f"\n{Path('../../nets.py').resolve()}: 1 change\n" in run(absolute).stderr
 
 
 def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
@@ -429,7 +442,7 @@ def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
     write(project, {"nets.py": FILES["nets.py"], "plain.py": b"\xff"})
     result = run("project/train.py")
     assert "not looked into:\n  project/plain.py:1:1: the byte 0xff is not utf-8" in result.stderr
-    assert "plain.py" in json.loads(run("project/train.py", "--report", "json").stderr)["warnings"][0]
+    assert "plain.py" in json.loads(run("project/train.py", "--format", "json").stdout)["warnings"][0]
 
 
 def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
@@ -477,8 +490,8 @@ def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> Non
         "files that changed are also imported by, and need dp2ddp_runtime there:\n"
         "  project/tools/prepare.py: project/nets.py\n"
     ) in result.stderr
-    data = json.loads(run("project", "--report", "json").stderr)
-    assert data["touched"] == {"project/tools/prepare.py": ["project/nets.py"]}
+    data = json.loads(run("project", "--format", "json").stdout)
+    assert data["imported_by"] == {"project/tools/prepare.py": ["project/nets.py"]}
 
 
 def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> None:
@@ -514,10 +527,11 @@ def test_functions_can_be_entries(project: Path) -> None:
     write(project, package)
     for name in ("package.cli:main", "package/cli.py:main"):
         result = run("project", "--entry", name)
-        assert "  python -c 'from package.cli import main; main()' ..." in result.stderr
+        assert "  python -c 'from package.cli import main; main()'   or" in result.stderr
     write(project, {"pyproject.toml": '[project.scripts]\nstart = "package.cli:main"\n'})
-    assert "  start ...   or torchrun --nproc-per-node=N --no-python start ..." in run("project").stderr
-    assert "  start ..." in run("project", "--entry", "package.cli:main").stderr
+    torchrun = "PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python start"
+    assert f"  start   or {torchrun}\n" in run("project").stderr
+    assert "  start   or" in run("project", "--entry", "package.cli:main").stderr
     run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
     assert Path("out/dp2ddp_runtime").is_dir()
 

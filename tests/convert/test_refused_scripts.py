@@ -73,11 +73,12 @@ def test_standard_input_that_is_refused_goes_nowhere() -> None:
 
 
 def test_json_says_it(tmp_path: Path) -> None:
-    result = run("bad.py", "-o", "out.py", "--report", "json")
+    result = run("bad.py", "-o", "out.py", "--format", "json")
     assert result.exit_code == 2
-    data = json.loads(result.stderr)
-    assert (data["output"], data["changed"], data["refused"]) == (None, False, True)
-    assert [note["rule"] for note in data["notes"]] == ["DDP016"]
+    data = json.loads(result.stdout)
+    (file,) = data["files"]
+    assert (file["output"], file["changed"], file["refused"]) == (None, False, True)
+    assert [(each["rule"], each["kind"]) for each in data["findings"]] == [("DDP016", "refused")]
 
 
 def test_a_file_that_it_imports_counts() -> None:
@@ -89,11 +90,11 @@ def test_a_file_that_it_imports_counts() -> None:
 
 
 def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -> None:
-    result = run(".", "-o", "../out", "--force")
+    result = run(".", "-o", "../refused-out", "--force")
     assert result.exit_code == 0, result.stderr
     assert "1 script left alone:\n  bad.py:3: `Own` changes how `DataParallel` works" in result.stderr
-    assert Path("../out/bad.py").read_text() == BAD
-    assert "ddp.wrap_model" in Path("../out/good.py").read_text()
+    assert Path("../refused-out/bad.py").read_text() == BAD
+    assert "ddp.wrap_model" in Path("../refused-out/good.py").read_text()
     assert run(".", "--strict").exit_code == 1
 
 

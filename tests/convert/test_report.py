@@ -8,8 +8,11 @@ import click
 import pytest
 
 from dp2ddp import rules_doc
+from dp2ddp.command import terminal
 from dp2ddp.convert import report
+from dp2ddp.convert.overview import File, Scripts
 from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.convert.summary import scripts_lines
 from dp2ddp.rewrite.edits import Note, RemoveStatement
 from dp2ddp.rules import Example, Rule
 from dp2ddp.source.spans import Span
@@ -25,10 +28,9 @@ Printed = Callable[..., list[str]]
 def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """The lines of a conversion's summary."""
 
-    def show(conversion: Conversion, output: str | None = "out.py", vendored: bool = False) -> list[str]:
-        report.show_lines(report.summary_lines(conversion, "train.py", output))
-        if conversion.changed:
-            report.show_lines(report.how_to_run("train.py", output, vendored))
+    def show(conversion: Conversion, *, output: str | None = "out.py", verbose: bool = False) -> list[str]:
+        done = Scripts([File("train.py", output, conversion)], [], [], vendored=False)
+        terminal.show_messages(scripts_lines(done, verbose=verbose))
         return capsys.readouterr().err.splitlines()
 
     return show
@@ -42,41 +44,69 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
         ("a", "b", f"--- x.py\n+++ x.py\n@@ -1 +1 @@\n-a\n{NO_NEWLINE}+b\n{NO_NEWLINE}"),
         ("a\r\nb\r\n", "a\r\n", "--- x.py\n+++ x.py\n@@ -1,2 +1 @@\n a\r\n-b\r\n"),
         ("a\x0cb\n", "a\x0cc\n", "--- x.py\n+++ x.py\n@@ -1 +1 @@\n-a\x0cb\n+a\x0cc\n"),
+        (
+            "def f(x):\n 1\n 2\n 3\n 4\n",
+            "def f(x):\n 1\n 2\n 3\n 5\n",
+            "--- x.py\n+++ x.py\n@@ -2,4 +2,4 @@ def f(x):\n  1\n  2\n  3\n- 4\n+ 5\n",
+        ),
     ],
 )
 def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
     assert report.diff("x.py", old, new) == expected
 
 
-def test_a_diff_is_colored_by_its_signs() -> None:
-    text = report.colored("--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n")
-    assert click.unstyle(text) == "--- a\n+++ a\n@@ -1 +1 @@\n-x\n+y\n z\n"
-    codes = [line.partition("m")[0].partition("[")[2] for line in text.split("\x1b[0m")]
-    assert codes == ["1", "1", "36", "31", "32", "", ""]
+def test_a_diff_is_colored_as_git_does() -> None:
+    told = "--- a\n+++ a\n@@ -1 +1 @@ def f():\n-x\n+y\n z\n"
+    text = report.colored(told)
+    assert click.unstyle(text) == told
+    assert text == (
+        "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m def f():\n"
+        "\x1b[31m-x\x1b[0m\n\x1b[32m+y\x1b[0m\n z\n"
+    )
 
 
 def test_colors_are_for_terminals_and_not_with_no_color(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report.show_lines([report.style("x", bold=True)])
+    terminal.show_messages([click.style("x", bold=True)])
     assert capsys.readouterr().err == "x\n"
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    report.show_lines([report.style("x", bold=True)])
+    terminal.show_messages([click.style("x", bold=True)])
     assert capsys.readouterr().err == "\x1b[1mx\x1b[0m\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    report.show_lines([report.style("x", bold=True)])
+    terminal.show_messages([click.style("x", bold=True)])
     assert capsys.readouterr().err == "x\n"
 
 
 def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "the optimizer is no module")
     other = RemoveStatement("DDP003", Span.of(4, 0, 4, 5), "the optimizer is no module")
-    lines = printed(Conversion("x\n", edits=[edit, edit, other], changed=True))
-    assert lines[:3] == [
-        "train.py -> out.py: 3 changes by 1 rule",
-        "     3  DDP003  the optimizer is no module",
-        "     4  DDP003  the optimizer is no module",
+    lines = printed(Conversion("x\n", edits=[edit, edit, other], changed=True), verbose=True)
+    assert lines[:4] == [
+        "train.py -> out.py: 3 changes",
+        "    3  unwraps the optimizer",
+        "         train.py:3  DDP003  the optimizer is no module",
+        "         train.py:4  DDP003  the optimizer is no module",
     ]
+
+
+def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
+    notes = [Note("DDP016", Span.of(line, 0, line, 5), "it is odd", "look") for line in (3, 9, 9)]
+    assert printed(Conversion("x\n", notes=notes))[1:] == [
+        "3 notes, to be looked at by a person:",
+        "  train.py:3, 9  DDP016  it is odd; look",
+    ]
+
+
+def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
+    notes = [Note("DDP016", Span.of(line, 0, line, 5), f"it is odd, {line}", "look") for line in range(1, 21)]
+    short = printed(Conversion("x\n", notes=notes))
+    assert short[1] == "20 notes, to be looked at by a person:"
+    assert len(short) == 2 + 6 + 1
+    assert short[-1] == "  and 14 more, which --verbose shows"
+    assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
 
 
 def test_notes_are_shown_where_nothing_was_converted(printed: Printed) -> None:
@@ -95,7 +125,7 @@ def test_square_brackets_are_no_markup(printed: Printed) -> None:
 
 def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "long " * 60)
-    assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True)))
+    assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True), verbose=True))
 
 
 @pytest.mark.parametrize(

@@ -56,21 +56,22 @@ def test_a_notebook_becomes_a_script(notebook: Path) -> None:
     assert done.exit_code == 0, done.output
     assert Path("train_ddp.py").read_text().endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n")
     lines = done.stderr.splitlines()
-    assert lines[0] == "train.ipynb -> train_ddp.py: 2 changes by 2 rules"
-    assert lines[2].startswith("cell 2:3  DDP002  ")
+    assert lines[0] == "train.ipynb -> train_ddp.py: 2 changes"
     assert lines[4].startswith("  train.ipynb:cell 2:1  notebook  `!pip install timm` is run by the notebook, not by")
     assert notebook.read_bytes() == before
-    assert run("convert", "train.ipynb", "-o", "new.py", "--strict").exit_code == 1
+    verbose = run("convert", "train.ipynb", "-o", "new.py", "--strict", "-v")
+    assert verbose.exit_code == 1
+    assert "\n         train.ipynb:cell 2:3  DDP002  " in verbose.stderr
     assert "+net = ddp.wrap_model(nn.Linear(4, 2))\n" in run("convert", "train.ipynb").stdout
 
 
 def test_the_summary_as_json_has_cells(notebook: Path) -> None:
-    data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--report", "json").stderr)
-    assert [(each["rule"], each["cell"], each["line"]) for each in data["changes"]] == [
+    data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--format", "json").stdout)
+    assert [(each["rule"], each["cell"], each["line"]) for each in data["findings"]] == [
+        ("notebook", 2, 1),
         ("DDP001", 2, 3),
         ("DDP002", 2, 3),
     ]
-    assert [(each["rule"], each["cell"], each["line"]) for each in data["notes"]] == [("notebook", 2, 1)]
 
 
 def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:

@@ -56,7 +56,7 @@ def test_agreement_is_shown_as_a_table(verify, workplace: Path) -> None:
 
 
 def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
-    result = verify("train.py", "--nproc", "3", "--steps", "4", "--json")
+    result = verify("train.py", "--nproc", "3", "--steps", "4", "--format", "json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert (told["verdict"], told["precision"], told["replicas"]) == ("agree", "float64", 3)
@@ -136,7 +136,7 @@ def test_curves_are_plotted(verify, tmp_path: Path) -> None:
 
 def test_augmentation_without_workers_is_compared_exactly(verify, workplace: Path) -> None:
     (workplace / "augmented.py").write_text(AUGMENTED)
-    told = json.loads(verify("augmented.py", "--json").stdout)
+    told = json.loads(verify("augmented.py", "--format", "json").stdout)
     assert (told["verdict"], told["repeats"]) == ("agree", None), told
 
 
@@ -144,7 +144,7 @@ def test_augmentation_does_not_excuse_a_wrong_number_where_training_is_the_same(
     (workplace / "augmented.py").write_text(AUGMENTED)
     wrong = tiny.converted(AUGMENTED).replace("(correct / total)", "(correct / total / 2)")
     (workplace / "augmented_ddp.py").write_text(wrong)
-    told = json.loads(verify("augmented.py", "--converted", "augmented_ddp.py", "--json").stdout)
+    told = json.loads(verify("augmented.py", "--converted", "augmented_ddp.py", "--format", "json").stdout)
     assert (told["verdict"], told["repeats"]) == ("differ", None), told
     assert [finding["kind"] for finding in told["findings"]] == ["printed"]
 
@@ -154,7 +154,7 @@ def test_augmentation_in_workers_is_told_and_final_numbers_are_compared(
     verify, workplace: Path, arguments: list[str], number: str
 ) -> None:
     (workplace / "augmented.py").write_text(AUGMENTED.replace("shuffle=True", "shuffle=True, num_workers=1"))
-    told = json.loads(verify("augmented.py", "--repeats", "2", "--json", *arguments).stdout)
+    told = json.loads(verify("augmented.py", "--repeats", "2", "--format", "json", *arguments).stdout)
     assert told["repeats"]["seeds"] == 2
     assert [each["name"] for each in told["repeats"]["numbers"]][-1] == number
     assert any("augmentation" in note for note in told["notes"])
@@ -162,7 +162,7 @@ def test_augmentation_in_workers_is_told_and_final_numbers_are_compared(
 
 def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:
     (workplace / "told.py").write_text("import sys\nprint(sys.argv[1:])\n" + tiny.ORIGINAL)
-    result = verify("told.py", "--steps", "2", "--json", "--", "--steps", "a b")
+    result = verify("told.py", "--steps", "2", "--format", "json", "--", "--steps", "a b")
     told = json.loads(result.stdout)
     assert told["verdict"] == "agree", told
 
@@ -170,7 +170,7 @@ def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) ->
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_scripts_find_a_terminal(verify, workplace: Path) -> None:
     (workplace / "bar.py").write_text("import os\nprint(os.get_terminal_size(0).columns)\n" + tiny.ORIGINAL)
-    result = verify("bar.py", "--steps", "2", "--json")
+    result = verify("bar.py", "--steps", "2", "--format", "json")
     told = json.loads(result.stdout)
     assert told["verdict"] == "agree", told
 
@@ -210,7 +210,7 @@ def test_an_original_that_splits_no_batch_is_told(verify, workplace: Path, guard
         "for _ in range(3):\n    optimizer.zero_grad()\n"
         "    net(torch.ones(4, 4)).sum().backward()\n    optimizer.step()\n"
     )
-    done = verify("guarded.py", "--json")
+    done = verify("guarded.py", "--format", "json")
     notes = json.loads(done.stdout)["notes"]
     assert any("called no nn.DataParallel" in note for note in notes) == (guard == "False"), notes
 
@@ -221,5 +221,5 @@ def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Pa
     text = text.replace("optimizer = ", "nn.init.zeros_(net.module[0].bias)\noptimizer = ")
     new = "    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)\n"
     (workplace / "biased.py").write_text(text.replace("    correct = total = 0\n", f"{new}    correct = total = 0\n"))
-    told = json.loads(verify("biased.py", "--nproc", "3", "--json").stdout)
+    told = json.loads(verify("biased.py", "--nproc", "3", "--format", "json").stdout)
     assert (told["verdict"], told["precision"]) == ("agree", "float64"), told

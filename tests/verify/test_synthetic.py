@@ -213,7 +213,7 @@ def test_both_sides_train_on_made_up_samples(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("torchvision")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(CIFAR)
-    code, output = _verify("train.py", "--json", "--synthetic-data", "24")
+    code, output = _verify("train.py", "--format", "json", "--synthetic-data", "24")
     told = json.loads(output)
     assert (code, told["verdict"]) == (0, "agree"), output
     assert told["synthetic_data"] == {

@@ -1,0 +1,87 @@
+"""The command group: how commands end, whatever happens in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from dp2ddp import __version__
+from dp2ddp.command import progress, terminal
+from dp2ddp.errors import BadInput, EditError, blame, suggestion
+
+#: Exit codes. 0: done, or nothing to do. `FOUND`: notes open under --strict, something to convert, or a difference.
+FOUND = 1
+#: Bad input, or a script that can't be converted: nothing was written.
+BAD_INPUT = 2
+#: A mistake in dp2ddp: nothing was written.
+INTERNAL = 3
+#: As shells have it for what Ctrl-C ended.
+INTERRUPTED = 130
+
+
+class Group(click.Group):
+    """Commands; a user's mistakes come out as one line, our own as one message, each with its exit code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except BadInput as error:
+            terminal.show_error(f"dp2ddp: {error}")
+            ctx.exit(BAD_INPUT)
+        except KeyboardInterrupt:
+            terminal.show_error("dp2ddp: interrupted")
+            ctx.exit(INTERRUPTED)
+        except Exception as error:  # noqa: BLE001 - told, with a code of its own
+            for line in _asking_for_a_report(error):
+                terminal.show_error(line)
+            ctx.exit(INTERNAL)
+        finally:
+            progress.end()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = suggestion(args[0], self.list_commands(ctx)) if args else ""
+            if not near or "did you mean" in error.format_message().lower():
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}; {near}", ctx) from None
+
+
+def _asking_for_a_report(error: Exception) -> Iterator[str]:
+    """What to say of a mistake of our own."""
+    import platform
+
+    place = blame(error)
+    rule, file = place.get("rule", ""), place.get("file", "")
+    where = f" ({', '.join(filter(None, [file, rule]))})" if rule or file else ""
+    what = str(error) if isinstance(error, EditError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    yield f"dp2ddp: internal error{where}: {what}"
+    yield f"  {'The converted files were written before.' if 'written' in place else 'Nothing was written.'}"
+    yield (
+        f"  This is a mistake in dp2ddp, not in your script. Please report it{_where_to()}, with the script and: "
+        f"dp2ddp {__version__}, Python {platform.python_version()}, {platform.system()}"
+    )
+    if terminal.is_verbose():
+        import traceback
+
+        yield "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip("\n")
+    else:
+        yield "  --verbose shows where it happened."
+
+
+def _where_to() -> str:
+    """Where reports go, as the installed package says; nothing where it doesn't."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        named = metadata("dp2ddp").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    addresses = [text.partition(", ")[2] for text in named if "issue" in text.lower()]
+    return f" at {addresses[0]}" if addresses else ""

@@ -1,0 +1,260 @@
+"""`[tool.dp2ddp]` in `pyproject.toml`: what the options of a command are where the command line doesn't say."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from dp2ddp.errors import BadInput, suggestion
+
+FILE = "pyproject.toml"
+TOOL = "dp2ddp"
+#: A file without it has no settings for us, and needs no reading as TOML.
+_MARK = TOOL.encode()
+_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
+#: What is no option of a run, but of this one command line.
+_NOT_SET = frozenset({"help", "isolated"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The table of one file.
+
+    Attributes:
+        path: the file.
+        text: what it says.
+        table: its `[tool.dp2ddp]`.
+    """
+
+    path: Path
+    text: str
+    table: Mapping[str, Any]
+
+    def error(self, keys: Sequence[str], what: str, todo: str = "", inside: str = "") -> BadInput:
+        """An error about what the file says at `keys`, below `[tool.dp2ddp]`; at the line that has `inside`."""
+        shown = os.path.relpath(self.path)
+        name = str(self.path) if shown.startswith(os.pardir) else shown
+        return BadInput(name, line=_line(self.text, ("tool", TOOL, *keys), inside), what=what, todo=todo)
+
+
+def nearest(place: Path) -> Settings | None:
+    """The settings for what lies at `place`: those of the nearest `pyproject.toml` upwards that has any.
+
+    Raises:
+        BadInput: a file that names dp2ddp can't be read, or is no TOML.
+    """
+    place = Path(os.path.abspath(place))
+    for folder in (place, *place.parents) if place.is_dir() else place.parents:
+        found = _read(folder / FILE)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(path: Path) -> Settings | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if _MARK not in data:
+        return None
+    try:
+        text = data.decode("utf-8")
+        tool = _parsed(text).get("tool")
+    except UnicodeDecodeError:
+        raise BadInput(os.path.relpath(path), what="not UTF-8, as TOML has to be") from None
+    except ValueError as error:
+        place = _PLACE.search(str(error))
+        what = f"no TOML: {_PLACE.sub('', str(error)).strip()}"
+        line, column = map(int, place.groups()) if place else (None, None)
+        raise BadInput(os.path.relpath(path), line=line, column=column, what=what) from None
+    if not isinstance(tool, dict) or TOOL not in tool:
+        return None
+    found = Settings(path, text, tool[TOOL] if isinstance(tool[TOOL], dict) else {})
+    if not isinstance(tool[TOOL], dict):
+        raise found.error([], "`tool.dp2ddp` must be a table", "write [tool.dp2ddp]")
+    return found
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    parsed: dict[str, Any] = tomllib.loads(text)
+    return parsed
+
+
+def _line(text: str, keys: Sequence[str], inside: str = "") -> int | None:
+    """The line where a file says what stands at `keys`: as far as there it can be read without, and from there with.
+
+    With `inside`, the line of the same entry that has this text, such as an element of a list.
+    """
+    lines = [f"{line}\n" for line in text.split("\n")]
+    start = 0
+    for end in range(len(lines) + 1):
+        try:
+            found: Any = _parsed("".join(lines[:end]))
+        except ValueError:
+            continue
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is not None:
+            entry = range(start + 1, end + 1)
+            return next((number for number in entry if inside and inside in lines[number - 1]), entry[0])
+        start = end
+    return None
+
+
+#: Which options don't apply to what was asked for on the command line, by the option's name.
+Idle = Mapping[str, Callable[[Mapping[str, Any]], bool]]
+
+
+def apply(context: click.Context, inputs: Iterable[str], commands: Mapping[str, click.Command], idle: Idle) -> None:
+    """Sets the options that the command line left out as the settings for the inputs have them.
+
+    Args:
+        context: of the command; its parameters are changed.
+        inputs: the files and folders that it works on.
+        commands: every command that settings can be for. They may stand in a table of the command's own name, such as
+            ``[tool.dp2ddp.check]``; those of `convert` and `check` in ``[tool.dp2ddp]``, too, for all that have them.
+        idle: options that a setting doesn't reach where they would make no sense.
+
+    Raises:
+        BadInput: an unknown key, or a value that the option doesn't take; the inputs have different settings.
+    """
+    found = _for_all(inputs)
+    if found is None:
+        return
+    for keys, value in _checked(found, commands, context):
+        *own, key = keys
+        parameter = _options(context.command).get(key)
+        if parameter is None or parameter.name is None or own not in ([], [context.command.name]):
+            continue
+        if _is_given(context, parameter.name) or idle.get(parameter.name, _never)(context.params):
+            continue
+        if isinstance(parameter.type, click.Path):
+            value = _from(found.path.parent, value)
+        context.params[parameter.name] = value
+
+
+def _never(parameters: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _for_all(inputs: Iterable[str]) -> Settings | None:
+    by_input = {name: nearest(Path("." if name in ("", "-") else name)) for name in inputs}
+    different = {found.path if found else None: name for name, found in by_input.items()}
+    if len(different) > 1:
+        said = ", ".join(f"{os.path.relpath(path) if path else 'none'} for {name}" for path, name in different.items())
+        raise BadInput(FILE, what=f"the inputs have different settings: {said}", todo="give them one by one")
+    return next(iter(by_input.values()), None)
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command, by what they are called in a file."""
+    options = [each for each in command.params if isinstance(each, click.Option) and each.name not in _NOT_SET]
+    return {_key(option): option for option in options}
+
+
+def _key(option: click.Option) -> str:
+    return max(option.opts, key=len).lstrip("-")
+
+
+def _checked(
+    found: Settings, commands: Mapping[str, click.Command], context: click.Context
+) -> Iterator[tuple[list[str], Any]]:
+    """Every setting with its keys; those of a command's own table last, as they count more."""
+    shared = {key: option for name in ("convert", "check") for key, option in _options(commands[name]).items()}
+    tables = [key for key, value in found.table.items() if key in commands and isinstance(value, dict)]
+    for key, value in found.table.items():
+        if key not in tables:
+            yield [key], _value(found, [key], value, shared, commands, context)
+    for name in tables:
+        for key, value in found.table[name].items():
+            yield [name, key], _value(found, [name, key], value, _options(commands[name]), commands, context)
+
+
+def _value(
+    found: Settings,
+    keys: Sequence[str],
+    value: Any,
+    options: Mapping[str, click.Option],
+    commands: Mapping[str, click.Command],
+    context: click.Context,
+) -> Any:
+    """A value as the command gets it."""
+    key = keys[-1]
+    if key not in options:
+        homes = [name for name, command in commands.items() if key in _options(command)]
+        meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else suggestion(key, [*options, *commands])
+        raise found.error(keys, f"no setting {key!r}", meant)
+    option = options[key]
+    wanted, fits = _kind(option)
+    if not fits(value):
+        raise found.error(keys, f"{key!r} must be {wanted}")
+    try:
+        if option.multiple:
+            return tuple(_converted(option, each, context) for each in value)
+        return _converted(option, value, context)
+    except _Refused as error:
+        raise found.error(keys, error.what, error.todo, inside=error.value) from None
+
+
+class _Refused(BadInput):
+    """What a setting's option doesn't take."""
+
+    def __init__(self, value: object, what: str, todo: str = "") -> None:
+        super().__init__(FILE, what=what, todo=todo)
+        self.value = str(value)
+
+
+def _converted(option: click.Option, value: Any, context: click.Context) -> Any:
+    try:
+        if option.multiple or option.callback is None:
+            return option.type.convert(value, option, context)
+        return option.process_value(context, str(value))
+    except BadInput as error:
+        raise _Refused(value, error.what, error.todo) from None
+    except click.BadParameter as error:
+        near = suggestion(str(value), option.type.choices) if isinstance(option.type, click.Choice) else ""
+        raise _Refused(value, f"{_key(option)!r}: {error.message.rstrip('.')}", near) from None
+
+
+def _kind(option: click.Option) -> tuple[str, Callable[[Any], bool]]:
+    """What a setting has to be, in words and as a question."""
+    if option.multiple:
+        return "a list of strings", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)
+    if option.is_flag:
+        return "true or false", lambda value: isinstance(value, bool)
+    if isinstance(option.type, click.types.IntParamType):
+        return "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(option.type, click.types.FloatParamType):
+        return "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
+    if option.callback is not None:
+        return "a string or a number", lambda value: isinstance(value, (str, int, float)) and value is not True
+    return "a string", lambda value: isinstance(value, str)
+
+
+def _from(folder: Path, value: Any) -> Any:
+    """A path, or several, that a file in `folder` says, as seen from the current folder; other names stay."""
+    if isinstance(value, tuple):
+        return tuple(_from(folder, each) for each in value)
+    if isinstance(value, Path):
+        return Path(_from(folder, str(value)))
+    is_function = ":" in value and not (folder / value).exists()
+    if value == "-" or is_function or os.path.isabs(value):
+        return value
+    return os.path.relpath(folder / value) + ("/" if value.endswith("/") else "")

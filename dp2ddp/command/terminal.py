@@ -1,0 +1,108 @@
+"""What is said, and where: results on standard output, messages on standard error, in colors where asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from dp2ddp.command import progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: What `--color` takes.
+COLORS = ("auto", "always", "never")
+_QUIET, _VERBOSE = "dp2ddp.quiet", "dp2ddp.verbose"
+
+
+def set_up(context: click.Context, *, quiet: bool, verbose: bool, color: str) -> None:
+    """Sets how the command of `context` speaks.
+
+    Args:
+        quiet: no messages but errors.
+        verbose: more of them.
+        color: one of `COLORS`.
+    """
+    context.meta.update({_QUIET: quiet, _VERBOSE: verbose})
+    context.color = {"always": True, "never": False}.get(color)
+
+
+def is_quiet() -> bool:
+    """Whether only results and errors are wanted."""
+    return bool(_asked(_QUIET))
+
+
+def is_verbose() -> bool:
+    """Whether all is wanted that can be said."""
+    return bool(_asked(_VERBOSE))
+
+
+def _asked(name: str) -> Any:
+    context = click.get_current_context(silent=True)
+    return context and context.meta.get(name)
+
+
+def is_colored(*, to_error: bool) -> bool:
+    """Whether what is written there gets colors: as `--color` says, else on a terminal without `NO_COLOR`."""
+    context = click.get_current_context(silent=True)
+    if context is not None and context.color is not None:
+        return context.color
+    if os.environ.get("NO_COLOR"):
+        return False
+    stream = sys.stderr if to_error else sys.stdout
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def show_results(lines: Iterable[str]) -> None:
+    """Prints what was asked for on standard output; never wrapped, as programs read it, too."""
+    _show(lines, to_error=False)
+
+
+def show_messages(lines: Iterable[str]) -> None:
+    """Prints what a person should know on standard error, if he wants to."""
+    if not is_quiet():
+        _show(lines, to_error=True)
+
+
+def show_error(line: str) -> None:
+    """Prints why a command ends, however quiet it is."""
+    _show([line], to_error=True)
+
+
+def write_result(data: bytes) -> None:
+    """Writes bytes to standard output."""
+    progress.end()
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _let_go(sys.stdout)
+
+
+def console(*, to_error: bool) -> Console:
+    """rich's way to write there, with the colors that were asked for."""
+    from rich.console import Console
+
+    colored = is_colored(to_error=to_error)
+    return Console(stderr=to_error, highlight=False, no_color=not colored, force_terminal=colored or None)
+
+
+def _show(lines: Iterable[str], *, to_error: bool) -> None:
+    progress.end()
+    for line in lines:
+        try:
+            click.echo(line, err=to_error, color=is_colored(to_error=to_error))
+        except BrokenPipeError:
+            _let_go(sys.stderr if to_error else sys.stdout)
+            return
+
+
+def _let_go(stream: IO[str]) -> None:
+    """Whoever read the stream has left, as `head` does: that is no failure, and the rest goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
