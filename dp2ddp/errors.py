@@ -15,10 +15,18 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         column: from 1, where known.
         what: what is wrong.
         todo: what the user can do about it.
+        rule: the id of the rule that says so, where one does.
     """
 
     def __init__(
-        self, file: str, *, what: str, todo: str = "", line: int | None = None, column: int | None = None
+        self,
+        file: str,
+        *,
+        what: str,
+        todo: str = "",
+        line: int | None = None,
+        column: int | None = None,
+        rule: str = "",
     ) -> None:
         super().__init__(file, line, column, what, todo)
         self.file = file
@@ -26,14 +34,15 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         self.column = column
         self.what = what
         self.todo = todo
+        self.rule = rule
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled field by field: from another process it comes back whole."""
-        return _bad_input, (self.file, self.what, self.todo, self.line, self.column)
+        return _bad_input, (self.file, self.what, self.todo, self.line, self.column, self.rule)
 
     def renamed(self, file: str) -> BadInput:
         """The same, about the file by another name."""
-        return _bad_input(file, self.what, self.todo, self.line, self.column)
+        return _bad_input(file, self.what, self.todo, self.line, self.column, self.rule)
 
     def __str__(self) -> str:
         """``file:line:col: what; todo``, leaving out what is not known."""
@@ -42,8 +51,8 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         return f"{text}; {self.todo}" if self.todo else text
 
 
-def _bad_input(file: str, what: str, todo: str, line: int | None, column: int | None) -> BadInput:
-    return BadInput(file, what=what, todo=todo, line=line, column=column)
+def _bad_input(file: str, what: str, todo: str, line: int | None, column: int | None, rule: str) -> BadInput:
+    return BadInput(file, what=what, todo=todo, line=line, column=column, rule=rule)
 
 
 class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is out of libcst's reach

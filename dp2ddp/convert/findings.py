@@ -53,7 +53,7 @@ def refusal(name: str, why: BadInput) -> Found:
     """A script that is refused as a whole: `name`, or the file that `why` is about if it says the line."""
     message = f"{why.what}; {why.todo}" if why.todo else why.what
     where = name if why.line is None else why.file
-    return Found(where, None, why.line or 1, why.column or 1, "", REFUSED, message)
+    return Found(where, None, why.line or 1, why.column or 1, why.rule, REFUSED, message)
 
 
 def in_order(found: Iterable[Found]) -> list[Found]:

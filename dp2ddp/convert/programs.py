@@ -7,6 +7,7 @@ several processes where there is much to do.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from dp2ddp.source import syntax
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}")
 #: Below so many groups of scripts, starting processes costs more than it saves.
 _MANY = 4
 
@@ -43,6 +45,11 @@ class Program:
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
     functions: Sequence[str] = ()
+
+    @property
+    def names_data_parallel(self) -> bool:
+        """Whether one of its files names `DataParallel`: not only `DistributedDataParallel` or the like."""
+        return any(_NAMED.search(text) for text in self.files.values())
 
     @cached_property
     def wraps(self) -> bool:
@@ -209,7 +216,7 @@ def why_refused(path: str, conversion: Conversion) -> BadInput | None:
     if not conversion.refused or not conversion.notes:
         return None
     note = conversion.notes[0]
-    return BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo)
+    return BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo, rule=note.rule)
 
 
 def _parts(

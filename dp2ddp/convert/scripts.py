@@ -11,16 +11,17 @@ from pathlib import Path
 from dp2ddp.command import progress, terminal
 from dp2ddp.convert import notebooks, overview, programs, telling
 from dp2ddp.convert.pipeline import convert_source
-from dp2ddp.convert.programs import Outcome
+from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.notebook import document
 from dp2ddp.notebook.notebook import Notebook
-from dp2ddp.project import placing, text_files, vendor
+from dp2ddp.project import placing, text_files, vendor, wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.text_files import STANDARD, TextFile
+from dp2ddp.rules import Options
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,15 @@ def convert(request: Request) -> int:
 
 
 def outcome_of(request: Request) -> tuple[Names, Outcome]:
-    """What would become of the scripts of a request, and how to call their files. Raises as `convert`."""
-    job = _convert(request, [notebooks.read(name) for name in request.inputs])
+    """What would become of the scripts of a request, and how to call their files.
+
+    Scripts that can't be converted are in the outcome. Those that have nothing to do with `DataParallel` need no
+    conversion, whatever else they are: whoever has a repository checked gives all of its files.
+
+    Raises:
+        BadInput: a script can't be read.
+    """
+    job = _convert(request, [notebooks.read(name) for name in request.inputs], lenient=True)
     return job.names, job.outcome
 
 
@@ -136,7 +144,7 @@ def _runtime_folders(request: Request, given: Sequence[TextFile]) -> list[Path]:
     return list(dict.fromkeys(target.parent for target in targets if target is not None))
 
 
-def _convert(request: Request, given: Sequence[TextFile]) -> _Job:
+def _convert(request: Request, given: Sequence[TextFile], *, lenient: bool = False) -> _Job:
     if given[0].path is None:
         conversions = {given[0].name: convert_source(given[0].text, given[0].name, request.options)}
         sources = PythonFiles(Path(), late=lambda path: False)
@@ -153,11 +161,35 @@ def _convert(request: Request, given: Sequence[TextFile]) -> _Job:
     # Where the project is unknown, a module is only looked for where Python would.
     layout = Layout(sources, guess=False)
     with names.in_errors():
-        followed = [programs.follow(sources, layout, path) for path in by_path]
-        outcome = programs.convert(followed, request.options, lenient=False)
+        outcome = (_found if lenient else _asked)(sources, layout, list(by_path), request.options)
     for path, source in by_path.items():
-        outcome.conversions[path] = notebooks.with_places(outcome.conversions[path], source, alone=request.alone)
+        if path in outcome.conversions:
+            outcome.conversions[path] = notebooks.with_places(outcome.conversions[path], source, alone=request.alone)
     return _Job(request, by_path, sources, names, outcome)
+
+
+def _asked(sources: PythonFiles, layout: Layout, paths: Sequence[str], options: Options) -> Outcome:
+    followed = [programs.follow(sources, layout, path) for path in paths]
+    return programs.convert(followed, options, lenient=False)
+
+
+def _found(sources: PythonFiles, layout: Layout, paths: Sequence[str], options: Options) -> Outcome:
+    """As `_asked`, of those scripts alone that have to do with `DataParallel`."""
+    followed: list[Program] = []
+    refused: list[tuple[Program, BadInput]] = []
+    for path in paths:
+        try:
+            program = programs.follow(sources, layout, path)
+        except BadInput as error:
+            if wrapcalls.mentions(sources.data(path)):
+                refused.append((Program(path, {}), error))
+            continue
+        if program.names_data_parallel:
+            followed.append(program)
+    outcome = programs.convert(followed, options, lenient=True)
+    outcome.refused[:0] = refused
+    outcome.refused += outcome.blocked
+    return outcome
 
 
 def _write(job: _Job, beside: Sequence[Path]) -> dict[str, str]:

@@ -89,11 +89,27 @@ def test_a_wrap_that_can_t_be_converted_is_refused(folder: Path) -> None:
     assert [(each["kind"], each["rule"]) for each in findings("own.py")] == [("refused", "DDP016")]
 
 
-def test_a_script_with_ddp_of_its_own_is_bad_input_by_itself_and_refused_in_a_folder(folder: Path) -> None:
+@pytest.mark.parametrize("given", ["ddp.py", "."])
+def test_a_script_with_ddp_of_its_own_is_refused(folder: Path, given: str) -> None:
     (folder / "ddp.py").write_text(OWN_DDP)
-    assert run("ddp.py").exit_code == 2
-    (refused,) = [each for each in findings(".") if each["file"] == "ddp.py"]
+    assert run(given).exit_code == 1
+    (refused,) = [each for each in findings(given) if each["file"] == "ddp.py"]
     assert (refused["kind"], refused["rule"], refused["line"]) == ("refused", "", 3)
+
+
+@pytest.mark.parametrize(
+    "text", [OWN_DDP.replace("nn.DataParallel(", "nn.parallel.DistributedDataParallel("), "x = )\n"]
+)
+def test_a_script_that_has_nothing_to_do_with_data_parallel_needs_nothing(folder: Path, text: str) -> None:
+    (folder / "other.py").write_text(text)
+    assert run("other.py").exit_code == 0
+    assert {each["file"] for each in findings("other.py", "train.py")} == {"train.py"}
+
+
+def test_a_script_that_wraps_and_is_no_python_is_refused(folder: Path) -> None:
+    (folder / "old.py").write_text("print 'x'\nnet = nn.DataParallel(net)\n")
+    (refused,) = findings("old.py")
+    assert (refused["kind"], refused["line"]) == ("refused", 1)
 
 
 @pytest.mark.usefixtures("folder")

@@ -339,8 +339,12 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
 
     monkeypatch.setattr(pipeline, "plan", real_plan)
     monkeypatch.setattr("dp2ddp.rules.loaders.LoadersRule.edits", crash)
-    for command in (["convert", "train.py", "-o", "out.py"], ["convert", "-q", ".", "-o", "../crashed"], ["check", "."]):
-        result = run(*command)
+    for command in (
+        ["convert", "train.py", "-o", "out.py"],
+        ["convert", "-q", ".", "-o", "../crashed"],
+        ["check", "."],
+    ):
+        result = run(*command.split())
         assert result.exit_code == 3
         assert result.stdout == ""
         said = result.stderr.splitlines()
