@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.convert import comments
 from dp2ddp.errors import blamed
 from dp2ddp.rewrite.edits import Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules
@@ -46,6 +47,8 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
+    if facts.wraps.found and not facts.blockers:
+        findings = comments.left_out(findings, source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
     return Plan(edits, notes, refused=bool(facts.blockers))
