@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import click
-from click.shell_completion import CompletionItem
 
 from dp2ddp.command import settings, terminal
 from dp2ddp.errors import suggestion
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 FORMATS = ("text", "json", "github", "gitlab", "sarif")
 #: A name of a file or folder, completed by the shell; commands look at it themselves, and say better what is wrong.
@@ -36,6 +38,8 @@ class RuleId(click.ParamType):  # type: ignore[type-arg,unused-ignore] # generic
         return known_id(str(value), "rules")
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         from dp2ddp.rules import all_rules
 
         wanted = [rule for rule in all_rules() if not (rule.essential and isinstance(param, click.Option))]

@@ -6,7 +6,6 @@ import difflib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import PurePath
 
 from click import style
 
@@ -16,7 +15,6 @@ _COLORS = {"+": "green", "-": "red"}
 #: What git takes for the line that a hunk is in: one that begins with a name.
 _HEADING = re.compile(r"[A-Za-z_]")
 _FEW = 4
-_NEEDED = "  dp2ddp_runtime is imported: pip install dp2ddp-runtime where {}, or convert with --vendor."
 
 
 def diff(name: str, old: str, new: str) -> str:
@@ -54,40 +52,31 @@ def _colored(line: str) -> str:
     return style(line, fg=_COLORS[line[0]]) if line[:1] in _COLORS else line
 
 
-def how_to_run(scripts: Sequence[tuple[str, str | None]], *, vendored: bool) -> Iterator[str]:
+def how_to_run(scripts: Sequence[str], *, unwritten: str | None = None, vendored: bool) -> Iterator[str]:
     """How to run scripts that were converted; each line can be pasted as it is.
 
     Args:
-        scripts: their names, and the files written; None where nothing was (a diff, or standard output).
+        scripts: the files that were written, or would be.
+        unwritten: the option that would write them; None if they are written.
         vendored: whether the runtime was copied beside them.
     """
-    if len(scripts) == 1 and (scripts[0][1] or "").endswith(".ipynb"):
+    it, runs = ("it", "it runs") if len(scripts) == 1 else ("them", "they run")
+    if len(scripts) == 1 and scripts[0].endswith(".ipynb"):
         yield style("How to run it:", bold=True)
         yield "  Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
-        if not vendored:
-            yield _NEEDED.format("it runs")
-        return
-    it, runs = ("it", "it runs") if len(scripts) == 1 else ("them", "they run")
-    yield style(f"How to run {it}, with your own arguments:", bold=True)
-    names = [name for name, output in scripts if output is None]
-    if names and not names[0].startswith("<"):
-        target = shlex.quote(_fresh(names[0])) if len(names) == 1 else "converted/"
-        yield f"  Add -o {target} to write {it} (or --in-place); then"
-    files = [shlex.quote(output or _fresh(name)) for name, output in scripts]
-    yield f"  python {files[0]}   # one process on each visible GPU of this machine"
-    # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
-    yield f"  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {files[0]}"
-    if len(files) > 1:
-        more = f" and {len(files) - 1 - _FEW} more" if len(files) - 1 > _FEW else ""
-        yield f"  and in the same way {', '.join(files[1 : 1 + _FEW])}{more}"
+    else:
+        yield style(f"How to run {it}, with your own arguments:", bold=True)
+        if unwritten is not None:
+            yield f"  Add {unwritten} to write {it}; then"
+        first, *others = map(shlex.quote, scripts)
+        yield f"  python {first}   # one process on each visible GPU of this machine"
+        # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
+        yield f"  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {first}"
+        if others:
+            more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
+            yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
     if not vendored:
-        yield _NEEDED.format(runs)
-
-
-def _fresh(name: str) -> str:
-    """What the conversion of a script may be called."""
-    path = PurePath(name)
-    return "train_ddp.py" if name.startswith("<") else f"{path.stem}_ddp.py"
+        yield f"  dp2ddp_runtime is imported: pip install dp2ddp-runtime where {runs}, or convert with --vendor."
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from click import style
 
@@ -15,6 +18,8 @@ from dp2ddp.rules import rule
 
 #: So much of a kind is listed where all of it isn't asked for: a usual script's summary fits a screen.
 _FEW = 3
+#: What a folder to write to may be called.
+_FOLDER = "converted/"
 _MOST = 6
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
@@ -28,7 +33,23 @@ def scripts_lines(done: Scripts, *, verbose: bool) -> Iterator[str]:
         return
     yield from _warnings("not looked into", done.unread, verbose=verbose)
     if any(each.conversion.changed for each in files):
-        yield from how_to_run([(each.name, each.output) for each in done.given], vendored=done.vendored)
+        yield from _how_to_run_scripts(done)
+
+
+def _how_to_run_scripts(done: Scripts) -> Iterator[str]:
+    names = [each.name for each in done.given]
+    written = [each.output for each in done.given if each.output is not None]
+    apart = written and written != names and any(each.conversion.changed for each in done.others)
+    if apart:
+        yield "The folder has the files that changed: copy them over a copy of the project, to run it there."
+    if written or any(name.startswith("<") for name in names):
+        yield from how_to_run(written or ["train_ddp.py"], vendored=done.vendored)
+    elif len(names) == 1 and not any(each.conversion.changed for each in done.others):
+        fresh = f"{PurePath(names[0]).stem}_ddp.py"
+        yield from how_to_run([fresh], unwritten=f"-o {shlex.quote(fresh)}", vendored=done.vendored)
+    else:
+        # Beside files that don't change; those are not copied for scripts that are given one by one.
+        yield from how_to_run(names, unwritten="--in-place", vendored=done.vendored)
 
 
 def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
@@ -36,8 +57,8 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
     changed = [each for each in done.files if each.conversion.changed]
     arrow = f" -> {done.output}" if done.output and done.output != done.name else ""
     if changed:
-        scripts = count(done.entries, "script")
-        yield style(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {scripts}", bold=True)
+        started = count(done.entries, "script")
+        yield style(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {started}", bold=True)
     else:
         noted = any(each.conversion.notes for each in done.files)
         yield style(f"{done.name}{arrow}: {'not converted' if noted else 'nothing to convert'}", bold=True)
@@ -53,9 +74,12 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
     yield from _warnings("to be known", done.warnings, verbose=verbose)
     if done.left_out:
         yield "left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items()))
-    started = [(each.name, each.output) for each in done.entries if changed and each.name not in done.commands]
-    if started:
-        yield from how_to_run(started, vendored=done.vendored)
+    scripts = [each for each in done.entries if changed and each.name not in done.commands]
+    if scripts:
+        fresh = [os.path.join(_FOLDER, os.path.relpath(each.name, done.name)) for each in scripts]
+        files = [each.output or new for each, new in zip(scripts, fresh)]
+        unwritten = None if done.output else f"-o {_FOLDER}"
+        yield from how_to_run(files, unwritten=unwritten, vendored=done.vendored)
     commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
     if changed and commands:
         yield from how_to_run_commands(commands)

@@ -164,6 +164,21 @@ def test_colors_come_and_go_as_asked_for(script: Path, monkeypatch: pytest.Monke
     assert "\x1b[" not in run(*command, "--color", "never").output
 
 
+def test_the_advice_fits_what_was_asked_for(script: Path) -> None:
+    def advice(*arguments: str) -> list[str]:
+        told = run("convert", *arguments).stderr.partition("arguments:\n")[2]
+        return [line.split("   #")[0].strip() for line in told.splitlines()[:2]]
+
+    assert advice("train.py") == ["Add -o train_ddp.py to write it; then", "python train_ddp.py"]
+    assert advice("train.py", "-o", "new.py") == [
+        "python new.py",
+        "PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu new.py",
+    ]
+    assert advice(".") == ["Add -o converted/ to write it; then", "python converted/train.py"]
+    Path("other.py").write_text(SCRIPT)
+    assert "Add --in-place to write them; then" in run("convert", "train.py", "other.py").stderr
+
+
 def test_paths_are_relative_where_that_is_shorter(script: Path) -> None:
     assert run("convert", str(script.resolve())).stderr.startswith("train.py: 1 change\n")
 
@@ -339,11 +354,7 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
 
     monkeypatch.setattr(pipeline, "plan", real_plan)
     monkeypatch.setattr("dp2ddp.rules.loaders.LoadersRule.edits", crash)
-    for command in (
-        ["convert", "train.py", "-o", "out.py"],
-        ["convert", "-q", ".", "-o", "../crashed"],
-        ["check", "."],
-    ):
+    for command in ("convert train.py -o out.py", "convert -q . -o ../crashed", "check ."):
         result = run(*command.split())
         assert result.exit_code == 3
         assert result.stdout == ""

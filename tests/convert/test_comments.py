@@ -112,7 +112,7 @@ def test_in_another_file_of_the_program() -> None:
     done = convert_files(files, ["train.py"], Options())
     assert notes(done["data.py"]) == [("DDP011", 3)]
     files["data.py"] = files["data.py"].replace("DDP011", "DDP001")
-    with pytest.raises(BadInput, match="data.py:3: DDP001 can't be left out"):
+    with pytest.raises(BadInput, match=r"data\.py:3: DDP001 can't be left out"):
         convert_files(files, ["train.py"], Options())
 
 

@@ -368,7 +368,7 @@ def test_a_script_to_a_folder_takes_along_what_must_change(project: Path) -> Non
     assert result.exit_code == 0, result.output
     assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py")}
     assert "project/nets.py -> out/nets.py: 1 change\n" in result.stderr
-    assert "must change, too" not in result.stderr
+    assert "The folder has the files that changed: copy them over a copy of the project" in result.stderr
     again = run("project/train.py", "-o", "out")
     assert again.stderr == "dp2ddp: out/train.py: exists already; use --force to overwrite it\n"
     assert run("project/train.py", "-o", "out", "--force", "--vendor").exit_code == 0
