@@ -42,9 +42,10 @@ that writes this script and starts it. All files are written or none. Left out o
 names, virtual environments, caches.
 
 Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
-Exit codes: 0 done, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is
-written, whatever else was given. Scripts that were found in a directory, and not named, are left as they are instead,
-and listed; that is an open note.
+Options can stand in pyproject.toml, under [tool.dp2ddp]; each flag has a --no- form. Exit codes: 0 done, or nothing to
+do, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is written, whatever
+else was given; 3 a mistake in dp2ddp. Scripts that were found in a directory, and not named, are left as they are
+instead, and listed; that is an open note.
 
 \b
 Examples:
@@ -52,15 +53,16 @@ Examples:
   dp2ddp convert tools/train.py -o converted/
   dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
   dp2ddp convert train.ipynb -o train_ddp.py
-  dp2ddp convert train.py | patch train.py
+  dp2ddp convert train.py | patch -p0
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
 
 _CHECK_HELP = """List what would be converted in scripts, notebooks and directories; change nothing.
 
 Each line that a conversion would change, and each that needs a person, with its rule. In continuous integration the
-form can be one that GitHub, GitLab, or a reader of SARIF shows in the pull request. Exit codes: 0 nothing to convert,
-1 something found, 2 bad input.
+form can be one that GitHub, GitLab, or a reader of SARIF shows in the pull request. Options can stand in
+pyproject.toml, under [tool.dp2ddp]. Exit codes: 0 nothing to convert, 1 something found, 2 bad input, 3 a mistake in
+dp2ddp.
 
 \b
 Examples:

@@ -21,7 +21,7 @@ same model. ARGS, after --, are the script's own.
 
 Both run in scratch copies of the current directory; without --device cuda on the CPU, where nn.DataParallel is
 emulated. Compared are the parameters after every optimizer step, the losses, the printed lines, the files written and
-the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
+the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run, 3 a mistake in dp2ddp.
 
 \b
 Examples:
