@@ -8,8 +8,8 @@ import messages
 
 _PAGE = (messages.ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 _ON_PAGE = re.findall(r"^### `(.*?)`(?: and .*)?$", _PAGE, re.MULTILINE)
-#: What the runtime catches itself, and what is filled in with texts that are on the page.
-_LEFT_OUT = {"no row for each of the batch's", "dp2ddp: rank … of … …\n"}
+#: What the runtime catches itself, what is Python's own, and what is filled in with texts that are on the page.
+_LEFT_OUT = {"no row for each of the batch's", "module … has no attribute …", "dp2ddp: rank … of … …"}
 
 
 def _is(shown: str, text: str) -> bool:
