@@ -17,12 +17,16 @@ html_theme = "furo"
 html_title = "dp2ddp"
 html_show_sourcelink = False
 html_copy_source = False
+# Added and removed lines of a diff in green and red.
+pygments_style = "default"
+pygments_dark_style = "monokai"
 
 # The pages' links are those that GitHub follows: `[text](page.md#heading)`.
 myst_heading_anchors = 4
 # GitHub draws the picture in architecture.md. Here it is shown as the text that it is: drawing takes a script from the network.
 suppress_warnings = ["misc.highlighting_failure"]
 
+add_module_names = False
 # What docstrings have in backticks is code.
 default_role = "code"
 napoleon_numpy_docstring = False
