@@ -23,7 +23,7 @@ pygments_dark_style = "monokai"
 
 # The pages' links are those that GitHub follows: `[text](page.md#heading)`.
 myst_heading_anchors = 4
-# GitHub draws the picture in architecture.md. Here it is shown as the text that it is: drawing takes a script from the network.
+# GitHub draws the picture in architecture.md. Here it is shown as text: what draws it would come from the network.
 suppress_warnings = ["misc.highlighting_failure"]
 
 add_module_names = False

@@ -44,8 +44,8 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
             torch.save(obj, f, *args, **kwargs)
 
 
-def _save_whole(obj: object, file: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-    path, name = os.path.realpath(file), os.path.basename(file)
+def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    path, name = os.path.realpath(f), os.path.basename(f)
     folder = os.path.dirname(path)
     is_ours = os.path.isfile(path) and os.access(path, os.W_OK)
     if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_ours):

@@ -21,7 +21,7 @@ def text_of(node: ast.AST) -> str | None:
 
 
 def texts(folder: Path) -> Iterator[str]:
-    """Every string in a folder's modules. The parts of one f-string are one, and so are strings that stand side by side."""
+    """Every string in a folder's modules. An f-string is one, and so are strings that stand side by side."""
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             text = text_of(node)

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ DIFFS = [block for block in BLOCKS if block.language == "diff" and not block.com
 #: Scripts that were written for the runtime.
 BY_HAND = [block for block in PYTHON if "ddp.setup()" in block.text and block.page != "docs/architecture.md"]
 CONVERTS = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp convert")]
+VERIFIES = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp verify")]
 PRINTED = [block for block in BLOCKS if block.comment == "printed by: python train_ddp.py"]
 # Before click 8.2 the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
@@ -80,15 +82,30 @@ def test_what_is_shown_before_and_after_is_a_conversion(block: Block) -> None:
     assert not conversion.notes
 
 
-@pytest.mark.parametrize("block", CONVERTS, ids=str)
-def test_what_a_command_prints_is_what_is_shown(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the command prints to standard output that a block's comment names, in a folder with the pages' scripts."""
     for file in FILES:
-        if file.page == block.page:
-            (tmp_path / file.comment.removeprefix("file: ")).write_text(file.text)
+        (tmp_path / file.comment.removeprefix("file: ")).write_text(file.text)
     monkeypatch.chdir(tmp_path)
-    result = CliRunner(**_SEPARATE).invoke(main, block.comment.removeprefix("printed by: dp2ddp ").split())
-    assert result.exit_code == 0
-    assert result.stdout == block.text
+
+    def call(block: Block) -> str:
+        result = CliRunner(**_SEPARATE).invoke(main, block.comment.removeprefix("printed by: dp2ddp ").split())
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return call
+
+
+@pytest.mark.parametrize("block", CONVERTS, ids=str)
+def test_what_convert_prints_is_what_is_shown(block: Block, told: Callable[[Block], str]) -> None:
+    assert told(block) == block.text
+
+
+@pytest.mark.usefixtures("quick_starts")
+@pytest.mark.parametrize("block", VERIFIES, ids=str)
+def test_verify_ends_with_what_is_shown(block: Block, told: Callable[[Block], str]) -> None:
+    assert " ".join(told(block).split()).endswith(" ".join(block.text.split()))
 
 
 def test_scripts_print_the_same_on_two_ranks(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ else:
 _TEXTS = {page.relative_to(blocks.ROOT).as_posix(): page.read_text("utf-8") for page in blocks.PAGES}
 
 
+#: What may stand before a command, and of how many words it is.
+_BEFORE = {"uvx": 1, "pipx": 1, "run": 1, "srun": 1, "--from": 2, "--spec": 2}
+
+
 def _lines() -> Iterator[tuple[str, str]]:
     """Where each command stands, and the command: lines of blocks, and what stands in backticks."""
     for block in blocks.all_blocks():
@@ -43,8 +47,8 @@ def _commands(*names: str, whole: bool = False) -> list[Any]:
                 words = shlex.split(part, comments=True)
             except ValueError:  # prose, with an apostrophe
                 continue
-            while words and (re.fullmatch(r"[A-Z_]+=\S*", words[0]) or words[0] in ("uvx", "pipx", "run", "srun")):
-                words = words[1:]
+            while words and (words[0] in _BEFORE or re.fullmatch(r"[A-Z_]+=\S*", words[0])):
+                words = words[_BEFORE.get(words[0], 1) :]
             if whole and not any(word.endswith(".py") for word in words):
                 continue
             if len(words) > 1 and " ".join(words).startswith(tuple(f"{name} " for name in names)):
@@ -76,7 +80,9 @@ def test_options_of_torchrun_exist(words: list[str]) -> None:
 
 
 def test_commands_of_dev_exist() -> None:
-    shown = subprocess.run([sys.executable, "dev.py", "-h"], cwd=blocks.ROOT, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "dev.py", "-h"], cwd=blocks.ROOT, capture_output=True, text=True, check=True
+    )
     used = {each.values[0][2] for each in _commands("python3 dev.py")}
     assert {"test", "check", "docs"} <= used
     assert used <= set(re.findall(r"^  (\w+) ", shown.stdout, re.MULTILINE))
@@ -84,7 +90,12 @@ def test_commands_of_dev_exist() -> None:
 
 def test_extras_exist() -> None:
     project = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = {name for text in _TEXTS.values() for group in re.findall(r"dp2ddp\[([\w,]+)\]", text) for name in group.split(",")}
+    named = {
+        name
+        for text in _TEXTS.values()
+        for group in re.findall(r"dp2ddp\[([\w,]+)\]", text)
+        for name in group.split(",")
+    }
     assert named
     assert named <= project["optional-dependencies"].keys()
 
