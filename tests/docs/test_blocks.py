@@ -28,7 +28,11 @@ FILES = [block for block in PYTHON if block.comment.startswith("file: ")]
 #: Whole scripts, before and after.
 DIFFS = [block for block in BLOCKS if block.language == "diff" and not block.comment.startswith("printed by")]
 #: Scripts that were written for the runtime.
-BY_HAND = [block for block in PYTHON if "ddp.setup()" in block.text and block.page != "docs/architecture.md"]
+BY_HAND = [
+    block
+    for block in PYTHON
+    if "ddp.setup()" in block.text and not block.comment and block.page != "docs/architecture.md"
+]
 CONVERTS = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp convert")]
 VERIFIES = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp verify")]
 PRINTED = [block for block in BLOCKS if block.comment == "printed by: python train_ddp.py"]
