@@ -16,6 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = "dp2ddp"
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 # Added and removed lines of a diff in green and red.
 pygments_style = "default"
