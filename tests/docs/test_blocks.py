@@ -108,9 +108,13 @@ def test_what_convert_prints_is_what_is_shown(block: Block, told: Callable[[Bloc
 
 
 @pytest.mark.usefixtures("quick_starts")
-@pytest.mark.parametrize("block", VERIFIES, ids=str)
-def test_verify_ends_with_what_is_shown(block: Block, told: Callable[[Block], str]) -> None:
-    assert " ".join(told(block).split()).endswith(" ".join(block.text.split()))
+def test_verify_ends_with_what_is_shown(told: Callable[[Block], str]) -> None:
+    (command,) = {block.comment for block in VERIFIES}
+    output = " ".join(told(VERIFIES[0]).split())
+    assert {block.page: output.endswith(" ".join(block.text.split())) for block in VERIFIES} == {
+        "README.md": True,
+        "docs/quickstart.md": True,
+    }, command
 
 
 def test_scripts_print_the_same_on_two_ranks(tmp_path: Path) -> None:
