@@ -1,4 +1,4 @@
-"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `dist`.
+"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `docs`, `dist`.
 
 Needs nothing but Python 3.10 or newer: the first run makes `.venv` beside this file and installs the project into it,
 later runs start at once. Standard library only.
@@ -188,6 +188,12 @@ def check(arguments: Sequence[str]) -> int:
     return next((code for code in codes if code), 0)
 
 
+def docs(arguments: Sequence[str]) -> int:
+    """Build the documentation site in build/docs; a warning (a link that leads nowhere) is an error."""
+    MAIN.make()
+    return MAIN.run("-m", "sphinx", "-W", "--keep-going", "-q", *arguments, "docs", "build/docs")
+
+
 def demo(arguments: Sequence[str]) -> int:
     """Convert a fixture, train it before and after on two ranks, compare."""
     MAIN.make()
@@ -210,15 +216,15 @@ def dist(arguments: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    commands = {"demo": demo, "test": test, "check": check, "dist": dist}
+    commands = {"demo": demo, "test": test, "check": check, "docs": docs, "dist": dist}
     parser = argparse.ArgumentParser(
         prog="dev.py",
-        usage="dev.py [-h] {demo,test,check,dist} [arguments of the command]",
+        usage="dev.py [-h] {demo,test,check,docs,dist} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="demo | test | check | dist")
+    parser.add_argument("command", choices=commands, metavar="demo | test | check | docs | dist")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2

@@ -39,12 +39,13 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
         return
     with file_sync.writing():
         if file_sync.writes() and isinstance(f, (str, os.PathLike)):
-            _save_whole(obj, os.path.realpath(f), os.path.basename(f), *args, **kwargs)
+            _save_whole(obj, f, *args, **kwargs)
         elif file_sync.writes():
             torch.save(obj, f, *args, **kwargs)
 
 
-def _save_whole(obj: object, path: str, name: str, *args: Any, **kwargs: Any) -> None:
+def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    path, name = os.path.realpath(f), os.path.basename(f)
     folder = os.path.dirname(path)
     is_ours = os.path.isfile(path) and os.access(path, os.W_OK)
     if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_ours):

@@ -55,6 +55,16 @@ def test_agreement_is_shown_as_a_table(verify, workplace: Path) -> None:
     assert {path.name: path.read_bytes() for path in workplace.iterdir() if path.is_file()} == before
 
 
+def test_checkpoints_of_an_earlier_run_stay_as_they_are(verify, workplace: Path) -> None:
+    (workplace / "net.pt").write_bytes(b"the user's own")
+    try:
+        result = verify("train.py")
+        assert (workplace / "net.pt").read_bytes() == b"the user's own"
+        assert result.exit_code == 0, result.output
+    finally:
+        (workplace / "net.pt").unlink()
+
+
 def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
     result = verify("train.py", "--nproc", "3", "--steps", "4", "--format", "json")
     assert result.exit_code == 0, result.output

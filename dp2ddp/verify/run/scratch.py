@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def is_output(path: Path) -> bool:
 def protect(folder: Path) -> None:
     """From now on, a link under `folder` that this process opens for writing becomes a file of its own first.
 
-    Sees every `open` of Python's, and `torch.save`; not what other libraries open in C.
+    Sees every `open` of Python's, `torch.save` and `ddp.save`; not what other libraries open in C.
     """
     root = str(folder.resolve())
 
@@ -95,14 +95,18 @@ def _is_write(mode: Any, flags: Any) -> bool:
 
 def _protect_from_save(root: str) -> None:
     import torch
+    from dp2ddp_runtime import checkpoint
 
-    original = torch.save
+    def detaching(save: Callable[..., None]) -> Callable[..., None]:
+        def detached(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            detach(f, root)
+            save(obj, f, *args, **kwargs)
 
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        detach(f, root)
-        original(obj, f, *args, **kwargs)
+        return detached
 
-    torch.save = save
+    torch.save = detaching(torch.save)
+    # It follows a link before torch sees a name. Within `ddp.save`, which looks from which line it is called.
+    checkpoint._save_whole = detaching(checkpoint._save_whole)
 
 
 def _is_small(folder: Path) -> bool:
