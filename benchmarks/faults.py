@@ -260,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job has ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and `nohup` this
     results = []
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):  # which sums up what there is
         for number in range(options.kills) if options.only is None else [options.only]:
