@@ -40,8 +40,8 @@ def setup(
 ) -> None:
     """Join the other ranks, or start them.
 
-    - Under a launcher (torchrun, SLURM, ...: `RANK` and `WORLD_SIZE` are set): joins the process group, takes this
-      rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
+    - Under a launcher (torchrun, SLURM's `srun`, whatever sets `RANK` and `WORLD_SIZE`): joins the process group, takes
+      this rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
     - Started plainly (`python train.py`, `python -m package.train`): starts the same command again once per device,
       waits, and exits as it does. How many: `DP2DDP_NPROC` if set, else one per entry of `device_ids`, else one per
       CUDA device. For one (a single GPU, or a CPU) the process goes on by itself, without process group and sockets.
@@ -61,11 +61,12 @@ def setup(
     Raises:
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
     """
-    if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
+    env = world.environment()
+    launched = "RANK" in env and world.PLACE not in env
+    if world.current().ready or (beside_ddp and (dist.is_initialized() or launched)):
         _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
-    env = world.environment()
     chosen = parse_device_ids(device_ids)
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
@@ -214,6 +215,7 @@ def _meet(url: str, place: world.World) -> Any:
     if url.startswith("tcp://"):  # rank 0 hosts it, as documented; older torch looks for torchrun's store there
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     timeout = timedelta(seconds=place.timeout)
+    os.environ.update({name: text for name, text in world.environment().items() if name.startswith("MASTER_")})
     meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
     store = next(iter(meeting))[0]
     name = f"dp2ddp/{os.urandom(16).hex()}"
