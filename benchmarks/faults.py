@@ -37,6 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as for the ranks of a plain start, and read when torch is imported
+
 import dp2ddp_runtime as ddp
 import torch
 import torch._dynamo  # the ranks need it, and importing it takes seconds

@@ -9,6 +9,7 @@ import io
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Iterator
 from typing import IO, Any, Union
 
@@ -58,23 +59,24 @@ def _save_whole(obj: object, path: str, name: str, *args: Any, **kwargs: Any) ->
     if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_ours):
         torch.save(obj, path, *args, **kwargs)  # into a device, or an error
         return
-    try:
-        with _folder_beside(path, name) as beside:
-            new = os.path.join(beside, name)
+    with _folder_beside(path, name) as beside:
+        new, room = os.path.join(beside, name), shutil.disk_usage(folder).free
+        try:
             torch.save(obj, new, *args, **kwargs)
-            if is_ours:
-                shutil.copymode(path, new)
-            with open(new, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(new, path)
-    except (RuntimeError, OSError) as error:  # of a full disk torch says no more than that it couldn't write
-        written: Any = _Size()
-        torch.save(obj, written, *args, **kwargs)
-        missing = written.size - shutil.disk_usage(folder).free
-        if missing <= 0:
-            raise
-        needed = f"{missing / 1e6:.1f} MB more room on the disk: the new file is written beside the old one"
-        raise OSError(errno.ENOSPC, f"dp2ddp: ddp.save needs {needed}, which stays whole", path) from error
+        except (RuntimeError, OSError) as error:  # of a full disk torch says no more than that it couldn't write
+            traceback.clear_frames(error.__traceback__)  # which keep the file open, and so its room
+            written: Any = _Size()
+            torch.save(obj, written, *args, **kwargs)
+            if written.size < room:
+                raise
+            missing = f"{(written.size - room) / 1e6:.1f} MB more room on the disk"
+            what = f"dp2ddp: ddp.save needs {missing}: the new file is written beside the old one, which stays whole"
+            raise OSError(errno.ENOSPC, what, path) from error
+        if is_ours:
+            shutil.copymode(path, new)
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(new, path)
 
 
 @contextlib.contextmanager

@@ -139,6 +139,7 @@ def _environment(nproc: int) -> dict[str, str]:
     if sys.platform == "linux":
         # All ranks are here, and a machine's own name may lead to an interface that is down.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store whose host was killed C++ tells at length
     return env
 
 

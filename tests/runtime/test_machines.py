@@ -71,6 +71,7 @@ class Machines:
         for number, name in enumerate(self.names[:-1]):
             options = [f"--nnodes={len(self.names) - 1}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
             options += ["--rdzv-endpoint=10.231.0.1:29500", f"--local-addr=10.231.0.{number + 1}"]
+            options += ["--rdzv-conf=is_host=true"] if number == 0 else []
             command = [
                 "ip",
                 "netns",
