@@ -192,17 +192,16 @@ def _ended(pid: int) -> bool:
 def _wait_for_all(job: int, result: Result) -> int | None:
     """The job's exit code, once all its processes have ended."""
     deadline, code = time.monotonic() + _PATIENCE, None
-    while time.monotonic() < deadline:
-        running = list(_running())
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == job:
-                    code = os.waitstatus_to_exitcode(ended[1])
-        if not running and code is not None:
-            return code
-        time.sleep(0.05)
+    with suppress(ChildProcessError):  # none is left: a process has ended when its last thread has
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == job:
+                code = os.waitstatus_to_exitcode(status)
+            if not ended:
+                time.sleep(0.02)
     left = list(_running())
-    result.wrong.append(f"{len(left)} processes were left")
+    if left:
+        result.wrong.append(f"{len(left)} processes were left")
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return code
