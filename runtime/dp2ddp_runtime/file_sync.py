@@ -57,8 +57,9 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = math.inf) -
         PeerError: it wasn't within `seconds`; `what` says what was waited for.
     """
     deadline = time.monotonic() + seconds
-    with Waiting(what):
+    with Waiting(what) as waiting:
         while not done():
+            waiting.polls += 1
             if time.monotonic() > deadline:
                 raise PeerError(f"rank {world.rank()} waited {seconds:.0f} s for {what}, in vain")
             time.sleep(_POLL)

@@ -32,16 +32,21 @@ class Waiting:
     Args:
         what: for a message; the same text on all ranks that are in the same collective.
         works: of torch's, which a device may still wait for when the host goes on.
+
+    Attributes:
+        polls: how often it was looked in vain whether it is over; 0 for what wakes this rank by itself.
     """
 
     def __init__(self, what: str, works: Sequence[Any] = ()) -> None:
         self.what = what
         self.works = works
         self.since = clock
+        self.polls = 0
         self.thread = threading.get_ident()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Waiting:
         _all.append(self)
+        return self
 
     def __exit__(self, *error: object) -> None:
         global passed, passed_at, _sent

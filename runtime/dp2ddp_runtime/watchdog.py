@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: The seconds after which a rank that waits for another one makes rank 0 tell where all of them are.
 STUCK_AFTER = "DP2DDP_STUCK_AFTER"
-_PATIENCE = 2.0  # seconds that a rank waits before the ranks tell each other
+_PATIENCE = 1.0  # seconds that a rank waits before the ranks tell each other
+_SETTLED_AFTER = 3.0  # seconds; what a rank waits for may have come while a busy machine leaves it no time to see that
 _LOOK_EVERY = 1.0  # seconds
 _SILENT_AFTER = 3.5  # looks
 
@@ -58,6 +59,7 @@ class _Watchdog:
         self._looked_at = 0.0
         self._turn = 0
         self._rounds = 0
+        self._moved_at = 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # by rank: its latest turn, and when it came
         launcher = world.environment().get("LAUNCHER")
         self._launcher = Path(f"/proc/{launcher}/stat") if launcher and sys.platform == "linux" else None
@@ -119,7 +121,9 @@ class _Watchdog:
         if any(state["debugs"] for state in told):
             return []
         waits = [state["for"] for state in told if state["waits"] and not state["left"]]
-        if _cannot_move(before, now):
+        if not _cannot_move(before, now):
+            self._moved_at = waiting.clock
+        elif waiting.clock - self._moved_at >= _SETTLED_AFTER:
             self._end("the ranks wait for each other in different places", now)
         if waits and min(state["for"] for state in told if not state["left"]) > limit:
             self._end(f"nothing has moved for {limit:.0f} s", now)
@@ -166,6 +170,7 @@ def _state(turn: int) -> dict[str, Any]:
         "does": "" if own else _source(main),
         "for": waiting.clock - since,
         "passed": waiting.passed,
+        "polls": own.polls if own else 0,
         "debugs": debugs,
     }
 
@@ -195,11 +200,10 @@ def _cannot_move(before: list[State], now: list[State]) -> bool:
     """Whether all have gone on waiting since the last look, and not for the same."""
     if not before or not all(before) or not all(now):
         return False
-    still = all(
-        one and other and one["passed"] == other["passed"] and one["turn"] < other["turn"]
-        for one, other in zip(before, now)
-    )
-    return still and _wait_apart(now)
+    pairs = [(one, other) for one, other in zip(before, now) if one and other]
+    still = all(one["passed"] == other["passed"] and one["turn"] < other["turn"] for one, other in pairs)
+    asked = all(one["polls"] < other["polls"] or not other["polls"] for one, other in pairs)  # once more, in vain
+    return still and asked and _wait_apart(now)
 
 
 def _wait_apart(states: list[State]) -> bool:

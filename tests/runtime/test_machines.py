@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import world
-from starting import ENVIRONMENT, start, write
+from starts import ENVIRONMENT, start, write
 
 TRAIN = """
     import json, pathlib
@@ -152,6 +152,7 @@ def test_two_machines_of_which_one_leaves(machines: Machines, tmp_path: Path, on
     assert sorted(path.name for path in tmp_path.glob("machine*/downloaded*")) == ["downloaded by 0", "downloaded by 2"]
     os.kill(second.pid, signal.SIGKILL)  # `ip netns exec` has become the agent
     begin = time.monotonic()
+    second.communicate()
     errors = first.communicate(timeout=60)[1]
     assert first.returncode == 1
     assert time.monotonic() - begin < 30, "torchrun itself takes some seconds"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import signals
-from starting import ENVIRONMENT, TORCHRUN, write
+from starts import ENVIRONMENT, TORCHRUN, write
 
 #: Rank 0 is in a collective most of the time, where Python can run no handler.
 TRAIN = """
@@ -66,7 +66,7 @@ class Job:
         return [line for line in file.read_text().splitlines() if what in line] if file.exists() else []
 
     def wait_for(self, what: str, more_than: int = 0) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while min(len(self.told(what, rank)) for rank in range(2)) <= more_than:
             assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
             assert time.monotonic() < deadline

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from dp2ddp_runtime import waiting
-from starting import ENVIRONMENT, TORCHRUN, start, write
+from starts import ENVIRONMENT, TORCHRUN, start, write
 
 SCRIPT = """
     import signal
@@ -146,7 +146,7 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> N
         text=True,
     )
     assert job.stdout is not None
-    assert select.select([job.stdout], [], [], 60)[0]
+    assert select.select([job.stdout], [], [], 150)[0]
     time.sleep(5)
     os.write(keyboard, b"p told\nc\n")
     out, errors = job.communicate(timeout=60)
@@ -176,3 +176,21 @@ def test_a_device_that_still_waits_is_waited_for() -> None:
     assert waiting.oldest() is found
     work.over = True
     assert waiting.oldest() is None
+
+
+def test_a_slow_save_is_named_and_waited_for(tmp_path: Path) -> None:
+    body = """
+        ddp.setup(timeout=60)
+        class Slow:
+            def __reduce__(self):
+                time.sleep(5)
+                return str, ("saved",)
+        ddp.save(Slow(), "net.pt")
+        print(ddp.load("net.pt", weights_only=False))
+        """
+    done = start(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1.5"}, cwd=tmp_path, timeout=150)
+    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+    assert done.stderr.count("dp2ddp: a rank has waited for the others for ") == 1, done.stderr
+    assert re.search(r"  rank 0 at train\.py:8 for \d+ s: is at work: time\.sleep\(5\)\n", done.stderr)
+    assert re.search(r"  rank 1 at train\.py:11 for \d+ s: waits for rank 0 to write net\.pt\n", done.stderr)
+    assert done.stderr.endswith("The job goes on when they do, and ends if nothing moves for 60 s.\n")
