@@ -19,9 +19,9 @@ class HandlersRule(Rule):
     title = "Name handlers that the ranks don't reach together"
     effect = "names handlers that part the processes"
     why = (
-        "Ctrl-C reaches each rank at another line, and a rank may run out of memory alone. A handler that prints, "
-        "saves and ends is fine. One that goes on to train or to evaluate calls the model on ranks that are not in "
-        "step, and they wait for each other, or take one another's data."
+        "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is fine. "
+        "One that goes on to train or to evaluate calls the model on ranks that are not in step, and they wait for "
+        "each other, or take one another's data. (Ctrl-C comes to all ranks at the same step.)"
     )
     examples = (
         Example(
@@ -33,7 +33,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
 try:
     for _ in range(1000):
         net(torch.randn(8, 4)).sum().backward()
-except KeyboardInterrupt:
+except RuntimeError:
     torch.save(net.state_dict(), "stopped.pt")
 print(net(torch.randn(8, 4)))
 """,
@@ -52,8 +52,9 @@ try:
             net(next(batches)).sum().backward()
         except StopIteration:  # comes to all ranks alike
             batches = iter(torch.randn(64, 4).split(8))
-except KeyboardInterrupt:  # saves, and that's the end
+except KeyboardInterrupt:  # comes to all ranks at the same step
     torch.save(net.state_dict(), "stopped.pt")
+print(net(torch.randn(8, 4)))
 """),
     )
 
@@ -67,7 +68,7 @@ except KeyboardInterrupt:  # saves, and that's the end
             yield Note(
                 self.id,
                 facts.source.span(handler),
-                "an interrupt or an error can reach one rank alone, or each at another line; what follows needs all of "
-                "them in step, and would wait",
+                "an error can reach one rank alone, or each at another line; what follows needs all of them in step, "
+                "and would wait",
                 "end the script here (`raise`), after no more than printing and saving",
             )

@@ -43,7 +43,7 @@ class Bucket:
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         self.params = params
         self._sent: list[tuple[torch.Tensor, torch.Tensor]] = []  # views, and this rank's gradients
-        self._work: Any = None
+        self.work: Any = None
         sizes = [param.numel() * (1 + param.is_complex()) for param in params]
         self._flat = torch.zeros(sum(sizes) + len(params), dtype=_carried_as(params[0]), device=params[0].device)
         *parts, self._flags = torch.split(self._flat, [*sizes, len(params)])
@@ -55,8 +55,8 @@ class Bucket:
 
     def launch(self, group: Any) -> None:
         """Start the all-reduce of what there is, with zeros where this rank has no gradient."""
-        if self._work is not None:
-            self._work.wait()  # a backward began it and failed
+        if self.work is not None:
+            self.work.wait()  # a backward began it and failed
         grads = [param.grad for param in self.params]
         self._sent = [(view, grad) for view, grad in zip(self._views, grads) if grad is not None]
         self._versions = [grad._version for _, grad in self._sent]
@@ -72,7 +72,7 @@ class Bucket:
             self._flags.fill_(1)
         self._copy(inwards=True)
         self._flat.div_(world.world_size())
-        self._work = group.allreduce([self._flat])
+        self.work = group.allreduce([self._flat])
 
     def check(self) -> None:
         """Raise if gradients of a bucket that was complete have changed since the launch."""
@@ -85,8 +85,8 @@ class Bucket:
 
     def finish(self) -> None:
         """Put the averages where this rank's gradients were, and a new gradient where only other ranks have one."""
-        self._work.wait()
-        self._work = None
+        self.work.wait()
+        self.work = None
         if len(self._sent) < len(self.params):  # else the flags aren't looked at, which would wait for the device
             for param, view, flag in zip(self.params, self._views, self._flags.tolist()):
                 if flag > 0 and param.grad is None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import io
 import os
 import shutil
 import tempfile
+import traceback
+from collections.abc import Iterator
 from typing import IO, Any, Union
 
 import torch
@@ -14,6 +19,10 @@ from torch import nn
 from . import file_sync, world
 from .deferred import settle
 from .model import wrap_model
+
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # Windows
+    import fcntl
 
 File = Union[str, "os.PathLike[str]", IO[bytes]]
 
@@ -51,15 +60,76 @@ def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: An
     if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not is_ours):
         torch.save(obj, path, *args, **kwargs)  # into a device, or an error
         return
-    # A folder of its own, because torch writes the file's name into the file.
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".tmp", dir=folder) as beside:
-        new = os.path.join(beside, name)
-        torch.save(obj, new, *args, **kwargs)
+    with _folder_beside(path, name) as beside:
+        new, room = os.path.join(beside, name), shutil.disk_usage(folder).free
+        try:
+            torch.save(obj, new, *args, **kwargs)
+        except (RuntimeError, OSError) as error:  # of a full disk torch says no more than that it couldn't write
+            traceback.clear_frames(error.__traceback__)  # which keep the file open, and so its room
+            written: Any = _Size()
+            torch.save(obj, written, *args, **kwargs)
+            if written.size < room:
+                raise
+            missing = f"{(written.size - room) / 1e6:.1f} MB more room on the disk"
+            what = f"dp2ddp: ddp.save needs {missing}: the new file is written beside the old one, which stays whole"
+            raise OSError(errno.ENOSPC, what, path) from error
         if is_ours:
             shutil.copymode(path, new)
         with open(new, "rb") as file:
             os.fsync(file.fileno())
         os.replace(new, path)
+
+
+@contextlib.contextmanager
+def _folder_beside(path: str, name: str) -> Iterator[str]:
+    """A folder of the file's own, because torch writes the file's name into the file; without it afterwards.
+
+    What killed processes have left of such folders is removed: the system takes its locks away from whoever dies.
+    """
+    parent, prefix, suffix = os.path.dirname(path), f".{name[:60]}.", ".tmp"
+    for left in glob.glob(os.path.join(glob.escape(parent), f"{glob.escape(prefix)}????????{suffix}")):
+        with contextlib.suppress(OSError):
+            os.close(_lock(left, wait=False))
+            shutil.rmtree(left)
+    folder, lock = "", -1
+    while not os.path.exists(folder):  # another job may have taken it for one that was left
+        folder = tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent)
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            lock = _lock(folder, wait=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _lock(folder: str, wait: bool) -> int:
+    """An open file, as long as which no other process gets the folder's lock.
+
+    Raises:
+        OSError: another one has it, or locks aren't to be had here.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "no locks")
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+class _Size(io.RawIOBase):
+    """Counts what is written."""
+
+    size = 0
+
+    def write(self, data: Any) -> int:
+        written = memoryview(data).nbytes
+        self.size += written
+        return written
 
 
 def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +145,6 @@ def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         RuntimeError, OSError, ...: as `torch.load`.
-        PeerError: rank 0 hasn't written the file in time.
 
     See https://pytorch.org/docs/stable/generated/torch.load.html.
     """

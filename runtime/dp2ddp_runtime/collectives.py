@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from . import world
+from .waiting import Waiting
 
 
 def carrier(device: torch.device) -> torch.device:
@@ -45,12 +46,13 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
         return rows.to(row.device)
-    if sent.device.type != "cpu":
-        dist.all_gather_into_tensor(rows, sent)
-    elif rows.numel() > _DIRECT:
-        _group().allgather([list(rows.unbind(0))], [sent]).wait()
-    else:
-        _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+    with Waiting("rows"):
+        if sent.device.type != "cpu":
+            dist.all_gather_into_tensor(rows, sent)
+        elif rows.numel() > _DIRECT:
+            _group().allgather([list(rows.unbind(0))], [sent]).wait()
+        else:
+            _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
     return rows.to(row.device)
 
 
@@ -79,7 +81,8 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor]) -> None:
             member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
             for member in members
         ]
-        dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
+        with Waiting("rank 0's parameters or buffers"):
+            dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
         for member, came in zip(members, sent):
             if came.data_ptr() != member.data_ptr() and not world.is_main():
                 member.copy_(came.view(member.dtype).view(member.shape))
@@ -128,7 +131,8 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
     received = sent.new_empty([len(theirs), *rows.shape[1:]])
     width = received[:1].numel() * received.element_size()
     splits = [count * width for count in counts], [len(each) * width for each in mine]
-    dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits)
+    with Waiting("rows in another order"):
+        dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits)
     picked = torch.empty_like(received)
     picked[theirs] = received
     return picked.to(rows.device)

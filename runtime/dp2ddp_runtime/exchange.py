@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from . import codec, watchdog, world
+from . import codec, signals, waiting, world
 from .collectives import all_gather, bytes_of, carrier, plain
 from .place import Place, here
 from .uncompiled import uncompiled
@@ -53,8 +53,6 @@ _lock = threading.RLock()  # a thread that reads ahead may take part, as long as
 
 
 @uncompiled
-@torch.inference_mode(False)
-@torch.no_grad()
 def exchange(kind: str, value: Any = None) -> list[Any]:
     """Tell all ranks this rank's value, and be told theirs. A collective.
 
@@ -69,6 +67,14 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
     """
+    told = _exchange(kind, value)
+    signals.look(_count)
+    return told
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _exchange(kind: str, value: Any) -> list[Any]:
     global _count
     with _lock:
         _count += 1
@@ -78,7 +84,7 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
         sent = [plain(tensor).to(carrier(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
         head = {"kind": kind, "count": _count, "place": place, "specs": specs, "value": packed}
-        with watchdog.Waiting(f"{kind} (exchange {_count})", place.line):
+        with waiting.Waiting(f"{kind} (exchange {_count})"):
             rows = _gather(_message(head, [each for each in sent if each.device.type == "cpu"]))
         heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1])) for row in rows]
         _compare(heads)
@@ -155,4 +161,4 @@ def _compare(heads: Sequence[Any]) -> None:
         f"rank {rank} at {Place(*head['place']).line or 'an unknown line'}: {head['kind']}"
         for rank, head in enumerate(heads)
     ]
-    raise Divergence(f"the ranks have diverged: {'; '.join(places)}. {watchdog.ADVICE}")
+    raise Divergence(f"the ranks have diverged: {'; '.join(places)}. {waiting.ADVICE}")

@@ -12,14 +12,17 @@ from types import TracebackType
 from typing import NoReturn
 
 from . import file_sync, world
+from .place import here
 
-#: The store's counter of failed ranks; the launcher counts the ranks that ended without a word.
-FAILED = "failed"
+#: The store's counters: of failed ranks (the launcher adds those that ended without a word), and of ranks at their end.
+FAILED, LEFT = "failed", "left"
 #: What a shell adds to the number of the signal that ended a process.
 SIGNAL_BASE = 128
 
 #: Whether this rank is on its way out because of an error.
 failed = False
+#: The script's line that called `sys.exit`; empty if none did.
+exit_at = ""
 
 _DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
 _EXIT_WITHIN = 30  # seconds
@@ -52,8 +55,8 @@ def install() -> None:
         exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)
 
     def exit_once(code: int | str | None = None, /) -> NoReturn:
-        global failed
-        failed = failed or code not in (None, 0)
+        global failed, exit_at
+        failed, exit_at = failed or code not in (None, 0), here().line
         leave(1 if isinstance(code, str) and not may_speak(f"exit: {code}") else code)
 
     sys.excepthook = hook

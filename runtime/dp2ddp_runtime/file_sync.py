@@ -9,6 +9,7 @@ reader's. Where they never will be, because the script asked the file system fir
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from . import world
 from .place import here
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -48,17 +50,19 @@ def shared() -> Store | None:
     return None if _alone.get() else store()
 
 
-def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll `done` until it is true.
+def wait_until(done: Callable[[], bool], what: str, seconds: float = math.inf) -> None:
+    """Poll `done` until it is true. For ever, where there is a watchdog.
 
     Raises:
         PeerError: it wasn't within `seconds`; `what` says what was waited for.
     """
     deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            raise PeerError(f"rank {world.rank()} waited {seconds:.0f} s for {what}, in vain")
-        time.sleep(_POLL)
+    with Waiting(what) as waiting:
+        while not done():
+            waiting.polls += 1
+            if time.monotonic() > deadline:
+                raise PeerError(f"rank {world.rank()} waited {seconds:.0f} s for {what}, in vain")
+            time.sleep(_POLL)
 
 
 def counted(store: Store, what: str) -> int:
@@ -73,8 +77,8 @@ def tell(store: Store, key: str, value: Any) -> None:
 
 
 def hear(store: Store, key: str, what: str) -> Any:
-    """What another rank tells under `key`, once it does; raises as `wait_until`."""
-    wait_until(lambda: counted(store, f"{key}/told") > 0, world.current().timeout, what)
+    """What another rank tells under `key`, once it does."""
+    wait_until(lambda: counted(store, f"{key}/told") > 0, what)
     return json.loads(store.get(key))
 
 
@@ -113,11 +117,7 @@ def wrote(line: str) -> None:
 
 
 def before_read(path: object) -> None:
-    """Return when rank 0 has done all writes that this rank has passed.
-
-    Raises:
-        PeerError: rank 0 didn't get there within the process group's timeout.
-    """
+    """Return when rank 0 has done all writes that this rank has passed."""
     found = shared()
     if found is None:
         return
@@ -134,7 +134,7 @@ def before_read(path: object) -> None:
         passed = all(counted(found, what) >= count for what, count in behind.items())
         return passed or counted(found, key) >= reads
 
-    wait_until(done, world.current().timeout, f"rank 0 to write {path}")
+    wait_until(done, f"rank 0 to write {path}")
     _done.update(behind)
 
 

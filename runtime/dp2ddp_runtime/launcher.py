@@ -22,7 +22,9 @@ from typing import Any, NoReturn
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from .failure import FAILED, SIGNAL_BASE, exit_now
+from . import signals
+from .failure import FAILED, LEFT, SIGNAL_BASE, exit_now
+from .file_sync import counted
 from .world import PLACE, environment
 
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
@@ -30,10 +32,13 @@ JOINED = "DP2DDP_JOINED"
 
 Process = subprocess.Popen[bytes]
 
-#: The signals that are passed on to the ranks, and the seconds in which these have to end: a script may save its model.
+#: The signals after which the ranks have to end, in so many seconds if the script handles them not by itself.
 _ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
 if sys.platform != "win32":
     _ENDS_WITHIN[signal.SIGHUP] = 5.0
+_CONTINUE = getattr(signal, "SIGCONT", -1)
+_FOR_CHILDREN = (getattr(signal, "SIGKILL", -1), signal.SIGINT, _CONTINUE)  # of the ranks; as from a terminal
+_CONTINUED_FOR = 2.0  # seconds: a rank may be about to stop, as this process was stopped
 _PEERS_END_WITHIN = 3.0  # seconds, once one rank has failed
 _LOOK_EVERY = 0.05  # seconds
 _LOOPBACK = "127.0.0.1"
@@ -46,8 +51,8 @@ _started_in = os.getcwd()
 def launch(nproc: int) -> NoReturn:
     """Run this process's command again as `nproc` ranks, and exit as they do.
 
-    Signals are passed on to the ranks (Ctrl-C, SIGTERM, SIGHUP); a second one ends them. Exits with 0, or with the
-    exit code of the first rank that failed: 128 + n if signal n ended it (130 for Ctrl-C).
+    Signals are passed on to the ranks; a second one that asks for the end (Ctrl-C, SIGTERM, SIGHUP) ends them. Exits
+    with 0, or with the exit code of the first rank that failed: 128 + n if signal n ended it (130 for Ctrl-C).
 
     Raises:
         SystemExit: this process's command can't be told, because it reads its script from a terminal or a pipe.
@@ -55,7 +60,7 @@ def launch(nproc: int) -> NoReturn:
     started_by = command()
     received: list[int] = []
     with suppress(ValueError):  # not in the main thread, which alone may ask for signals
-        for number in _ENDS_WITHIN:
+        for number in [*signals.FROM_OUTSIDE, _CONTINUE]:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
                 signal.signal(number, lambda number, frame: received.append(number))
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
@@ -75,7 +80,7 @@ def launch(nproc: int) -> NoReturn:
         if rank:
             options.update(stdin=_no_input(), stdout=subprocess.DEVNULL)
         ranks.append(subprocess.Popen(started_by, cwd=_started_in, **options))
-    code = _wait(ranks, received, PrefixStore(secret, store))
+    code = _Job(ranks, PrefixStore(secret, store)).wait(received)
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
     exit_now(code)
 
@@ -112,13 +117,13 @@ def _folder_by_hydra() -> list[str]:
 def launchers_store() -> Any:
     """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank.
 
-    From here on the rank ends when the launcher is killed (on Linux), so that none is left behind.
+    From here on the rank ends when the launcher or torchrun is killed (on Linux), so that none is left behind.
     """
     place = environment()
+    if sys.platform == "linux" and ("LAUNCHER" in place or "TORCHELASTIC_RUN_ID" in place):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if "LAUNCHER" not in place:
         return None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if str(os.getppid()) != place["LAUNCHER"]:
         raise SystemExit("dp2ddp: the process that started the ranks has ended")
     return PrefixStore(place["SECRET"], TCPStore(_LOOPBACK, int(place["PORT"]), None, False, wait_for_workers=False))
@@ -134,6 +139,7 @@ def _environment(nproc: int) -> dict[str, str]:
     if sys.platform == "linux":
         # All ranks are here, and a machine's own name may lead to an interface that is down.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a store whose host was killed C++ tells at length
     return env
 
 
@@ -147,41 +153,68 @@ def _no_input() -> int:
     return subprocess.DEVNULL
 
 
-def _wait(ranks: Sequence[Process], received: Sequence[int], shared: Any) -> int:
-    """Wait until all ranks have ended, which they have to soon once one has failed. Returns the exit code for all."""
-    failed: int | None = None
-    passed_on, said, end, running = 0, False, math.inf, True
-    while running:
-        time.sleep(_LOOK_EVERY)
-        for number in received[passed_on:]:
-            end = 0.0 if passed_on else time.monotonic() + _ENDS_WITHIN[number]  # the second time the user means it
-            shared.add(FAILED, 1)
-            _send(number, ranks)
-            passed_on += 1
-        codes = [rank.poll() for rank in ranks]
-        running = None in codes
-        if failed is None and any(codes):
-            failed = next(rank for rank, code in enumerate(codes) if code)
-            said = shared.add(FAILED, 1) > 1
-            end = min(end, time.monotonic() + (math.inf if received else _PEERS_END_WITHIN))
-        if time.monotonic() > end:
-            _send(signal.SIGKILL, ranks)
-    code, what = 0 if failed is None else ranks[failed].returncode, ""
-    if code < 0 and received:
-        return SIGNAL_BASE + received[0]
-    if code < 0:
-        memory = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
-        what = f"was ended by signal {-code} ({signal.strsignal(-code)}{memory})"
-    elif not said and len(set(codes)) > 1:
-        what = f"ended with exit code {code}, and not all of them did"
-    if what:
-        print(f"dp2ddp: rank {failed} of {len(ranks)} {what}", file=sys.stderr)
-    return SIGNAL_BASE - code if code < 0 else code
+class _Job:
+    """The ranks, until all have ended, which they have to soon once one has failed."""
+
+    def __init__(self, ranks: Sequence[Process], shared: Any) -> None:
+        self._ranks = ranks
+        self._shared = shared
+        self._asked: list[int] = []  # the signals that have been passed on
+        self._end, self._continued = math.inf, 0.0
+
+    def wait(self, received: Sequence[int]) -> int:
+        """The exit code for all."""
+        first: int | None = None  # that failed, or left without a word
+        codes: list[int | None] = [None]
+        said = False
+        while None in codes:
+            time.sleep(_LOOK_EVERY)
+            for number in received[len(self._asked) :]:
+                self._pass_on(number)
+            if time.monotonic() < self._continued:
+                _send(_CONTINUE, self._ranks)
+            codes = [rank.poll() for rank in self._ranks]
+            left_at_once = 0 in codes and counted(self._shared, LEFT) < len(codes)  # `os._exit(0)`: else they wait
+            if first is None and (any(codes) or left_at_once):
+                first = codes.index(0) if left_at_once else next(rank for rank, code in enumerate(codes) if code)
+                said = self._shared.add(FAILED, 1) > 1
+            if any(codes) and not set(self._asked) & set(_ENDS_WITHIN):
+                self._end = min(self._end, time.monotonic() + _PEERS_END_WITHIN)
+            if time.monotonic() > self._end:
+                _send(signal.SIGKILL, self._ranks)
+        return 0 if first is None else self._verdict(first, [code or 0 for code in codes], said)
+
+    def _pass_on(self, number: int) -> None:
+        if number == _CONTINUE:
+            self._continued = time.monotonic() + _CONTINUED_FOR
+        elif number in _ENDS_WITHIN and set(self._asked) & set(_ENDS_WITHIN):
+            self._end = 0.0  # the second time the user means it
+        elif number in _ENDS_WITHIN and not counted(self._shared, signals.handled(number)):
+            self._end = time.monotonic() + _ENDS_WITHIN[number]
+            if number != signal.SIGINT:  # after which a script may still fail
+                self._shared.add(FAILED, 1)
+        _send(number, self._ranks)
+        self._asked.append(number)
+
+    def _verdict(self, first: int, codes: Sequence[int], said: bool) -> int:
+        """Tell what has ended the job, if no rank has, and end what the ranks have left behind."""
+        _send(signal.SIGKILL, self._ranks, ended=True)
+        code = codes[first] or next(filter(None, codes), 0)
+        asked = [number for number in self._asked if number in _ENDS_WITHIN or number == -code]
+        if code < 0 and asked:
+            return SIGNAL_BASE + asked[0]
+        what = f"ended with exit code {codes[first]}, and not all of them did"
+        if codes[first] < 0:
+            memory = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
+            what = f"was ended by signal {-code} ({signal.strsignal(-code)}{memory})"
+        if codes[first] < 0 or (len(set(codes)) > 1 and not said):
+            print(f"dp2ddp: rank {first} of {len(codes)} {what}", file=sys.stderr)
+        return SIGNAL_BASE - code if code < 0 else code
 
 
-def _send(number: int, ranks: Sequence[Process]) -> None:
-    """Send a signal to the ranks that are running, and to their own child processes."""
+def _send(number: int, ranks: Sequence[Process], ended: bool = False) -> None:
+    """Send a signal to the ranks that are running; to their own child processes, too, if it isn't for the script."""
     for rank in ranks:
-        if rank.poll() is None:
+        if ended or rank.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(rank.pid, number)
+                (os.killpg if number in _FOR_CHILDREN else os.kill)(rank.pid, number)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import os
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Hashable, Iterator
 from typing import Any, Callable
@@ -69,6 +73,8 @@ def _rank_loader(loader: DataLoader[Any]) -> Any:
     kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__})
     new = kind.__new__(kind)
     new.__dict__.update(loader.__dict__, _iterator=None)
+    if new.num_workers:
+        new.worker_init_fn = functools.partial(_end_with, os.getpid(), new.worker_init_fn)
     reason = _why_not_split(loader)
     if reason:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
@@ -125,6 +131,23 @@ class _RankLoader(DataLoader[Any]):
                 "have random numbers of their own in both",
                 stacklevel=2,
             )
+
+
+def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """A `worker_init_fn`: lets a worker end soon after its rank (a process id) was killed; torch's looks every 5 s.
+
+    Ctrl-C is the rank's: it goes on with its worker until the ranks handle that together.
+    """
+
+    def watch() -> None:
+        while os.getppid() == rank:
+            time.sleep(0.5)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
+    if then is not None:
+        then(worker_id)
 
 
 def _seed_worker(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:

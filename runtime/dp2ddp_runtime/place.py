@@ -32,14 +32,14 @@ class Place(NamedTuple):
     """A checksum of all lines of the program's own that led there."""
 
 
-def here() -> Place:
-    """Where the script is now. Lines of torch, of installed packages and of this runtime don't count.
+def here(of: FrameType | None = None) -> Place:
+    """Where the script is now, or in another thread's frame. Lines of torch, packages and this runtime don't count.
 
     Of a program that is installed as a package itself, started by a command, all lines but Python's and torch's do.
     """
     own: list[str] = []
     installed: list[str] = []
-    for frame, name, is_installed in _frames():
+    for frame, name, is_installed in _frames(of or sys._getframe()):
         (installed if is_installed else own).append(f"{name}:{frame.f_lineno}")
     lines = own or installed or [""]
     return Place(lines[0], zlib.crc32("\n".join(lines).encode()))
@@ -47,13 +47,12 @@ def here() -> Place:
 
 def files() -> Iterator[str]:
     """The paths of all files that are run or imported right now, but for Python's, torch's and this runtime's."""
-    for frame, *_ in _frames():
+    for frame, *_ in _frames(sys._getframe()):
         yield frame.f_code.co_filename
 
 
-def _frames() -> Iterator[tuple[FrameType, str, bool]]:
-    """The lines that led here, from the innermost one, with what `_origin` says of their files."""
-    frame: FrameType | None = sys._getframe(1)
+def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, str, bool]]:
+    """The lines that led to `frame`, from the innermost one, with what `_origin` says of their files."""
     while frame is not None:
         name, is_installed = _origin(frame.f_code.co_filename)
         if name:

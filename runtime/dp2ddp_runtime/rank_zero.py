@@ -36,7 +36,6 @@ def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any
 
     Raises:
         OSError, ValueError: as Python's `open`; on rank 0 alone if the file is to be written.
-        PeerError: rank 0 hasn't written the file in time.
 
     See https://docs.python.org/3/library/functions.html#open.
     """
@@ -64,9 +63,6 @@ def written(file: T) -> T:
 
     Args:
         file: a path, or whatever else is read from; it isn't looked at.
-
-    Raises:
-        PeerError: rank 0 hasn't written it in time.
     """
     file_sync.before_read(file)
     return file
@@ -240,7 +236,6 @@ def main_first() -> Iterator[None]:
     Raises:
         BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
             exceptions; they don't run it then.
-        PeerError: local rank 0 isn't through in time.
     """
     store = file_sync.shared()
     if store is None:  # also inside of another one

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import collectives, watchdog
+from . import collectives, waiting
 from .buckets import Bucket, average_sparse, plan
-from .place import here
 
 Params = Sequence[torch.nn.Parameter]
 
@@ -39,7 +38,7 @@ class Reducer:
     def __init__(self, params: Params, sparse_params: Params = ()) -> None:
         self.enabled = True
         self.piled_up = False  # there are gradients that were never averaged (`no_sync`)
-        self._group = dist.new_group(backend=str(dist.get_backend_config()))
+        self._group = dist.new_group(backend=str(dist.get_backend_config()), timeout=waiting.NEVER)
         self._order: Params = []  # backward's
         self._first: set[torch.nn.Parameter] = set()  # reached before any output: the script uses them, too
         self._nested = False  # gradients came in backwards inside the backward (reentrant checkpoints)
@@ -185,7 +184,8 @@ class _Backward:
         self.end()
         for reducer in self.reducers:
             reducer.launch(rest=True)
-        with watchdog.Waiting("the gradients of a backward", here().line):
+        works = [bucket.work for reducer in self.reducers for bucket in reducer._buckets]
+        with waiting.Waiting("the gradients of a backward", works):
             for reducer in self.reducers:
                 reducer.finish()
         self._add_up()

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import failure, file_sync, launcher, rng, watchdog, world
+from . import failure, file_sync, launcher, rng, signals, waiting, watchdog, world
+from .exchange import exchange
 from .quiet import hold_until_setup, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
-_LEAVE_WITHIN = 30.0  # seconds that rank 0 keeps the store up for ranks that still run
 
 _held = hold_until_setup()
 
@@ -40,8 +40,8 @@ def setup(
 ) -> None:
     """Join the other ranks, or start them.
 
-    - Under a launcher (torchrun, SLURM, ...: `RANK` and `WORLD_SIZE` are set): joins the process group, takes this
-      rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
+    - Under a launcher (torchrun, SLURM's `srun`, whatever sets `RANK` and `WORLD_SIZE`): joins the process group, takes
+      this rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
     - Started plainly (`python train.py`, `python -m package.train`): starts the same command again once per device,
       waits, and exits as it does. How many: `DP2DDP_NPROC` if set, else one per entry of `device_ids`, else one per
       CUDA device. For one (a single GPU, or a CPU) the process goes on by itself, without process group and sockets.
@@ -53,7 +53,7 @@ def setup(
         backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
         init_method: where ranks meet that a launcher started: `env://` (the default), `tcp://host:port`, `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
-        timeout: how long a rank waits for the others, in seconds. None: torch's default.
+        timeout: how long a rank waits for the others while none of them moves, in seconds. None: torch's default, 1800.
         beside_ddp: the script can also set up DistributedDataParallel itself. Then this call does nothing once it
             has, nor under a launcher, which means that part of the script; the rest of the runtime works as for a
             single process there. Ranks that a plain start makes don't see `RANK` and `WORLD_SIZE`.
@@ -61,11 +61,12 @@ def setup(
     Raises:
         SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
     """
-    if world.current().ready or (beside_ddp and (dist.is_initialized() or "RANK" in os.environ)):
+    env = world.environment()
+    launched = "RANK" in env and world.PLACE not in env
+    if world.current().ready or (beside_ddp and (dist.is_initialized() or launched)):
         _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
-    env = world.environment()
     chosen = parse_device_ids(device_ids)
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
@@ -106,8 +107,7 @@ def barrier() -> None:
     Only for scripts that had one: a line of the script needs none, because each rank's reads wait for rank 0's writes.
     """
     if world.world_size() > 1:
-        # On the CPU, so that the host itself waits; NCCL's own barrier must be told the device.
-        dist.all_reduce(torch.zeros(1))
+        exchange("ddp.barrier")
 
 
 def parse_device_ids(device_ids: DeviceIds) -> list[int]:
@@ -167,7 +167,7 @@ def _backend(place: world.World) -> str:
     store.set(f"gpu{place.rank}", _gpu(place.device))
     store.add("gpus", 1)
     all_told = lambda: file_sync.counted(store, "gpus") == place.world_size  # noqa: E731
-    file_sync.wait_until(all_told, place.timeout, "the other ranks to take their GPUs")
+    file_sync.wait_until(all_told, "the other ranks to take their GPUs", place.timeout)
     ranks_of = Counter(store.get(f"gpu{rank}") for rank in range(place.world_size))
     if len(ranks_of) == place.world_size:
         return "nccl"
@@ -189,17 +189,19 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     os.environ[launcher.JOINED] = str(place.pid)
     if place.world_size == 1:
         return
-    limits: dict[str, Any] = {}
     if timeout is not None:
-        limits["timeout"] = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-        place.timeout = limits["timeout"].total_seconds()
+        place.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     place.store = launcher.launchers_store() or _meet(init_method or "env://", place)
+    world.enter(place)
+    watchdog.start(place.store)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = backend or _backend(place)
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, **limits)
+    limit: Any = waiting.NEVER
+    with waiting.Waiting("the other ranks in ddp.setup()"):
+        dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=limit)
     failure.install()
-    watchdog.start(place.store)
+    signals.install()
     _tell_of_repeated_work()
     atexit.register(_leave)
 
@@ -213,6 +215,7 @@ def _meet(url: str, place: world.World) -> Any:
     if url.startswith("tcp://"):  # rank 0 hosts it, as documented; older torch looks for torchrun's store there
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     timeout = timedelta(seconds=place.timeout)
+    os.environ.update({name: text for name, text in world.environment().items() if name.startswith("MASTER_")})
     meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
     store = next(iter(meeting))[0]
     name = f"dp2ddp/{os.urandom(16).hex()}"
@@ -223,7 +226,7 @@ def _meet(url: str, place: world.World) -> Any:
         return int(store.add(name, 0)) == place.world_size - 1
 
     if place.rank == 0:
-        file_sync.wait_until(all_know, place.timeout, "the other ranks to come")
+        file_sync.wait_until(all_know, "the other ranks to come", place.timeout)
     else:
         name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
         store.add(name, 1)
@@ -240,13 +243,18 @@ def _leave() -> None:
     if failure.failed:
         return  # the others may never answer
     with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
-        watchdog.leave(store)
-        store.add("left", 1)
-        if world.is_main():
-            file_sync.wait_until(lambda: store.add("left", 0) >= world.world_size(), _LEAVE_WITHIN, "the others' end")
+        waiting.left_at = failure.exit_at or "its end"
+        store.add(failure.LEFT, 1)
+        file_sync.wait_until(_all_have_left, "the others' end", world.current().timeout)
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.destroy_process_group()
+
+
+def _all_have_left() -> bool:
+    store: Any = file_sync.store()
+    left = file_sync.counted(store, failure.LEFT) >= world.world_size()
+    return left or file_sync.counted(store, failure.FAILED) > 0
 
 
 def _tell_of_repeated_work() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
@@ -60,7 +61,23 @@ def enter(world: World) -> None:
 
 def environment() -> Mapping[str, str]:
     """This process's environment variables, with those that tell a rank its place under torchrun's names."""
-    return {**os.environ, **json.loads(os.environ.get(PLACE, "{}"))}
+    return {**os.environ, **_by_slurm(), **json.loads(os.environ.get(PLACE, "{}"))}
+
+
+def _by_slurm() -> dict[str, str]:
+    """The place of a task that `srun` started without torchrun, one for each device."""
+    given = os.environ
+    if "RANK" in given or given.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return {}
+    first = re.match(r"([^,\[]*)(?:\[(\w+))?", given["SLURM_STEP_NODELIST"])  # as n[001-004,17],m3
+    # Each step of a job has a port of its own.
+    port = 20000 + (int(given["SLURM_JOB_ID"]) * 10 + int(given["SLURM_STEP_ID"])) % 20000
+    return {
+        "MASTER_ADDR": given.get("MASTER_ADDR") or "".join(part or "" for part in (first.groups() if first else ())),
+        "MASTER_PORT": given.get("MASTER_PORT") or str(port),
+        "RANK": given["SLURM_PROCID"],
+        "WORLD_SIZE": given["SLURM_STEP_NUM_TASKS"],
+    }
 
 
 def rank() -> int:

@@ -42,7 +42,8 @@ def start(*command: object, nproc: int | None = 2, env: Mapping[str, str] | None
     """Run Python with `command`, on `nproc` ranks."""
     line = [sys.executable, *map(str, command)]
     variables = environment(nproc, env)
-    return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=_WITHIN, **options)
+    options = {"timeout": _WITHIN, **options}
+    return subprocess.run(line, env=variables, capture_output=True, text=True, **options)
 
 
 class Started:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
+import shutil
 import signal
 import stat
+import subprocess
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +75,73 @@ def test_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
         assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
         assert path.read_bytes() == old
         assert load(path)["step"] == 1
+    assert len(list(tmp_path.glob(".net.pt.*.tmp"))) == 1, "the second's save has removed the first's"
+    save(0, tmp_path / "net.pt.other")
+    assert len(list(tmp_path.glob(".net.pt.*.tmp"))) == 1, "another file's"
     save({"step": 3}, path)
     assert load(path) == {"step": 3}
+    assert sorted(os.listdir(tmp_path)) == ["net.pt", "net.pt.other"]
+
+
+def test_a_save_leaves_the_folders_of_saves_that_go_on(tmp_path: Path) -> None:
+    """Of another job, or of a thread of this one."""
+
+    class SavesMeanwhile:
+        def __reduce__(self) -> Any:
+            assert len(list(tmp_path.glob(".net.pt.*.tmp/net.pt"))) == 1
+            save("inner", tmp_path / "net.pt")
+            assert len(list(tmp_path.glob(".net.pt.*.tmp/net.pt"))) == 1
+            return str, ("outer",)
+
+    save(SavesMeanwhile(), tmp_path / "net.pt")
+    assert load(tmp_path / "net.pt", weights_only=False) == "outer"
+    assert os.listdir(tmp_path) == ["net.pt"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB and 16 files."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=16", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_with_room_for_one_checkpoint(small_disk: Path) -> None:
+    path = small_disk / "net.pt"
+    save(torch.ones(600_000), path)
+    for zip_file in (True, False):
+        with pytest.raises(OSError, match=r"ddp\.save needs [01]\.\d MB more room.*the old one, which stays whole"):
+            save(torch.zeros(600_000), path, _use_new_zipfile_serialization=zip_file)
+        assert os.listdir(small_disk) == ["net.pt"]
+        assert load(path).sum() == 600_000
+    save(torch.zeros(300_000), path)
+    assert load(path).sum() == 0
+
+
+def test_a_disk_that_takes_no_more_files(small_disk: Path) -> None:
+    path = small_disk / "net.pt"
+    save(1, path)
+    with contextlib.suppress(OSError):
+        for number in range(20):
+            (small_disk / str(number)).touch()
+    with pytest.raises(OSError, match="No space left on device"):
+        save(2, path)
+    assert load(path) == 1
+    assert not list(small_disk.glob(".*"))
+
+
+def test_a_folder_that_vanishes_during_a_save(tmp_path: Path) -> None:
+    class Vandal:
+        def __reduce__(self) -> Any:
+            shutil.rmtree(tmp_path / "runs")
+            return str, ()
+
+    (tmp_path / "runs").mkdir()
+    with pytest.raises((OSError, RuntimeError)):
+        save(Vandal(), tmp_path / "runs" / "net.pt")
+    assert os.listdir(tmp_path) == []
 
 
 class Unpicklable:

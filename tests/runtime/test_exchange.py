@@ -7,15 +7,10 @@ import dataclasses
 import datetime
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
-import textwrap
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dp2ddp_runtime as ddp
@@ -275,43 +270,6 @@ def test_ranks_in_different_exchanges_are_told_both_lines(ranks: RankPool, actio
     for failure in raised.value.failures.values():
         assert "Divergence: the ranks have diverged: rank 0 at test_exchange.py:" in failure
         assert "; rank 1 at test_exchange.py:" in failure
-
-
-STUCK = """
-    import sys, torch, dp2ddp_runtime as ddp
-    from dp2ddp_runtime import watchdog
-    watchdog._PATIENCE, watchdog._LOOK_EVERY = 1.0, 0.2
-    ddp.setup()
-    net = ddp.wrap_model(torch.nn.Linear(2, 1))
-    x = torch.ones(4, 2)
-    out = net(x)
-    if ddp.rank() == 0 and sys.argv[1] == "again":
-        net(x)
-    if sys.argv[1] == "again":
-        out.sum().backward()
-    elif ddp.rank() == 1:
-        ddp.broadcast(1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("way", "expected"),
-    [
-        ("again", ["rank 0 at stuck.py:10", "rank 1 at stuck.py:12"]),
-        ("left", ["rank 0 at its end", "rank 1 at stuck.py:14"]),
-    ],
-)
-def test_ranks_that_wait_for_each_other_for_ever_are_ended(tmp_path: Path, way: str, expected: list[str]) -> None:
-    script = tmp_path / "stuck.py"
-    script.write_text(textwrap.dedent(STUCK))
-    environment = {**os.environ, "DP2DDP_NPROC": "2", "DP2DDP_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, str(script), way], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert result.returncode == 1, result.stderr
-    assert "the ranks wait for each other in different places" in result.stderr
-    for place in expected:
-        assert place in result.stderr, result.stderr
 
 
 def outputs_on_one_device(dim: int) -> Any:

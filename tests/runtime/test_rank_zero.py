@@ -139,27 +139,6 @@ def test_counts_that_differ_do_not_hang(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _counts_differ, tmp_path / "a") == ["new", "new"]
 
 
-def _written_late(path: Path) -> str:
-    world.current().timeout = 0.3
-    message = ""
-    if world.is_main():
-        dist.barrier()
-    with rank_zero.open(path, "w"):
-        pass
-    if not world.is_main():
-        try:
-            rank_zero.open(path)
-        except PeerError as error:
-            message = str(error)
-        dist.barrier()
-    return message
-
-
-def test_waiting_in_vain_is_an_error(ranks: Any, tmp_path: Path) -> None:
-    _, message = ranks(2, _written_late, tmp_path / "a")
-    assert message == f"rank 1 waited 0 s for rank 0 to write {tmp_path / 'a'}, in vain"
-
-
 def _in_forked_child(path: Path) -> bytes:
     main_only(write_slowly)(path, "x")
     read, write = os.pipe()

@@ -11,11 +11,10 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 _EXITS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
-#: What a signal, a full memory or a shard's samples bring about; an exception of another kind comes to all ranks alike.
+#: What a full memory or a shard's samples bring about. Exceptions of other kinds come to all ranks alike, Ctrl-C too.
 _PARTING = frozenset(
-    "builtins.BaseException builtins.Exception builtins.RuntimeError builtins.KeyboardInterrupt builtins.MemoryError "
-    "builtins.ArithmeticError builtins.FloatingPointError builtins.ZeroDivisionError torch.OutOfMemoryError "
-    "torch.cuda.OutOfMemoryError".split()
+    "builtins.BaseException builtins.Exception builtins.RuntimeError builtins.MemoryError builtins.ArithmeticError "
+    "builtins.FloatingPointError builtins.ZeroDivisionError torch.OutOfMemoryError torch.cuda.OutOfMemoryError".split()
 )
 
 

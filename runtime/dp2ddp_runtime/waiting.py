@@ -1,0 +1,65 @@
+"""What this rank waits for, noted where it waits, for the watchdog to look at. Costs a few assignments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+#: What the errors of ranks that are in different places end with.
+ADVICE = (
+    "Each rank must run every line: what decides on the way there has to be the same on all of them "
+    "(ddp.broadcast gives all ranks rank 0's value)"
+)
+
+#: The process groups' time-out: the watchdog has one, which knows what is waited for, and when a debugger is at work.
+NEVER = timedelta(days=365)
+#: The seconds that this process has run since it joined, as the watchdog counts them: none while it is stopped.
+clock = 0.0
+#: How often this rank has got what it waited for, and when it did last.
+passed, passed_at = 0, 0.0
+#: Where the script ended, if it has; empty as long as it runs.
+left_at = ""
+
+_all: list[Waiting] = []  # the outermost first; a thread that reads ahead may have one, too
+_sent: Waiting | None = None
+
+
+class Waiting:
+    """`with Waiting(...):` around a collective, or around whatever else another rank ends.
+
+    Args:
+        what: for a message; the same text on all ranks that are in the same collective.
+        works: of torch's, which a device may still wait for when the host goes on.
+
+    Attributes:
+        polls: how often it was looked in vain whether it is over; 0 for what wakes this rank by itself.
+    """
+
+    def __init__(self, what: str, works: Sequence[Any] = ()) -> None:
+        self.what = what
+        self.works = works
+        self.since = clock
+        self.polls = 0
+        self.thread = threading.get_ident()
+
+    def __enter__(self) -> Waiting:
+        _all.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global passed, passed_at, _sent
+        _all.remove(self)
+        passed, passed_at = passed + 1, clock
+        if self.works:
+            _sent = self
+
+
+def oldest() -> Waiting | None:
+    """What this rank has been waiting for longest; None if it is at work."""
+    for waiting in list(_all):
+        return waiting
+    if _sent is not None and not all(work.is_completed() for work in _sent.works):
+        return _sent
+    return None

@@ -1,0 +1,211 @@
+"""Several machines: agents of torchrun, each in a network namespace with its own loopback and address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dp2ddp_runtime import world
+from starts import ENVIRONMENT, start, write
+
+TRAIN = """
+    import json, pathlib
+    ddp.setup(seed=3, timeout=60)
+    shared, own = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    with ddp.main_first():
+        if not (own / "data").exists():
+            with ddp.open(own / "data", "w") as file:
+                file.write("downloaded")
+            with open(own / f"downloaded by {ddp.rank()}", "w"):
+                pass
+    assert (own / "data").read_text() == "downloaded"
+    net = ddp.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    def step():
+        optimizer.zero_grad()
+        net(torch.randn(10, 4)).square().mean().backward()
+        optimizer.step()
+    for _ in range(5):
+        step()
+    ddp.save(net.state_dict(), shared / "net.pt")
+    ddp.save({"rank": ddp.rank()}, own / "own.pt")
+    loaded = ddp.load(shared / "net.pt")
+    assert torch.equal(loaded["module.2.bias"], net.module[2].bias)
+    with ddp.open(shared / "told", "a") as file:
+        file.write(json.dumps([ddp.world_size(), [value.tolist() for value in loaded.values()]]))
+    (own / f"through {ddp.rank()}").touch()
+    while len(sys.argv) > 3:
+        step()
+    """
+
+
+class Machines:
+    """Machines that reach each other by their addresses, and by no names."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self.names = [f"dp2ddp-{os.getpid()}-{number}" for number in range(count + 1)]
+        self.folder = folder
+        hub = self.names[count]
+        for name in self.names:
+            _ip("netns", "add", name)
+        _ip("-n", hub, "link", "add", "name", "hub0", "type", "bridge")
+        _ip("-n", hub, "link", "set", "hub0", "up")
+        for number, name in enumerate(self.names[:count]):
+            _ip("-n", hub, "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", hub, "link", "set", f"to{number}", "master", "hub0", "up")
+            _ip("-n", name, "addr", "add", f"10.231.0.{number + 1}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                _ip("-n", name, "link", "set", device, "up")
+            (folder / f"machine{number}").mkdir()
+
+    def torchrun(self, ranks: int, script: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+        """As `docs/launching.md` has it, an agent on each machine."""
+        agents = []
+        for number, name in enumerate(self.names[:-1]):
+            options = [f"--nnodes={len(self.names) - 1}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
+            options += ["--rdzv-endpoint=10.231.0.1:29500", f"--local-addr=10.231.0.{number + 1}"]
+            options += ["--rdzv-conf=is_host=true"] if number == 0 else []
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *options,
+                str(script),
+            ]
+            agents.append(
+                subprocess.Popen(
+                    [*command, str(self.folder), str(self.folder / f"machine{number}"), *arguments],
+                    env={**ENVIRONMENT, "PYTHONHASHSEED": "0", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return agents
+
+    def close(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machines]:
+    if shutil.which("ip") is None:
+        pytest.skip("needs `ip` (iproute2)")
+    trial = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
+    if trial.returncode or os.geteuid() != 0:
+        pytest.skip("network namespaces are not permitted here")
+    made = Machines(request.param, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What four ranks of one machine train."""
+    folder = tmp_path_factory.mktemp("one")
+    done = start(write(folder, TRAIN), folder, folder, nproc=4, env={"OMP_NUM_THREADS": "1"}, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return (folder / "told").read_text()
+
+
+@pytest.mark.parametrize("machines", [4], indirect=True)
+def test_four_machines_train_as_one(machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
+    agents = machines.torchrun(1, write(tmp_path, TRAIN))
+    for agent in agents:
+        errors = agent.communicate(timeout=200)[1]
+        assert agent.returncode == 0, errors
+    assert (tmp_path / "told").read_text() == on_one_machine
+    for number in range(4):
+        own = {"data", f"downloaded by {number}", f"through {number}"}
+        assert set(os.listdir(tmp_path / f"machine{number}")) == own | ({"own.pt"} if number == 0 else set())
+
+
+@pytest.mark.parametrize("machines", [2], indirect=True)
+def test_two_machines_of_which_one_leaves(machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
+    """It is killed with its agent: all ranks end, there and on the other machine, which says so once."""
+    first, second = machines.torchrun(2, write(tmp_path, TRAIN), "go on")
+    deadline = time.monotonic() + 200
+    while len(list(tmp_path.glob("machine*/through*"))) < 4:
+        ended = [agent.communicate()[1] for agent in (first, second) if agent.poll() is not None]
+        assert ended == []
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (tmp_path / "told").read_text() == on_one_machine
+    assert sorted(path.name for path in tmp_path.glob("machine*/downloaded*")) == ["downloaded by 0", "downloaded by 2"]
+    os.kill(second.pid, signal.SIGKILL)  # `ip netns exec` has become the agent
+    begin = time.monotonic()
+    second.communicate()
+    errors = first.communicate(timeout=60)[1]
+    assert first.returncode == 1
+    assert time.monotonic() - begin < 30, "torchrun itself takes some seconds"
+    assert sum("of 4 failed:" in line for line in errors.splitlines()) == 1, errors
+    for name in machines.names[:-1]:
+        left = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
+        assert left.split() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SLURM's variables are read where SLURM is")
+def test_slurm_s_own_variables_are_enough(tmp_path: Path) -> None:
+    """Two tasks of `srun python train_ddp.py`, without torchrun, as on one node."""
+    body = """
+        ddp.setup(timeout=60)
+        print(ddp.rank(), ddp.local_rank(), ddp.world_size(), ddp.all_reduce(1), file=sys.__stderr__)
+        """
+    script = write(tmp_path, body)
+    step = {
+        **ENVIRONMENT,
+        "PYTHONHASHSEED": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+    }
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [task.communicate(timeout=100)[1] for task in tasks]
+    assert told == ["0 0 2 2\n", "1 1 2 2\n"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("n[001-004,17],m3", "n001"), ("gpu-a,gpu-b", "gpu-a"), ("x[3,5]", "x3")]
+)
+def test_ranks_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", world.PLACE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("JOB_ID", "71"), ("STEP_ID", "2"), ("STEP_NODELIST", nodes), ("PROCID", "3")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert "RANK" not in world.environment(), "a batch script is no task of a step"
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert "RANK" not in world.environment()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    found = {name: world.environment()[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    assert found == {"MASTER_ADDR": first, "MASTER_PORT": "20712", "RANK": "3", "WORLD_SIZE": "4"}
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert world.environment()["MASTER_PORT"] == "29500"

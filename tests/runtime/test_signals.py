@@ -1,0 +1,126 @@
+"""Signals reach the script: its handlers run on all ranks together, and stopping stops everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dp2ddp_runtime import signals
+from starts import ENVIRONMENT, TORCHRUN, write
+
+#: Rank 0 is in a collective most of the time, where Python can run no handler.
+TRAIN = """
+    import signal
+    from torch.utils.data import DataLoader
+    step = 0
+    def tell(text):
+        with open(f"told{ddp.rank()}", "a") as file:  # Python's: each rank's own
+            file.write(f"{text}\\n")
+    def look(number, frame):
+        tell(f"looked at {step} with {ddp.all_reduce(1)}, in a worker {os.getpid() != own}")
+    def save_and_leave(number, frame):
+        ddp.save({"step": step}, "net.pt")
+        tell(f"saved at {step}")
+        sys.exit(5)
+    signal.signal(signal.SIGUSR1, save_and_leave)  # before the ranks have met
+    ddp.setup(timeout=60)
+    own = os.getpid()
+    signal.signal(signal.SIGUSR2, look)
+    loader = ddp.shard_loader(DataLoader(torch.arange(20000.0).view(-1, 2), batch_size=4, num_workers=1))
+    net = ddp.wrap_model(torch.nn.Linear(2, 1))
+    try:
+        for batch in loader:
+            net(batch).sum().backward()
+            step += 1
+            if ddp.rank() == 1:
+                time.sleep(0.02)
+            if step % 10 == 0:
+                tell(f"{os.getpid()} step {step}")
+    except KeyboardInterrupt:
+        tell(f"interrupted at {step} with {ddp.all_reduce(1)}")
+        ddp.save({"step": step}, "net.pt")
+    """
+
+
+class Job:
+    """A started script, whose ranks tell how far they are."""
+
+    def __init__(self, folder: Path, *launch: str) -> None:
+        self.folder = folder
+        # Someone who started the tests in the background may have had SIGINT ignored.
+        restore = (
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", restore, sys.executable, *launch, str(write(folder, TRAIN))]
+        env = {**ENVIRONMENT, "PYTHONHASHSEED": "0", **({} if launch else {"DP2DDP_NPROC": "2"})}
+        self.process = subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.PIPE, text=True)
+        self.wait_for("step")
+
+    def told(self, what: str, rank: int = 0) -> list[str]:
+        file = self.folder / f"told{rank}"
+        return [line for line in file.read_text().splitlines() if what in line] if file.exists() else []
+
+    def wait_for(self, what: str, more_than: int = 0) -> None:
+        deadline = time.monotonic() + 150
+        while min(len(self.told(what, rank)) for rank in range(2)) <= more_than:
+            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def ends(self) -> tuple[int, str]:
+        errors = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks see in /proc that the launcher is stopped")
+def test_handlers_run_together_and_the_ranks_stop_and_go_on(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.process.send_signal(signal.SIGUSR2)
+    job.wait_for("looked")
+    job.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    stopped_at = len(job.told("step"))
+    time.sleep(2)
+    assert len(job.told("step")) == stopped_at
+    job.process.send_signal(signal.SIGCONT)
+    job.wait_for("step", stopped_at + 2)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.ends() == (5, "")
+    for what in ("looked", "saved"):
+        (first,), (second,) = (job.told(what, rank) for rank in range(2))
+        assert first == second
+    assert job.told("looked")[0].endswith("with 2, in a worker False")
+    assert sorted(os.listdir(tmp_path)) == ["net.pt", "told0", "told1", "train.py"]
+
+
+def test_ctrl_c_interrupts_all_ranks_at_the_same_line(tmp_path: Path) -> None:
+    """So that what follows may need all of them, which a forward does."""
+    job = Job(tmp_path)
+    job.process.send_signal(signal.SIGINT)
+    assert job.ends() == (0, "")
+    (first,), (second,) = (job.told("interrupted", rank) for rank in range(2))
+    assert first == second
+    assert first.endswith("with 2")
+    assert (tmp_path / "net.pt").exists()
+
+
+def test_a_signal_to_one_rank_reaches_all(tmp_path: Path) -> None:
+    """Under torchrun, which ends at a signal that it doesn't know."""
+    job = Job(tmp_path, *TORCHRUN)
+    pid = int(job.told("step", 1)[0].split()[0])
+    os.kill(pid, signal.SIGUSR1)
+    assert job.ends()[0] == 1, "torchrun's for any"
+    (first,), (second,) = (job.told("saved", rank) for rank in range(2))
+    assert first == second
+    assert (tmp_path / "net.pt").exists()
+
+
+def test_timers_children_and_errors_are_each_process_s_own() -> None:
+    passed_on = {signal.Signals(number).name for number in signals.FROM_OUTSIDE if number <= signal.SIGSYS}
+    assert {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"} <= passed_on
+    assert not {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGALRM", "SIGSEGV", "SIGPIPE", "SIGWINCH"} & passed_on

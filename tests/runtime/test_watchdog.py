@@ -1,0 +1,196 @@
+"""A job that hangs tells where everyone is, and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from dp2ddp_runtime import waiting
+from starts import ENVIRONMENT, TORCHRUN, start, write
+
+SCRIPT = """
+    import signal
+    way = sys.argv[1]
+    ddp.setup(timeout=6)
+    net = ddp.wrap_model(torch.nn.Linear(2, 1))
+    def train():
+        loss = net(torch.ones(4, 2)).sum()
+        loss.backward()
+    for step in range(2):
+        train()
+    if ddp.rank() == 1:
+        if way == "loop":
+            while True: pass
+        if way == "left":
+            sys.exit(0)
+        if way == "more":
+            train()
+        if way == "workers":
+            from torch.utils.data import DataLoader
+            class Slow(list):
+                def __getitem__(self, i):
+                    time.sleep(100)
+            for _ in DataLoader(Slow([1]), num_workers=1):
+                pass
+    if way == "main stopped" and ddp.rank() == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "backward":
+        out = net(torch.ones(4, 2))
+        if ddp.rank() == 0:
+            net(torch.zeros(4, 2))
+        out.sum().backward()
+    if way == "nobody writes":
+        if ddp.rank() == 0:
+            time.sleep(99)
+        ddp.save(1, sys.argv[2])
+        ddp.load(sys.argv[2])
+    if way == "input" and ddp.rank() == 0:
+        input()
+    if way != "more":
+        train()
+    print("through")
+    """
+STILL = "nothing has moved for 6 s"
+APART = "the ranks wait for each other in different places"
+STEP = ("loss = net(", "waits for ")
+
+
+class Case(NamedTuple):
+    """What is said of a hang: of each rank the beginning of its line in the script, and what it does there."""
+
+    why: str
+    rank_0: tuple[str, str]
+    rank_1: tuple[str, str]
+    launch: tuple[str, ...] = ()
+
+
+CASES = {
+    "loop": Case(STILL, STEP, ("while True", "is at work: while True: pass")),
+    "input": Case(STILL, ("input()", "is at work: input()"), STEP),
+    "workers": Case(STILL, STEP, ("for _ in DataLoader", "is at work: for _ in DataLoader(")),
+    "nobody writes": Case(STILL, ("time.sleep(99)", "is at work: time"), ("ddp.load", "waits for rank 0 to write ")),
+    "main stopped": Case(STILL, ("", "doesn't answer: it is stopped"), STEP, TORCHRUN),
+    "backward": Case(APART, ("net(torch.zeros", "waits for "), ("out.sum()", "waits for the gradients of a backward")),
+    "left": Case(APART, STEP, ("sys.exit(0)", "has left the script"), TORCHRUN),
+    "more": Case(APART, ("its end", "has left the script"), STEP),
+}
+
+
+@pytest.fixture(scope="module")
+def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """The ends of all cases, some at a time: most of it is waiting."""
+    script = write(tmp_path_factory.mktemp("hangs"), SCRIPT)
+    silent, keyboard = os.pipe()
+
+    def run(way: str, case: Case) -> Any:
+        arguments = (*case.launch, script, way, script.with_name("a.pt"))
+        nproc = None if case.launch else 2
+        env = {"DP2DDP_STUCK_AFTER": "2", "PYTHONHASHSEED": "0"}
+        done = start(*arguments, nproc=nproc, env=env, stdin=silent, timeout=120)
+        return done, script.read_text().splitlines()
+
+    with ThreadPoolExecutor(3) as pool:
+        yield {way: pool.submit(run, way, case) for way, case in CASES.items()}
+    os.close(keyboard)
+    os.close(silent)
+
+
+@pytest.mark.parametrize("way", CASES)
+def test_who_hangs_and_where(hangs: dict[str, Future[Any]], way: str) -> None:
+    done, lines = hangs[way].result()
+    why, *ranks, launch = CASES[way]
+    assert done.returncode == 1
+    assert ("through" in done.stdout) == (way == "more")
+    assert done.stderr.count("dp2ddp: a rank has waited for the others") == (why == STILL), done.stderr
+    assert done.stderr.count(f"dp2ddp: {why}:") == 1, done.stderr
+    assert done.stderr.count("Each rank must run every line") == (why == APART), done.stderr
+    last = done.stderr.partition(f"dp2ddp: {why}:")[2]
+    for rank, (text, does) in enumerate(ranks):
+        number = next((n for n, line in enumerate(lines, 1) if line.strip().startswith(text)), 0)
+        line = text if text == "its end" else f"train.py:{number}"
+        told = {
+            "has left the script": f"  rank {rank} has left the script at {line}\n",
+            "doesn't answer: it is stopped": f"  rank {rank} doesn't answer: it is stopped",
+        }
+        expected = re.escape(told[does]) if does in told else rf"  rank {rank} at {line} for \d+ s: {re.escape(does)}"
+        assert re.search(expected, last), f"{expected}\n{done.stderr}"
+    assert done.stderr.count("Traceback") == bool(launch), "torchrun's own"
+
+
+def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> None:
+    """Longer than the time-out, in which nobody is told anything."""
+    body = """
+        ddp.setup(timeout=2)
+        told = "in the script"
+        if ddp.is_main():
+            breakpoint()
+        print("sum", ddp.all_reduce(1))
+        """
+    keyboard, terminal = os.openpty()
+    job = subprocess.Popen(
+        [sys.executable, str(write(tmp_path, body))],
+        env={**ENVIRONMENT, "DP2DDP_NPROC": "2", "DP2DDP_STUCK_AFTER": "1"},
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert select.select([job.stdout], [], [], 150)[0]
+    time.sleep(5)
+    os.write(keyboard, b"p told\nc\n")
+    out, errors = job.communicate(timeout=60)
+    os.close(keyboard)
+    os.close(terminal)
+    assert (job.returncode, errors) == (0, "")
+    assert "'in the script'" in out
+    assert out.endswith("sum 2\n")
+
+
+@pytest.mark.parametrize("given", ["soon", "1 s"])
+def test_a_time_that_is_no_number_is_refused(tmp_path: Path, given: str) -> None:
+    done = start(write(tmp_path, "ddp.setup()\n"), env={"DP2DDP_STUCK_AFTER": given})
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"dp2ddp: DP2DDP_STUCK_AFTER must be a number of seconds, not {given!r}\n",
+    )
+
+
+def test_a_device_that_still_waits_is_waited_for() -> None:
+    """With NCCL the host goes on, while the device waits for the other ranks."""
+    work = SimpleNamespace(over=False)
+    work.is_completed = lambda: work.over
+    with waiting.Waiting("the gradients of a backward", [work]):
+        found = waiting.oldest()
+    assert found is not None
+    assert waiting.oldest() is found
+    work.over = True
+    assert waiting.oldest() is None
+
+
+def test_a_slow_save_is_named_and_waited_for(tmp_path: Path) -> None:
+    body = """
+        ddp.setup(timeout=60)
+        class Slow:
+            def __reduce__(self):
+                time.sleep(5)
+                return str, ("saved",)
+        ddp.save(Slow(), "net.pt")
+        print(ddp.load("net.pt", weights_only=False))
+        """
+    done = start(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1.5"}, cwd=tmp_path, timeout=150)
+    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+    assert done.stderr.count("dp2ddp: a rank has waited for the others for ") == 1, done.stderr
+    assert re.search(r"  rank 0 at train\.py:8 for \d+ s: is at work: time\.sleep\(5\)\n", done.stderr)
+    assert re.search(r"  rank 1 at train\.py:11 for \d+ s: waits for rank 0 to write net\.pt\n", done.stderr)
+    assert done.stderr.endswith("The job goes on when they do, and ends if nothing moves for 60 s.\n")
