@@ -23,7 +23,7 @@ ENVIRONMENT = {
 }
 START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-_WITHIN = 60.0  # seconds
+_WITHIN = 120.0  # seconds
 
 
 def write(folder: Path, body: str, name: str = "train.py") -> Path:
@@ -54,7 +54,7 @@ class Started:
         self._folder = folder
 
     def wait(self) -> Done:
-        """Wait until it has ended; TimeoutExpired if it takes more than a minute."""
+        """Wait until it has ended; TimeoutExpired if it takes more than two minutes."""
         deadline = time.monotonic() + _WITHIN
         while self.process.poll() is None:
             if time.monotonic() > deadline:
