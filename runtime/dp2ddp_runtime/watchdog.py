@@ -6,6 +6,7 @@ where they are; the lowest one that can still tell (mostly rank 0) reads that, a
 
 from __future__ import annotations
 
+import atexit
 import json
 import linecache
 import os
@@ -31,6 +32,7 @@ _PATIENCE = 1.0  # seconds that a rank waits before the ranks tell each other
 _SETTLED_AFTER = 3.0  # seconds; what a rank waits for may have come while a busy machine leaves it no time to see that
 _LOOK_EVERY = 1.0  # seconds
 _SILENT_AFTER = 3.5  # looks
+_STOPS_WITHIN = 5.0  # seconds
 
 State = Optional["dict[str, Any]"]
 
@@ -47,12 +49,21 @@ def start(store: Store) -> None:
     except ValueError:
         raise SystemExit(f"dp2ddp: {STUCK_AFTER} must be a number of seconds, not {given!r}") from None
     watchdog = _Watchdog(store, stuck_after)
-    for task in (watchdog.count_seconds, watchdog.watch):
-        threading.Thread(target=task, name="dp2ddp-watchdog", daemon=True).start()
+    threads = [threading.Thread(target=task, daemon=True) for task in (watchdog.count_seconds, watchdog.watch)]
+    for thread in threads:
+        thread.start()
+
+    def stop() -> None:
+        """The interpreter must not end while a thread is in the store: C++ aborts the process."""
+        watchdog.over.set()
+        threads[1].join(_STOPS_WITHIN)
+
+    atexit.register(stop)
 
 
 class _Watchdog:
     def __init__(self, store: Store, stuck_after: float) -> None:
+        self.over = threading.Event()
         self._store = store
         self._stuck_after = stuck_after
         self._every = min(_LOOK_EVERY, max(0.05, stuck_after / 5))
@@ -84,8 +95,7 @@ class _Watchdog:
         alarms = 0
         before: list[State] = []
         with suppress(RuntimeError):  # the store's host is gone: then what is waited for fails by itself, or in time
-            while True:
-                time.sleep(self._every)
+            while not self.over.wait(self._every):
                 signals.remind(self._store)
                 own = waiting.oldest()
                 if own and not waiting.left_at and waiting.clock - own.since >= min(_PATIENCE, self._stuck_after):

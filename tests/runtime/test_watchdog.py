@@ -8,11 +8,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from dp2ddp_runtime import waiting
@@ -86,29 +84,18 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """The ends of all cases, some at a time: most of it is waiting."""
-    script = write(tmp_path_factory.mktemp("hangs"), SCRIPT)
+@pytest.mark.parametrize("way", CASES)
+def test_who_hangs_and_where(tmp_path: Path, way: str) -> None:
+    why, *ranks, launch = CASES[way]
+    script = write(tmp_path, SCRIPT)
+    lines = script.read_text().splitlines()
+    env = {"DP2DDP_STUCK_AFTER": "2", "PYTHONHASHSEED": "0"}
     silent, keyboard = os.pipe()
-
-    def run(way: str, case: Case) -> Any:
-        arguments = (*case.launch, script, way, script.with_name("a.pt"))
-        nproc = None if case.launch else 2
-        env = {"DP2DDP_STUCK_AFTER": "2", "PYTHONHASHSEED": "0"}
-        done = start(*arguments, nproc=nproc, env=env, stdin=silent, timeout=120)
-        return done, script.read_text().splitlines()
-
-    with ThreadPoolExecutor(3) as pool:
-        yield {way: pool.submit(run, way, case) for way, case in CASES.items()}
+    done = start(
+        *launch, script, way, tmp_path / "a.pt", nproc=None if launch else 2, env=env, stdin=silent, timeout=150
+    )
     os.close(keyboard)
     os.close(silent)
-
-
-@pytest.mark.parametrize("way", CASES)
-def test_who_hangs_and_where(hangs: dict[str, Future[Any]], way: str) -> None:
-    done, lines = hangs[way].result()
-    why, *ranks, launch = CASES[way]
     assert done.returncode == 1
     assert ("through" in done.stdout) == (way == "more")
     assert done.stderr.count("dp2ddp: a rank has waited for the others") == (why == STILL), done.stderr
