@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402
 from nursery import Nursery  # noqa: E402
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 # Odd sizes, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
 SMALL_TRAIN, SMALL_TEST = 1207, 301
@@ -65,3 +69,13 @@ def quick_starts(nursery: Nursery) -> Iterator[None]:
     """All runs of a test are forked."""
     with nursery.installed():
         yield
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser without a window; tests that need one are skipped where there is none."""
+    from browser import Browser  # with selenium, which the oldest environment has no need of
+
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
