@@ -44,11 +44,15 @@ Exit codes: 0 done, 1 notes open (with --strict), 2 bad input, or a script that 
 written, whatever else was given. Scripts that were found in a directory, and not named, are left as they are instead,
 and listed; that is an open note.
 
+--html writes one file, to be opened in a browser or sent around: also without an output, as a preview, and for a script
+that can't be converted, to say why (the exit code stays 2).
+
 \b
 Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
   dp2ddp convert tools/train.py -o converted/
   dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
+  dp2ddp convert train.py --html report.html
   dp2ddp convert train.py | patch train.py
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
@@ -123,6 +127,7 @@ def main() -> None:
     show_default=True,
     help="The form of the summary on standard error.",
 )
+@click.option("--html", metavar="FILE", help="Write a page to look at: what changes and why, what needs a person.")
 @click.pass_context
 def convert(
     ctx: click.Context,
@@ -139,6 +144,7 @@ def convert(
     annotate: bool,
     strict: bool,
     report: str,
+    html: str | None,
 ) -> None:
     """Converts scripts or a project."""
     gc.set_threshold(_GARBAGE_AFTER)
@@ -154,7 +160,7 @@ def convert(
     )
     as_json = report == "json"
     request = conversion.Request(
-        inputs, options, output, in_place, entries, force, vendored, strict=strict, as_json=as_json
+        inputs, options, output, in_place, entries, force, vendored, strict=strict, as_json=as_json, html=html
     )
     ctx.exit(conversion.run(request))
 

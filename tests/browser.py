@@ -94,9 +94,12 @@ class Browser:
         """Writes the whole page as PNG."""
         import base64
 
-        size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {**size, "scale": 1}
-        data = self.cdp("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+        width = self.run("return innerWidth")
+        self.resize(width, int(self.run("return document.documentElement.scrollHeight")))
+        # What is only drawn near the window has its real height now.
+        self.resize(width, int(self.run("return document.documentElement.scrollHeight")))
+        data = self.cdp("Page.captureScreenshot")["data"]
+        self.resize(width)
         path.write_bytes(base64.b64decode(data))
 
     def complaints(self) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import entry_choice, overview, programs
+from dp2ddp.convert import entry_choice, overview, page, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
@@ -76,7 +76,7 @@ def convert(request: Request) -> int:
     root = Path(request.inputs[0])
     _check_output(root, request)
     names = Names(root)
-    with names.in_errors():
+    with page.on_refusal(request), names.in_errors():
         tree = trees.scan(root)
         job = _convert(request, tree, names)
     if job.outcome.is_refused:
@@ -261,4 +261,7 @@ def _report(job: _Job, written: str | None) -> None:
         {job.names.shown(path): names for path, names in job.commands.items()},
         job.outcome.is_refused,
     )
-    overview.show_project(summary, as_json=job.request.as_json)
+    if job.request.html is not None:
+        texts = {job.names.shown(path): job.sources.source(path).text for path in conversions}
+        page.write(page.Material(job.request, summary, job.outcome, job.names, texts))
+    overview.show_project(summary, as_json=job.request.as_json, html=job.request.html)

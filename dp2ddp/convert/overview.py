@@ -119,24 +119,30 @@ def show_diffs(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[st
             sys.stdout.buffer.write(text.encode(source.encoding))
 
 
-def show_scripts(done: Scripts, *, as_json: bool) -> None:
-    """The summary on standard error."""
+def show_scripts(done: Scripts, *, as_json: bool, html: str | None = None) -> None:
+    """The summary on standard error; `html` is the page that tells more, if there is one."""
     if as_json:
-        _show_json(_scripts_data(done))
+        _show_json(_scripts_data(done), html)
     else:
-        report.show_lines(_scripts_lines(done))
+        report.show_lines([*_scripts_lines(done), *_page_lines(html)])
 
 
-def show_project(done: Project, *, as_json: bool) -> None:
-    """The summary on standard error."""
+def show_project(done: Project, *, as_json: bool, html: str | None = None) -> None:
+    """The summary on standard error; `html` is the page that tells more, if there is one."""
     if as_json:
-        _show_json(_project_data(done))
+        _show_json(_project_data(done), html)
     else:
-        report.show_lines(_project_lines(done))
+        report.show_lines([*_project_lines(done), *_page_lines(html)])
 
 
-def _show_json(data: Mapping[str, Any]) -> None:
-    print(json.dumps(data, indent=2), file=sys.stderr)
+def _show_json(data: Mapping[str, Any], html: str | None) -> None:
+    page = {} if html is None else {"html": html}
+    print(json.dumps({**data, **page}, indent=2), file=sys.stderr)
+
+
+def _page_lines(html: str | None) -> Iterator[str]:
+    if html is not None:
+        yield f"{style(html, bold=True)}: all of this as a page, for a browser"
 
 
 def _scripts_data(done: Scripts) -> dict[str, Any]:

@@ -30,7 +30,11 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
         return Plan()
-    facts = Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp)
+    return decide(Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp), options)
+
+
+def decide(facts: Facts, options: Options) -> Plan:
+    """Plan the conversion of a script of which the facts are at hand."""
     if facts.blockers or not facts.wraps.found:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
         rules = [rule for rule in all_rules() if rule.explains]

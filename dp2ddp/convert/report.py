@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click import style
@@ -93,6 +93,46 @@ def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
         yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
 
 
+class Step(NamedTuple):
+    """One way to run what was converted.
+
+    Attributes:
+        command: as typed into a shell, `N` for the number of processes.
+        what: what it does; may be empty.
+        takes_arguments: whether the script's own arguments follow.
+    """
+
+    command: str
+    what: str = ""
+    takes_arguments: bool = True
+
+
+def steps(name: str, output: str | None) -> Iterator[Step]:
+    """How to run a script that was converted; arguments as `how_to_run` takes them."""
+    if output is None and not name.startswith("<"):
+        yield Step(f"dp2ddp convert {shlex.quote(name)} -o OUTPUT.py", "writes the file; then", False)
+    script = shlex.quote(output or "OUTPUT.py")
+    yield Step(f"python {script}", "one process on each visible GPU of this machine")
+    yield Step(f"torchrun --nproc-per-node=N {script}", "N processes")
+
+
+def steps_for_several(scripts: Sequence[str]) -> Iterator[Step]:
+    """How to run several scripts that were converted."""
+    for script in scripts:
+        yield Step(f"python {shlex.quote(script)}")
+
+
+#: Said of them all.
+FOR_SEVERAL = "One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
+
+
+def what_it_imports(scripts: int, vendored: bool) -> Iterator[str]:
+    """What has to be installed where so many converted scripts run."""
+    if not vendored:
+        they, run = ("It imports", "it runs") if scripts == 1 else ("They import", "they run")
+        yield f"{they} dp2ddp_runtime: install dp2ddp where {run}, or convert with --vendor."
+
+
 def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
     """How to run a script that was converted.
 
@@ -101,23 +141,25 @@ def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
         vendored: whether the runtime was copied beside it.
     """
     yield style("How to run it:", bold=True)
-    if output is None and not name.startswith("<"):
-        yield f"  dp2ddp convert {shlex.quote(name)} -o OUTPUT.py   writes the file; then"
-    script = shlex.quote(output or "OUTPUT.py")
-    yield f"  python {script} ...   one process on each visible GPU of this machine"
-    yield f"  torchrun --nproc-per-node=N {script} ...   N processes"
-    if not vendored:
-        yield "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor."
+    yield from map(_step_line, steps(name, output))
+    yield from (f"  {line}" for line in what_it_imports(1, vendored))
 
 
 def how_to_run_several(scripts: Sequence[str], vendored: bool) -> Iterator[str]:
     """How to run several scripts that were converted."""
     yield style("How to run them:", bold=True)
-    for script in scripts:
-        yield f"  python {shlex.quote(script)} ..."
-    yield "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N"
-    if not vendored:
-        yield "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor."
+    yield from map(_step_line, steps_for_several(scripts))
+    yield f"  {FOR_SEVERAL}"
+    yield from (f"  {line}" for line in what_it_imports(len(scripts), vendored))
+
+
+def _step_line(step: Step) -> str:
+    line = f"  {step.command} ..." if step.takes_arguments else f"  {step.command}"
+    return f"{line}   {step.what}" if step.what else line
+
+
+#: Said of what commands start.
+FOR_COMMANDS = "once the converted project is installed where dp2ddp_runtime can be imported."
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
@@ -125,7 +167,7 @@ def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     yield style("How to run what isn't a script:", bold=True)
     for command in commands:
         yield f"  {command} ...   or torchrun --nproc-per-node=N --no-python {command} ..."
-    yield "  once the converted project is installed where dp2ddp_runtime can be imported."
+    yield f"  {FOR_COMMANDS}"
 
 
 def _place(finding: Edit | Note) -> dict[str, int]:

@@ -28,6 +28,7 @@ class Request:
         vendored: copy the runtime beside every script that is started.
         strict: open notes make the exit code `NOTES_OPEN`.
         as_json: the summary as JSON.
+        html: where to write a page to look at, None for none.
     """
 
     inputs: Sequence[str]
@@ -39,6 +40,7 @@ class Request:
     vendored: bool = False
     strict: bool = False
     as_json: bool = False
+    html: str | None = None
 
     @property
     def writes(self) -> bool:

@@ -10,13 +10,13 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dp2ddp import __version__
-from dp2ddp.page.visible import code, visible
+from dp2ddp.page.visible import code, prose, visible
 
 _SHARED = "dp2ddp.page"
 
 
 def render(
-    package: str, template: str, styles: Sequence[str], scripts: Sequence[str], content: Mapping[str, object]
+    package: str, template: str, content: Mapping[str, object], styles: Sequence[str], scripts: Sequence[str]
 ) -> str:
     """As `dp2ddp.page.render`."""
     environment = _environment(package)
@@ -44,12 +44,19 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["code"] = code
+    environment.filters["prose"] = prose
+    environment.filters["shortened"] = _shortened
     return environment
 
 
 def _finalized(value: object) -> object:
     """What a template prints: text with its odd characters spelled out, unless it is markup already."""
     return value if hasattr(value, "__html__") else visible(str(value))
+
+
+def _shortened(path: str, most: int = 34) -> str:
+    """A path, if it is long only its end, with the file's name."""
+    return path if len(path) <= most else f"…{path[1 - most :]}"
 
 
 def _joined(environment: Environment, names: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ _ODD = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+_QUOTED = re.compile("`([^`]+)`")
+
 
 def visible(text: str) -> str:
     r"""`text` with such characters as Python spells them: ``\x1b``, ``\u202e``."""
@@ -31,6 +33,17 @@ def code(text: str) -> Markup:
         parts += [escape(text[end : match.start()]), _marked(match.group())]
         end = match.end()
     return Markup("").join([*parts, escape(text[end:])])
+
+
+def prose(text: str) -> Markup:
+    """A sentence as markup; what stands in it between backticks is source."""
+    from markupsafe import Markup, escape
+
+    parts = _QUOTED.split(" ".join(text.split()))
+    quoted = Markup("<code>{}</code>")
+    return Markup("").join(
+        quoted.format(code(part)) if number % 2 else escape(visible(part)) for number, part in enumerate(parts)
+    )
 
 
 def _marked(character: str) -> Markup:

@@ -48,6 +48,7 @@ const dp2ddp = (() => {
     return copy.textContent;
   }
 
+  // Puts text on the clipboard; fails where the browser doesn't let it.
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);
@@ -101,5 +102,5 @@ const dp2ddp = (() => {
   for (const button of document.querySelectorAll("button.copy")) button.hidden = false;
   for (const box of document.querySelectorAll("input[data-remember]")) box.checked = stored(box.dataset.remember) === "1";
   reveal();
-  return { copy, reveal, say };
+  return { copy, reveal, say, textOf };
 })();
