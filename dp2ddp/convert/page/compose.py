@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
+import shlex
 from collections.abc import Collection, Sequence
 
 from dp2ddp.convert import report
 from dp2ddp.convert.overview import File, Project
-from dp2ddp.convert.page import Material, verdict
+from dp2ddp.convert.page import Material, sides, verdict
 from dp2ddp.convert.page import content as parts
 from dp2ddp.convert.page.flow import Flow
 from dp2ddp.convert.page.flows import flows_of
@@ -15,10 +17,13 @@ from dp2ddp.convert.page.verdict import Summary
 from dp2ddp.convert.programs import Program
 from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
+from dp2ddp.project import text_files
 from dp2ddp.project.text_files import STANDARD
 
 #: Of so many files the code is shown from the start.
 _FEW = 3
+#: Lines that are shown above and below one that can't be converted.
+_AROUND = 3
 
 
 def content(material: Material) -> dict[str, object]:
@@ -36,7 +41,7 @@ def content(material: Material) -> dict[str, object]:
     written = material.request.writes or material.request.output == STANDARD
     started = _started(summary)
     known = {each.name for each in noted}
-    steps, remarks = _running(summary, changed=any(each.conversion.changed for each in noted))
+    steps, remarks = _running(summary, material.request.inputs, changed=any(each.conversion.changed for each in noted))
     return {
         "name": ", ".join(material.request.inputs),
         "verdict": verdict.of_summary(summary, started, noted, written=written and not summary.refused),
@@ -46,6 +51,8 @@ def content(material: Material) -> dict[str, object]:
         "names": names,
         "short": _short(names.values()),
         "unchanged": sorted(name for name in names.values() if name not in known),
+        "error": None,
+        "excerpt": [],
         "todos": [todo for each in shown for todo in each.todos()],
         "refused": summary.refused,
         "rules": list(parts.rules_of(shown)),
@@ -68,8 +75,25 @@ def refusal(request: Request, error: BadInput) -> dict[str, object]:
         "names": {},
         "short": {},
         "refused": True,
+        "error": error,
+        "excerpt": _excerpt(error),
         **dict.fromkeys(nothing, ()),
     }
+
+
+def _excerpt(error: BadInput) -> list[tuple[int, str]]:
+    """The lines around an error, with their numbers; none where the file isn't at hand."""
+    if error.line is None or not os.path.isfile(error.file):
+        return []
+    try:
+        lines = sides.lines_of(text_files.read(error.file).text)
+    except BadInput:
+        return []
+    return [
+        (number, lines[number - 1])
+        for number in range(error.line - _AROUND, error.line + _AROUND + 1)
+        if 0 < number <= len(lines)
+    ]
 
 
 def _short(names: Collection[str]) -> dict[str, str]:
@@ -113,7 +137,7 @@ def _lines(file: File, wanted: dict[str, set[int]]) -> frozenset[int]:
     return frozenset(wanted.get(file.name, set()) | {note.span.start.line for note in file.conversion.notes})
 
 
-def _running(summary: Summary, *, changed: bool) -> tuple[list[report.Step], list[str]]:
+def _running(summary: Summary, inputs: Sequence[str], *, changed: bool) -> tuple[list[report.Step], list[str]]:
     """How to run it, as the terminal says it: commands, and what else there is to say."""
     if not changed or summary.refused:
         return [], []
@@ -121,10 +145,11 @@ def _running(summary: Summary, *, changed: bool) -> tuple[list[report.Step], lis
     scripts = [each for each in _started(summary) if each.name not in commands]
     steps: list[report.Step] = []
     remarks: list[str] = []
-    if len(scripts) == 1:
+    if len(scripts) == 1 and not isinstance(summary, Project):
         steps += report.steps(scripts[0].name, scripts[0].output)
     elif scripts:
-        steps += report.steps_for_several([each.output or each.name for each in scripts])
+        steps += _writing(inputs, written=scripts[0].output is not None)
+        steps += report.steps_for_several([each.output or _later(each.name, inputs) for each in scripts])
         remarks.append(report.FOR_SEVERAL)
     if scripts:
         remarks += report.what_it_imports(len(scripts), summary.vendored)
@@ -134,3 +159,15 @@ def _running(summary: Summary, *, changed: bool) -> tuple[list[report.Step], lis
     if started:
         remarks.append(f"What commands start: {report.FOR_COMMANDS}")
     return steps, remarks
+
+
+def _writing(inputs: Sequence[str], *, written: bool) -> list[report.Step]:
+    """The step that comes first where nothing was written yet."""
+    command = f"dp2ddp convert {shlex.join(inputs)} -o OUTPUT/"
+    return [] if written else [report.Step(command, "writes the files; then", False)]
+
+
+def _later(name: str, inputs: Sequence[str]) -> str:
+    """What a script will be called then."""
+    top = inputs[0] if len(inputs) == 1 else posixpath.commonpath([posixpath.dirname(each) for each in inputs])
+    return posixpath.join("OUTPUT", posixpath.relpath(name, top or "."))

@@ -9,7 +9,7 @@ from dp2ddp.convert.page.flow import ALONE, Deed, Flow, Part
 
 TITLES = (
     ("Every process loads", "its part of each batch"),
-    ("A copy of each model on every GPU;", "their gradients are averaged"),
+    ("Every process has a copy", "and averages its gradients"),
     ("Process 0 alone", "writes"),
 )
 EMPTY = ("no loader: every process makes the same batches", "", "nothing is written")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Module, Wrapped
 from dp2ddp.convert.plan import Plan
+from dp2ddp.project.uses import Uses
 from dp2ddp.rewrite.edits import Edit, InsertBefore, ReplaceExpr, WrapStatement
-from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.nodes import argument, in_order, keyword
 from dp2ddp.source.program import ParsedProgram
 from dp2ddp.source.spans import Span
 
@@ -81,47 +82,63 @@ class Flow:
     starts: tuple[Part, ...]
 
 
-def flow_of(facts: Facts, plan: Plan, entry: str) -> Flow:
-    """The flow of the program whose facts these are, as `plan` converts it."""
-    return _Reader(facts, plan).flow(entry)
+def flow_of(facts: Facts, plan: Plan, entry: str, files: Collection[str]) -> Flow:
+    """The flow of the script `entry`, which is made of `files`, as `plan` converts it; the facts may know of others."""
+    return _Reader(facts, plan, entry, files).flow()
 
 
 class _Reader:
-    """Reads a flow off the facts."""
+    """Reads a flow off the facts: of what the script can come to, by the names that it uses."""
 
-    def __init__(self, facts: Facts, plan: Plan) -> None:
+    def __init__(self, facts: Facts, plan: Plan, entry: str, files: Collection[str]) -> None:
         self.facts = facts
-        self.plan = plan
         self.source: ParsedProgram = facts.source
+        self.entry = entry
+        loops = facts.model_loops
         wraps = facts.wraps
-        self._models: list[ast.expr] = [*(wrap.call for wrap in wraps.models), *wraps.functional]
-        loops = [loop.node for loop in facts.model_loops]
+        models: list[ast.expr] = [*(wrap.call for wrap in wraps.models), *wraps.functional]
         # Called by another name than `DataParallel`, such as a function's of the script that wraps.
-        self._models += sorted(
-            {site for loop in loops for called in facts.loops.models_called(loop) for site in self._sites(called)}
-            - set(self._models),
-            key=lambda site: (site.lineno, site.col_offset),
+        models += in_order(
+            {site for loop in loops for called in facts.loops.models_called(loop.node) for site in self._sites(called)}
+            - set(models)
         )
+        loaders: list[ast.expr] = [*facts.loader_sites, *facts.foreign_loaders]
+        lines = [*(node.lineno for node in (*models, *loaders)), *(loop.node.lineno for loop in loops)]
+        used = self._used(files, {*lines, *(edit.span.start.line for edit in plan.edits)})
+        self._models = [node for node in models if node.lineno in used]
+        self._loaders = [node for node in loaders if node.lineno in used]
+        self._loops = [loop for loop in loops if loop.node.lineno in used]
+        self._edits = sorted((e for e in plan.edits if e.span.start.line in used), key=lambda edit: edit.span.start)
 
-    def flow(self, entry: str) -> Flow:
-        loaders: list[ast.expr] = [*self.facts.loader_sites, *self.facts.foreign_loaders]
+    def _used(self, files: Collection[str], lines: Iterable[int]) -> set[int]:
+        """Those of the lines that the script can come to."""
+        by_file: dict[str, list[int]] = {}
+        for line in sorted(lines):
+            by_file.setdefault(self.source.file_of_line(line).name, []).append(line)
+        trees = {file.name: file.tree for file in self.source.files if file.name in files}
+        uses = Uses(trees, by_file)
+        started = self.source.commands.get(self.entry) or (None,)
+        found = [uses.wraps(self.entry, trees, name) for name in started]
+        return {line for each in found for lines in each.values() for line in lines}
+
+    def flow(self) -> Flow:
         return Flow(
-            entry,
-            tuple(map(self._part, loaders)),
+            self.entry,
+            tuple(map(self._part, self._loaders)),
             tuple(map(self._model, self._models)),
-            tuple(dict.fromkeys(self._links(loaders))),
+            tuple(dict.fromkeys(self._links())),
             tuple(self._deeds()),
             tuple(self._starts()),
         )
 
     # -- loaders and models ----------------------------------------------------------------------------------------
 
-    def _links(self, loaders: list[ast.expr]) -> Iterator[Link]:
-        loops = self.facts.loops
-        for loop in self.facts.model_loops:
+    def _links(self) -> Iterator[Link]:
+        loops, loaders = self.facts.loops, self._loaders
+        for loop in self._loops:
             for site in sorted(loop.sites & set(loaders), key=loaders.index):
                 yield from self._to_models(loop.node, loaders.index(site), loops.trains(loop))
-        for iterated in self.facts.foreign_loaders:
+        for iterated in [node for node in loaders if node in self.facts.foreign_loaders]:
             node = next((n for n in self.source.ancestors(iterated) if isinstance(n, ast.For)), None)
             if node is not None:
                 yield from self._to_models(node, loaders.index(iterated), True)
@@ -172,8 +189,7 @@ class _Reader:
     def _model(self, node: ast.expr) -> Part:
         wrap = next((wrap for wrap in self.facts.wraps.models if wrap.call is node), None)
         if wrap is not None:
-            made = node if wrap.model is None else wrap.model
-            return self._part(wrap.outer, detail=self.source.brief(made))
+            return self._part(wrap.outer, detail=self.source.brief(node))
         part = self._part(node)
         owner = next((n for n in self.source.ancestors(node) if isinstance(n, ast.ClassDef)), None)
         # The functional form stands in a model's forward, and its result isn't the model.
@@ -210,13 +226,13 @@ class _Reader:
     # -- what single processes do ----------------------------------------------------------------------------------
 
     def _starts(self) -> Iterator[Part]:
-        for edit in self.plan.edits:
+        for edit in self._edits:
             if isinstance(edit, InsertBefore) and any("ddp.setup(" in line for line in edit.lines):
                 yield Part("ddp.setup", edit.reason, *self._place(edit.span))
 
     def _deeds(self) -> Iterator[Deed]:
         calls = {self.source.span(node): call for call in self.source.calls for node in (call, call.func)}
-        for edit in sorted(self.plan.edits, key=lambda edit: edit.span.start):
+        for edit in self._edits:
             known = next((deed for start, deed in _DEEDS.items() if start in _written(edit)), None)
             if known is None:
                 continue

@@ -24,7 +24,9 @@ class Verdict(NamedTuple):
 
 def of_error(error: BadInput) -> Verdict:
     """Where the input can't be converted at all."""
-    return Verdict("Not converted", "bad", f"{_clause(str(error))}. Nothing was written but this page.")
+    line = "" if error.line is None else f", line {error.line}"
+    sentence = f"It can't be converted as it is ({error.file}{line}), so with N GPUs it runs as before."
+    return Verdict("Not converted", "bad", sentence, ["Nothing was written but this page."])
 
 
 def of_summary(summary: Summary, scripts: Sequence[File], files: Sequence[File], *, written: bool) -> Verdict:
@@ -42,6 +44,8 @@ def of_summary(summary: Summary, scripts: Sequence[File], files: Sequence[File],
     if not changed:
         return _unchanged(scripts, files)
     counts = [f"{_changes(changed)}. {_people(len(notes))}"]
+    if isinstance(summary, Project) and summary.output is not None and summary.output != summary.name:
+        counts.append(f"Written to `{summary.output}`.")
     if isinstance(summary, Project) and summary.left_alone:
         counts.append(f"{report.count(summary.left_alone, 'script')} could not be converted, and stayed as before.")
     if not written:
@@ -57,13 +61,16 @@ _WHOLE = ("Half a conversion would train something else, so nothing of it was ch
 
 def _future(scripts: Sequence[File], *, written: bool) -> str:
     """What will happen with N GPUs."""
+    would = "" if written else "would "
+    verb = "starts" if written else "start"
     if len(scripts) == 1:
         name = scripts[0].output if written and scripts[0].output else scripts[0].name
-        run = f"`python {shlex.quote(name)}`" if not name.startswith("<") else "the script"
-        start = f"With N GPUs, {run} {'starts' if written else 'would start'} N processes, one on each GPU"
+        run = f"`python {shlex.quote(name)}`" if written and not name.startswith("<") else "the converted script"
+        start = f"With N GPUs, {run} {would}{verb} N processes, one on each GPU"
     else:
-        start = f"With N GPUs, each of the {len(scripts)} scripts {'starts' if written else 'would start'} N processes"
-    return f"{start}. Together they train on the original's very batches, and process 0 alone prints and writes files."
+        start = f"With N GPUs, each of the {len(scripts)} scripts {would}{verb} N processes, one on each GPU"
+    alone = "prints and writes" if written else "would print and write"
+    return f"{start}. Together they {would}train on the original's very batches, and process 0 alone {alone} files."
 
 
 def _unchanged(scripts: Sequence[File], files: Sequence[File]) -> Verdict:

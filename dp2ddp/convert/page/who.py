@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from dp2ddp.convert.page.flow import ALONE, EVERY, MACHINE, TOLD, Flow, Part
 
-ALL_ALIKE = "the same"
-
 
 @dataclass(frozen=True)
 class Task:
@@ -27,8 +25,12 @@ def tasks(flow: Flow) -> Iterator[Task]:
     yield Task("Runs every line of the script from there", "yes", "yes")
     if flow.loaders:
         yield Task("Loads samples", "its part of each batch", "their parts of it", flow.loaders)
-    yield Task("Runs the model forward and backward", "on its part", "on theirs", flow.models)
-    yield Task("Averages the gradients, takes the optimizer's step", "yes", "yes, the same one")
+    trains = any(link.trains for link in flow.links) or not flow.links
+    yield Task("Runs the model forward" + " and backward" * trains, "on its part", "on theirs", flow.models)
+    if trains:
+        yield Task("Averages the gradients, takes the optimizer's step", "yes", "yes, the same one")
+    else:
+        yield Task("Gets the outputs for the whole batch", "yes", "yes")
     yield Task("Prints, logs, shows progress", "yes", "are silent")
     yield from _deeds(flow)
 

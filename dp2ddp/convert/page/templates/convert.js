@@ -44,7 +44,7 @@
 
   async function copyNew(button) {
     const file = document.getElementById(button.dataset.file);
-    const lines = all(".body > .stretch > .n:not(.gap) > code, .body > .fold .n:not(.gap) > code", file);
+    const lines = all(".stretch > .n:not(.gap), .folded > .l", file);
     const label = button.textContent;
     let done = "Copied";
     try { await dp2ddp.copy(lines.map((line) => dp2ddp.textOf(line) + "\n").join("")); } catch { done = "Can't copy here"; }
