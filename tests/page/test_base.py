@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,45 @@ def test_the_switch_wins_over_the_preference_and_stays(browser: Browser, sheet: 
     browser.one("#theme").click()
     browser.prefer(dark=True)
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+#: What is written on what.
+_ON = {
+    "ground": "text muted link good bad warn",
+    "raised": "text muted link good bad warn",
+    "info-ground": "text link",
+    "good-ground": "text muted good",
+    "bad-ground": "text muted bad",
+    "warn-ground": "text link warn",
+    "good-mark": "text",
+    "bad-mark": "text",
+}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_can_be_told_apart(browser: Browser, sheet: Path, dark: bool) -> None:
+    browser.open(sheet, dark=dark)
+    pairs = [(ground, name) for ground, names in _ON.items() for name in names.split()]
+    colours = {each: _colour(browser, each) for each in {name for pair in pairs for name in pair}}
+    weak = {pair: round(_contrast(*map(colours.__getitem__, pair)), 2) for pair in pairs}
+    assert {pair: ratio for pair, ratio in weak.items() if ratio < 4.5} == {}
+
+
+def _colour(browser: Browser, name: str) -> list[int]:
+    script = "document.body.style.color = `var(--${arguments[0]})`; return getComputedStyle(document.body).color"
+    return [int(part) for part in re.findall(r"\d+", browser.run(script, name))]
+
+
+def _contrast(one: list[int], other: list[int]) -> float:
+    """As WCAG 2.2 defines it."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: list[int]) -> float:
+    parts = (part / 255 for part in colour)
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_copying_gives_the_very_characters(browser: Browser, sheet: Path) -> None:

@@ -42,18 +42,31 @@
     filter();
   }
 
+  // Lines that didn't change lie in one piece; each gets its numbers once it is to be seen.
+  function number(piece) {
+    if (piece.querySelector(".l")) return;
+    const [old, now] = [Number(piece.dataset.n), Number(piece.dataset.m)];
+    const lines = piece.firstElementChild.innerHTML.split("\n");
+    piece.firstElementChild.innerHTML = lines
+      .map((line, at) => `<span class="l" data-n="${old + at}" data-m="${now + at}">${line}\n</span>`)
+      .join("");
+  }
+
   async function copyNew(button) {
     const file = document.getElementById(button.dataset.file);
-    const lines = all(".stretch > .n:not(.gap), .folded > .l", file);
+    const lines = all(".stretch > .n:not(.gap), pre.folded > code", file);
     const label = button.textContent;
     let done = "Copied";
-    try { await dp2ddp.copy(lines.map((line) => dp2ddp.textOf(line) + "\n").join("")); } catch { done = "Can't copy here"; }
+    try { await dp2ddp.copy(lines.map((line) => dp2ddp.textOf(line).replace(/\n?$/, "\n")).join("")); } catch { done = "Can't copy here"; }
     button.textContent = done;
     dp2ddp.say(done);
     setTimeout(() => { button.textContent = label; dp2ddp.say(""); }, 1500);
   }
 
   document.addEventListener("change", count);
+  document.addEventListener("toggle", (event) => {
+    if (event.target.matches("details.fold") && event.target.open) all("pre.folded", event.target).forEach(number);
+  }, { capture: true });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
