@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ _ODD = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
+# Letters that are written from right to left: what stands behind them would change places with them.
+_FROM_RIGHT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 _QUOTED = re.compile("`([^`]+)`")
 
 
@@ -24,15 +27,34 @@ def visible(text: str) -> str:
 
 
 def code(text: str) -> Markup:
-    """A piece of source as markup: the same, each such character marked and told, so that copying gives it back."""
-    from markupsafe import Markup, escape
+    """A piece of source as markup, in its own order; what `visible` spells out is marked, so that copying gives it."""
+    return _each(_ODD, text, _marked, lambda part: _each(_FROM_RIGHT, part, _apart, _escaped))
+
+
+def _each(
+    pattern: re.Pattern[str], text: str, found: Callable[[str], Markup], between: Callable[[str], Markup]
+) -> Markup:
+    """`text` with `found` of what a pattern finds, and `between` of all else."""
+    from markupsafe import Markup
 
     parts: list[str] = []
     end = 0
-    for match in _ODD.finditer(text):
-        parts += [escape(text[end : match.start()]), _marked(match.group())]
+    for match in pattern.finditer(text):
+        parts += [between(text[end : match.start()]), found(match.group())]
         end = match.end()
-    return Markup("").join([*parts, escape(text[end:])])
+    return Markup("").join([*parts, between(text[end:])])
+
+
+def _escaped(text: str) -> Markup:
+    from markupsafe import escape
+
+    return escape(text)
+
+
+def _apart(letters: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup("<bdi>{}</bdi>").format(letters)
 
 
 def prose(text: str) -> Markup:

@@ -46,8 +46,7 @@ def test_which_loader_feeds_which_model() -> None:
 
 def test_who_writes_and_who_reads() -> None:
     deeds = {(deed.what, deed.who, deed.name, deed.line, deed.models) for deed in _flow(SCRIPT).deeds}
-    file = 'os.path.join("out", "net.pt")'
-    assert deeds == {("writes", "alone", file, 14, (0,)), ("reads", "every", file, 16, ())}
+    assert deeds == {("writes", "alone", "out/net.pt", 14, (0,)), ("reads", "every", "out/net.pt", 16, ())}
 
 
 def test_a_name_is_what_it_was_given_last() -> None:

@@ -188,6 +188,14 @@ def test_code_is_markup_once() -> None:
     )
 
 
+def test_letters_from_right_to_left_keep_their_place() -> None:
+    assert page.code("'שלום' < 1") == Markup("&#39;<bdi>שלום</bdi>&#39; &lt; 1")
+
+
+def test_sentences_have_their_code_marked() -> None:
+    assert page.prose("use `a < b`\n  and \x07") == Markup("use <code>a &lt; b</code> and \\x07")
+
+
 def test_a_page_goes_over_a_page_and_over_nothing_else(tmp_path: Path, sheet: Path) -> None:
     page.check_target(str(sheet), force=False)
     page.check_target(str(tmp_path / "new.html"), force=False)

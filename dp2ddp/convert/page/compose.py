@@ -9,10 +9,11 @@ from collections.abc import Collection, Sequence
 
 from dp2ddp.convert import report
 from dp2ddp.convert.overview import File, Project
-from dp2ddp.convert.page import Material, sides, verdict
 from dp2ddp.convert.page import content as parts
+from dp2ddp.convert.page import sides, verdict
 from dp2ddp.convert.page.flow import Flow
 from dp2ddp.convert.page.flows import flows_of
+from dp2ddp.convert.page.material import Material
 from dp2ddp.convert.page.verdict import Summary
 from dp2ddp.convert.programs import Program
 from dp2ddp.convert.request import Request

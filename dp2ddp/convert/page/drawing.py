@@ -10,9 +10,9 @@ from dp2ddp.convert.page.flow import ALONE, Deed, Flow, Part
 TITLES = (
     ("Every process loads", "its part of each batch"),
     ("Every process has a copy", "and averages its gradients"),
-    ("Process 0 alone", "writes"),
+    ("Process 0 alone writes", "these files"),
 )
-EMPTY = ("no loader: every process makes the same batches", "", "nothing is written")
+EMPTY = ("no loader: each makes the same batches", "", "nothing is written")
 _MOST = 8  # boxes in a lane
 _LANE, _GAP, _PAD, _HEAD = 284, 54, 14, 56  # width of a lane, between lanes, in a lane, its title; pixels
 _BOX, _BETWEEN = 62, 12  # a box's height, and between boxes

@@ -9,7 +9,8 @@ from functools import partial
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.convert import pipeline
-from dp2ddp.convert.page.flow import Flow, flow_of
+from dp2ddp.convert.page.flow import Flow
+from dp2ddp.convert.page.reading import flow_of
 from dp2ddp.convert.plan import decide
 from dp2ddp.convert.programs import Program, groups
 from dp2ddp.rules import Options
