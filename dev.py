@@ -1,4 +1,4 @@
-"""What a developer runs: `python3 dev.py demo`, `python3 dev.py test`, `python3 dev.py check`.
+"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `dist`.
 
 Needs nothing but Python 3.10 or newer: the first run makes `.venv` beside this file and installs the project into it,
 later runs start at once. Standard library only.
@@ -18,7 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "dp2ddp-ready"
-OLDEST = ("torch==2.1.0", "torchvision==0.16.0", "numpy<2", "pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
+OLDEST = (
+    "torch==2.1.0",
+    "torchvision==0.16.0",
+    "numpy<2",
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+)
 OLDEST_PYTHONS = ((3, 9), (3, 10), (3, 11))  # torch 2.1 has wheels for these; the oldest that is found is taken
 
 
@@ -113,8 +121,12 @@ MAIN = Environment(ROOT / ".venv", ("-e", ".[dev]"))
 
 
 def clean(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment's variables without those that would lead Python to another installation's modules."""
-    return {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    """The environment's variables without those that would lead Python to another installation's modules.
+
+    And without the one by which each of the tests' many processes would compile the project anew.
+    """
+    left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+    return {key: value for key, value in variables.items() if key not in left_out}
 
 
 def candidates() -> Iterator[str]:
@@ -147,7 +159,7 @@ def test(arguments: Sequence[str]) -> int:
     """All tests, or those that `arguments` (pytest's) name; `--oldest`: the runtime's, on the oldest torch."""
     if "--oldest" not in arguments:
         MAIN.make()
-        return MAIN.run("-m", "pytest", *arguments)
+        return MAIN.run("-m", "pytest", *workers(arguments), *arguments)
     base = find_oldest_python()
     if base is None:
         print("dev.py: test --oldest: skipped, there is no Python 3.9, 3.10 or 3.11 (with venv) for torch 2.1.0")
@@ -155,7 +167,16 @@ def test(arguments: Sequence[str]) -> int:
     oldest = Environment(ROOT / ".venv-oldest", ("-e", ".", *OLDEST), base)
     oldest.make()
     rest = [argument for argument in arguments if argument != "--oldest"]
-    return oldest.run("-m", "pytest", *(rest or ["tests/runtime"]))
+    return oldest.run("-m", "pytest", *workers(rest), *(rest or ["tests/runtime"]))
+
+
+def workers(arguments: Sequence[str]) -> list[str]:
+    """Options of pytest-xdist: all tests are run by a process per core, some by one, as others take seconds to start.
+
+    At most four: a few long tests take the time, and each process has ranks of its own.
+    """
+    some = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    return [] if some else ["-n", "auto", "--maxprocesses", "4"]
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -173,17 +194,31 @@ def demo(arguments: Sequence[str]) -> int:
     return MAIN.run(str(ROOT / "fixtures" / "demo.py"), *arguments)
 
 
+def dist(arguments: Sequence[str]) -> int:
+    """Build both packages into dist/, wheels and sources, and check them as an index would."""
+    if arguments:
+        raise SetupError(f"dist takes no arguments (got {' '.join(arguments)})")
+    MAIN.make()
+    target = ROOT / "dist"
+    shutil.rmtree(target, ignore_errors=True)
+    for project in (ROOT, ROOT / "runtime"):
+        code = MAIN.run("-m", "build", "--no-isolation", "--outdir", str(target), str(project))
+        if code:
+            return code
+    return MAIN.run("-m", "twine", "check", "--strict", *(str(path) for path in sorted(target.iterdir())))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    commands = {"demo": demo, "test": test, "check": check}
+    commands = {"demo": demo, "test": test, "check": check, "dist": dist}
     parser = argparse.ArgumentParser(
         prog="dev.py",
-        usage="dev.py [-h] {demo,test,check} [arguments of the command]",
+        usage="dev.py [-h] {demo,test,check,dist} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="demo | test | check")
+    parser.add_argument("command", choices=commands, metavar="demo | test | check | dist")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2

@@ -32,12 +32,14 @@ Examples:
   dp2ddp rules DDP003                          what a rule does, before and after
 """
 
-_CONVERT_HELP = """Convert scripts or a project: INPUT is a script (- for standard input), several, or a directory.
+_CONVERT_HELP = """Convert scripts or a project: INPUT is a script (- for standard input), a notebook, several of
+them, or a directory.
 
 What scripts import from their project is followed. Of one script, OUTPUT is a file, or a folder (that exists, or is
 written with a / at its end) for it and the other files that have to change. Of a directory, OUTPUT is a folder for a
-copy of all that is in it. All files are written or none. Left out of a directory: .git, what .gitignore names, virtual
-environments, caches.
+copy of all that is in it. A notebook becomes a script of its code cells; in place, or with an OUTPUT.ipynb, a notebook
+that writes this script and starts it. All files are written or none. Left out of a directory: .git, what .gitignore
+names, virtual environments, caches.
 
 Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
 Exit codes: 0 done, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is
@@ -52,12 +54,13 @@ Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
   dp2ddp convert tools/train.py -o converted/
   dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
+  dp2ddp convert train.ipynb -o train_ddp.py
   dp2ddp convert train.py --html report.html
   dp2ddp convert train.py | patch train.py
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
 
-_CHECK_HELP = """List what would be converted in scripts and directories; change nothing.
+_CHECK_HELP = """List what would be converted in scripts, notebooks and directories; change nothing.
 
 Each line that a conversion would change, and each that needs a person, with its rule. In continuous integration the
 form can be one that GitHub, GitLab, or a reader of SARIF shows in the pull request. Exit codes: 0 nothing to convert,

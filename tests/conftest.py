@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, in each of the workers: there are as many as cores
 
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402
@@ -16,18 +20,40 @@ from nursery import Nursery  # noqa: E402
 if TYPE_CHECKING:
     from browser import Browser
 
-# Odd sizes, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
-SMALL_TRAIN, SMALL_TEST = 1207, 301
+# Images to train on and to test: odd, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
+SMALL, SMALLER = (1207, 301), (607, 151)
+
+
+#: Folders whose tests share: the ranks' pool, the runs of fixtures, the runs of a tiny script.
+_SHARING = ("tests/runtime/", "tests/e2e/", "tests/verify/")
+#: But these tests start their own processes: any worker may have each of them, or the file's.
+_OWN_STARTS, _OWN_START = "tests/runtime/test_launch.py", "tests/runtime/test_start.py"
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
-_SLOW = ("tests/e2e/", "tests/benchmarks/", "tests/runtime/test_launch.py", "tests/runtime/test_converted_files.py")
+_SLOW = ("tests/e2e/", "tests/benchmarks/", _OWN_STARTS, _OWN_START, "tests/runtime/test_converted_files.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_SLOW):
             item.add_marker("slow")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What goes to one of pytest-xdist's workers: all tests that share processes or runs, as each has its own."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            if file == _OWN_STARTS:
+                return nodeid
+            folders = _SHARING if file != _OWN_START else ()
+            return next((folder for folder in folders if file.startswith(folder)), file)
+
+    return BySharing(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +78,14 @@ def small_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`--data` for a fixture script: 1,207 images to train on and 301 to test, MNIST's where they are at hand."""
     whole = fixture_data.prepare_real(tmp_path_factory.mktemp("digits"))
     target = tmp_path_factory.mktemp("small")
-    subset: Path = fixture_data.digits.subset(whole, target, SMALL_TRAIN, SMALL_TEST)
+    subset: Path = fixture_data.digits.subset(whole, target, *SMALL)
+    return subset
+
+
+@pytest.fixture(scope="session")
+def smaller_digits(small_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first half of them."""
+    subset: Path = fixture_data.digits.subset(small_digits, tmp_path_factory.mktemp("smaller"), *SMALLER)
     return subset
 
 

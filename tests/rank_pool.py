@@ -1,4 +1,4 @@
-"""Rank processes that stay alive between tests, since `import torch` takes seconds.
+"""Rank processes that stay alive between tests, forked from ones that have torch, since `import torch` takes seconds.
 
 `pool(n, fn, *args)` runs the picklable `fn(*args)` on `n` ranks, each in a process of its own, joined in a gloo process
 group, and returns the ranks' results in order. A test fails with the traceback of the first rank that raised.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Worker = tuple[subprocess.Popen[bytes], Connection]
+import forks
+
+Worker = tuple[forks.Fork, Connection]
+
+# What the runtime and its tests import; the runtime itself is imported by each rank, as it is by a script.
+_MODULES = "torch torch._dynamo torch.distributed torch.nn.parallel torch.utils.data numpy pytest rank_pool".split()
 
 
 class Answer(NamedTuple):
@@ -46,8 +50,10 @@ class RankPool:
     Their process groups are never destroyed: with gloo on torch 2.1 that hangs now and then.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
+        # Neighbours come from two of them, so that they hash strings and place objects differently, as ranks do that
+        # are started one by one: sets that are iterated must not part them.
+        self._parents: dict[int, forks.Parent] = {}
         self._sets: dict[tuple[int, bool], list[Worker]] = {}
         # The stores' files stay as long as the process groups: a new group needs its parent's.
         self._folder = tempfile.TemporaryDirectory()
@@ -66,7 +72,7 @@ class RankPool:
         """
         workers = self._sets.get((n, join))
         if workers is None:
-            workers = self._sets[n, join] = [_start(self._threads) for _ in range(n)]
+            workers = self._sets[n, join] = [self._start(rank) for rank in range(n)]
         self._jobs += 1
         job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(self._folder.name, f"store{self._jobs}")), join))
         for rank, (_, pipe) in enumerate(workers):
@@ -84,8 +90,21 @@ class RankPool:
         """End the processes."""
         for workers in self._sets.values():
             _end(workers)
-        self._sets = {}
+        for parent in self._parents.values():
+            parent.close()
+        self._sets, self._parents = {}, {}
         self._folder.cleanup()
+
+    def _start(self, rank: int) -> Worker:
+        path = os.pathsep.join(filter(None, sys.path))
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        if rank % 2 not in self._parents:
+            self._parents[rank % 2] = forks.Parent(_MODULES, variables)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            place = {"variables": variables, "folder": os.getcwd()}
+            fork = self._parents[rank % 2].fork("rank_pool:serve", descriptors=[theirs.fileno()], **place)
+        return fork, Connection(ours.detach())
 
 
 def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:
@@ -116,17 +135,9 @@ def _end(workers: list[Worker]) -> None:
         process.wait()
 
 
-def _start(threads: int) -> Worker:
-    ours, theirs = socket.socketpair()
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment
-    )
-    theirs.close()
-    return process, Connection(ours.detach())
-
-
-def _serve(pipe: Connection) -> None:
+def serve(descriptor: int) -> None:
+    """In a rank's process: do what the pool sends, until the pool is gone."""
+    pipe = Connection(descriptor)
     while True:
         try:
             path, folder, n, store, join = pickle.loads(pipe.recv_bytes())
@@ -158,10 +169,3 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True, store=store))
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (dist.is_initialized() or world.current().ready))
-
-
-if __name__ == "__main__":
-    # Under its own name, so that what is pickled here is found there.
-    import rank_pool
-
-    rank_pool._serve(Connection(int(sys.argv[1])))

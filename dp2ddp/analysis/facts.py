@@ -91,7 +91,7 @@ class Facts:
     @cached_property
     def launch_finder(self) -> LaunchFinder:
         """Finds places where the processes may start."""
-        return LaunchFinder(self.source, self.names, self.resolver, self.loops)
+        return LaunchFinder(self.source, self.names, self.resolver, self.loops, self.callers)
 
     @cached_property
     def launches(self) -> list[Launch]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import entry_choice, overview, page, programs
+from dp2ddp.convert import entry_choice, notebooks, overview, page, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
@@ -96,6 +96,13 @@ def outcome_of(request: Request) -> tuple[Names, Outcome]:
         return names, _convert(request, trees.scan(root), names).outcome
 
 
+def notebooks_of(name: str) -> list[str]:
+    """The notebooks of a directory that have something to convert, as the user would name them."""
+    names = Names(Path(name))
+    with names.in_errors():
+        return [names.shown(path) for path in notebooks.wrapping(trees.scan(names.root))]
+
+
 def _check_output(root: Path, request: Request) -> None:
     if request.output is None:
         return
@@ -125,6 +132,7 @@ def _convert(request: Request, tree: Tree, names: Names) -> _Job:
     warnings += chosen.unread
     outcome = _run(request, chosen.functions, sources, layout)
     warnings += [*_unread(outcome, warnings), *_ignored(outcome, sources), *_shared(outcome)]
+    warnings += notebooks.left_alone(tree)
     warnings += entry_choice.unfollowed(chosen, outcome.conversions)
     touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
     return _Job(request, tree, sources, names, outcome, warnings, chosen.commands, touched)

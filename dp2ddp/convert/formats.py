@@ -22,13 +22,21 @@ _WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
 _SEVERITIES = {"change": "minor", "note": "major", "refused": "critical"}
 
 
+def _in_file(each: Found) -> Found:
+    """A finding for readers who know files' lines only: one in a cell stands at its first line, as ruff has it."""
+    if each.cell is None:
+        return each
+    return each._replace(line=1, column=1, message=f"cell {each.cell}, line {each.line}: {each.message}")
+
+
 def as_text(found: Sequence[Found]) -> str:
     """A line for each, as compilers and ruff have it, and a sum."""
     return "\n".join([*map(_line, found), _sum(found)])
 
 
 def _line(each: Found) -> str:
-    place = style(f"{each.file}:{each.line}:{each.column}:", bold=True)
+    cell = "" if each.cell is None else f"cell {each.cell}:"
+    place = style(f"{each.file}:{cell}{each.line}:{each.column}:", bold=True)
     rule = f"{style(each.rule, fg='cyan')} " if each.rule else ""
     kind = "" if each.kind == CHANGE else style(f"{each.kind}: ", fg="red" if each.kind == REFUSED else "yellow")
     return f"{place} {rule}{kind}{each.message}"
@@ -53,7 +61,7 @@ def as_github(found: Sequence[Found]) -> str:
 
     See https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions.
     """
-    return "\n".join(map(_annotation, found))
+    return "\n".join(map(_annotation, map(_in_file, found)))
 
 
 def _annotation(each: Found) -> str:
@@ -72,7 +80,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 def as_gitlab(found: Sequence[Found]) -> str:
     """A code quality report; see https://docs.gitlab.com/ci/testing/code_quality/."""
-    return json.dumps(list(_issues(found)), indent=2)
+    return json.dumps(list(_issues(list(map(_in_file, found)))), indent=2)
 
 
 def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
@@ -99,7 +107,7 @@ def as_sarif(found: Sequence[Found]) -> str:
         if rule.id in named
     ]
     tool = {"driver": {"name": "dp2ddp", "version": __version__, "rules": rules}}
-    run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": [_result(each) for each in found]}
+    run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": [_result(_in_file(each)) for each in found]}
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
 
 

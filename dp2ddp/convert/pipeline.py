@@ -13,6 +13,7 @@ from typing import Union
 from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable
+from dp2ddp.notebook.places import Places
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
@@ -45,6 +46,7 @@ class Conversion:
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
         refused: something in its program can't be converted, so nothing was; the notes on that file say what.
+        places: of a script that was made from a notebook, where its lines stand there.
     """
 
     new_text: str
@@ -53,6 +55,7 @@ class Conversion:
     changed: bool = False
     converted_before: bool = False
     refused: bool = False
+    places: Places | None = None
 
 
 def convert_source(text: str, filename: str, options: Options) -> Conversion:

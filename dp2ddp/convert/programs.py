@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,7 +50,7 @@ class Program:
         naming = [path for path, text in self.files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
         if self.entry in naming or not naming:
             return True
-        trees = {path: syntax.parse_old(text, path) for path, text in self.files.items()}
+        trees = {path: syntax.shared(text, path) for path, text in self.files.items()}
         classes = wrapcalls.subclasses(trees.values())
         lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
         return bool(Uses(trees, lines).wraps(self.entry, self.files, whole=True))
@@ -115,7 +114,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
     for path in layout.reachable(entry)[1:]:
         try:
             if not layout.imports(path).is_python:
-                syntax.parse_old(sources[path], path)
+                syntax.shared(sources[path], path)
             files[path] = sources[path]
         except BadInput as error:
             if wrapcalls.mentions(sources.data(path)):
@@ -220,5 +219,8 @@ def _parts(
     if count < 2 or len(work) < _MANY:
         yield from map(do, work)
         return
+    # Slow to import, and wanted here alone.
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(count) as pool:
         yield from pool.map(do, work)

@@ -49,9 +49,12 @@ def as_data(conversion: Conversion, name: str, output: str | None) -> dict[str, 
         "changed": conversion.changed,
         "converted_before": conversion.converted_before,
         "refused": conversion.refused,
-        "changes": [{**_place(edit), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits],
+        "changes": [
+            {**_place(edit, conversion), "rule": edit.rule, "reason": edit.reason} for edit in conversion.edits
+        ],
         "notes": [
-            {**_place(note), "rule": note.rule, "what": note.what, "todo": note.todo} for note in conversion.notes
+            {**_place(note, conversion), "rule": note.rule, "what": note.what, "todo": note.todo}
+            for note in conversion.notes
         ],
     }
 
@@ -69,27 +72,34 @@ def summary_lines(conversion: Conversion, name: str, output: str | None) -> Iter
         return
     if not conversion.changed:
         yield style(f"{name}: {'not converted' if conversion.notes else 'nothing to convert'}", bold=True)
-        yield from _notes(conversion.notes, name)
+        yield from _notes(conversion, name)
         return
     rules = {edit.rule for edit in conversion.edits}
     arrow = f" -> {output}" if output and output != name else ""
     yield style(f"{name}{arrow}: {count(conversion.edits, 'change')} by {count(rules, 'rule')}", bold=True)
-    yield from _changes(conversion.edits)
-    yield from _notes(conversion.notes, name)
+    yield from _changes(conversion)
+    yield from _notes(conversion, name)
 
 
-def _changes(edits: Sequence[Edit]) -> Iterator[str]:
+def line_of(finding: Edit | Note, conversion: Conversion) -> str:
+    """The line of a finding, ``cell 3:2`` in a notebook."""
+    line = finding.span.start[0]
+    return str(line if conversion.places is None else conversion.places.of(line))
+
+
+def _changes(conversion: Conversion) -> Iterator[str]:
     """One line for each change; the same change said twice for one line of source is said once."""
-    for (line, rule, reason), _ in groupby((edit.span.start[0], edit.rule, edit.reason) for edit in edits):
-        yield f"{style(f'{line:6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
+    found = ((line_of(edit, conversion), edit.rule, edit.reason) for edit in conversion.edits)
+    for (line, rule, reason), _ in groupby(found):
+        yield f"{style(f'{line:>6}', dim=True)}  {style(rule, fg='cyan')}  {reason}"
 
 
-def _notes(notes: Sequence[Note], name: str) -> Iterator[str]:
-    if not notes:
+def _notes(conversion: Conversion, name: str) -> Iterator[str]:
+    if not conversion.notes:
         return
-    yield style(f"{count(notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
-    for note in notes:
-        place = f"{name}:{note.span.start[0]}"
+    yield style(f"{count(conversion.notes, 'note')}, to be looked at by a person:", bold=True, fg="yellow")
+    for note in conversion.notes:
+        place = f"{name}:{line_of(note, conversion)}"
         yield f"  {style(place, bold=True)}  {style(note.rule, fg='cyan')}  {note.what}; {note.todo}"
 
 
@@ -105,6 +115,15 @@ class Step(NamedTuple):
     command: str
     what: str = ""
     takes_arguments: bool = True
+
+
+#: How to run a notebook that stays one.
+CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
+
+
+def is_notebook(output: str | None) -> bool:
+    """Whether what was written is a notebook."""
+    return output is not None and output.endswith(".ipynb")
 
 
 def steps(name: str, output: str | None) -> Iterator[Step]:
@@ -130,7 +149,7 @@ def what_it_imports(scripts: int, vendored: bool) -> Iterator[str]:
     """What has to be installed where so many converted scripts run."""
     if not vendored:
         they, run = ("It imports", "it runs") if scripts == 1 else ("They import", "they run")
-        yield f"{they} dp2ddp_runtime: install dp2ddp where {run}, or convert with --vendor."
+        yield f"{they} dp2ddp_runtime: pip install dp2ddp-runtime where {run}, or convert with --vendor."
 
 
 def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
@@ -141,7 +160,10 @@ def how_to_run(name: str, output: str | None, vendored: bool) -> Iterator[str]:
         vendored: whether the runtime was copied beside it.
     """
     yield style("How to run it:", bold=True)
-    yield from map(_step_line, steps(name, output))
+    if is_notebook(output):
+        yield f"  {CELLS}"
+    else:
+        yield from map(_step_line, steps(name, output))
     yield from (f"  {line}" for line in what_it_imports(1, vendored))
 
 
@@ -170,8 +192,10 @@ def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     yield f"  {FOR_COMMANDS}"
 
 
-def _place(finding: Edit | Note) -> dict[str, int]:
-    return {"line": finding.span.start[0], "column": finding.span.start[1]}
+def _place(finding: Edit | Note, conversion: Conversion) -> dict[str, int]:
+    line, column = finding.span.start
+    cell = {} if conversion.places is None else conversion.places.of(line)._asdict()
+    return {"line": line, "column": column, **cell}
 
 
 def _one_line(text: str) -> str:

@@ -43,6 +43,11 @@ class Request:
     html: str | None = None
 
     @property
+    def alone(self) -> bool:
+        """Whether a notebook becomes a script; else it stays a notebook."""
+        return not (self.in_place or (self.output is not None and self.output.endswith(".ipynb")))
+
+    @property
     def writes(self) -> bool:
         """Whether files are written."""
         return self.in_place or self.output not in (None, STANDARD)

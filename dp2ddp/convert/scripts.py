@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp2ddp.convert import overview, page, programs
+from dp2ddp.convert import notebooks, overview, page, programs
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
+from dp2ddp.notebook import document
+from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
@@ -35,7 +37,8 @@ class _Job:
         return self.given.get(path) or self.sources.source(path)
 
     def new_bytes(self, path: str) -> bytes:
-        return self.source(path).encode(self.outcome.conversions[path].new_text)
+        conversion = self.outcome.conversions[path]
+        return notebooks.new_bytes(self.source(path), conversion, alone=self.request.alone)
 
     def others(self) -> list[str]:
         """Files that must change besides those that were given."""
@@ -52,11 +55,12 @@ def convert(request: Request) -> int:
         raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
     if request.entries:
         raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
-    given = [text_files.read(name) for name in request.inputs]
+    given = [notebooks.read(name, alone=request.alone) for name in request.inputs]
     target = _folder(request, given)
     if target is not None:
         _check_folder(target, request)
     elif request.output is not None:
+        notebooks.check_kinds(request.output, given[0].name)
         text_files.check_output(request.output, given[0], force=request.force)
     _check_in_place(given, request)
     beside = _runtime_folders(request, given) if target is None else []
@@ -75,7 +79,7 @@ def convert(request: Request) -> int:
 
 def outcome_of(request: Request) -> tuple[Names, Outcome]:
     """What would become of the scripts of a request, and how to call their files. Raises as `convert`."""
-    job = _convert(request, [text_files.read(name) for name in request.inputs])
+    job = _convert(request, [notebooks.read(name) for name in request.inputs])
     return job.names, job.outcome
 
 
@@ -123,12 +127,15 @@ def _convert(request: Request, given: Sequence[TextFile]) -> _Job:
     sources = PythonFiles(root, late=lambda path: True)
     for path, source in by_path.items():
         sources.give(path, source)
-    names = Names(root, {path: source.name for path, source in by_path.items()})
+    places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
+    names = Names(root, {path: source.name for path, source in by_path.items()}, places)
     # Where the project is unknown, a module is only looked for where Python would.
     layout = Layout(sources, guess=False)
     with names.in_errors():
         followed = [programs.follow(sources, layout, path) for path in by_path]
         outcome = programs.convert(followed, request.options, lenient=False)
+    for path, source in by_path.items():
+        outcome.conversions[path] = notebooks.with_places(outcome.conversions[path], source, alone=request.alone)
     return _Job(request, by_path, sources, names, outcome)
 
 
@@ -164,8 +171,12 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
     """Writes what was given and all else that changed, in the same places to each other."""
     paths = [*job.given, *job.others()]
     top = posixpath.commonpath([posixpath.dirname(path) for path in paths])
-    outputs = {path: target / posixpath.relpath(path, top or ".") for path in paths}
+    outputs = {path: target / posixpath.relpath(_script(path), top or ".") for path in paths}
     for path, output in outputs.items():
+        if list(outputs.values()).count(output) > 1:
+            raise BadInput(
+                str(output), what="a notebook and a script would both go there", todo="convert them one by one"
+            )
         text_files.check_new(output, job.sources.root / path, force=job.request.force)
     folders = [output.parent for path, output in outputs.items() if path in job.given]
     folders = list(dict.fromkeys(folders)) if job.request.vendored and job.uses_runtime() else []
@@ -179,6 +190,11 @@ def _write_folder(job: _Job, target: Path) -> dict[str, str]:
         vendor.copy_all(staged / folder.relative_to(target) for folder in folders)
         placing.settle(staged, target)
     return {path: str(output) for path, output in outputs.items()}
+
+
+def _script(path: str) -> str:
+    """The name of what a notebook becomes; others keep theirs."""
+    return f"{path[: -len(document.SUFFIX)]}.py" if document.is_named(path) else path
 
 
 def _report(job: _Job, outputs: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
+from dp2ddp.notebook.places import Places
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,12 @@ class Names:
     Attributes:
         root: the project's folder.
         given: the names of files that the user named himself.
+        places: of notebooks, where the lines of their scripts stand.
     """
 
     root: Path
     given: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
 
     def shown(self, path: str) -> str:
         """What to call the file at `path`; as absolute or as relative as the user called others."""
@@ -34,7 +37,8 @@ class Names:
 
     def renamed(self, error: BadInput) -> BadInput:
         """The error about a file at a path, with the name that the user knows it by."""
-        return error.renamed(self.shown(error.file))
+        shown = self.shown(error.file)
+        return self.places[error.file].renamed(error, shown) if error.file in self.places else error.renamed(shown)
 
     @contextlib.contextmanager
     def in_errors(self) -> Iterator[None]:

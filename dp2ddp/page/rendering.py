@@ -54,7 +54,7 @@ def _finalized(value: object) -> object:
     return value if hasattr(value, "__html__") else visible(str(value))
 
 
-def _shortened(path: str, most: int = 30) -> str:
+def _shortened(path: str, most: int = 36) -> str:
     """A path, if it is long only its end, with the file's name."""
     path = visible(path)
     return path if len(path) <= most else f"…{path[1 - most :]}"

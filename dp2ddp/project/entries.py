@@ -180,7 +180,7 @@ class _Guesser:
     def _tree(self, path: str) -> ast.Module | None:
         if path not in self._trees:
             try:
-                self._trees[path] = syntax.parse_old(self._sources[path], path)
+                self._trees[path] = syntax.shared(self._sources[path], path)
             except BadInput as error:
                 self._trees[path] = None
                 self._unread[path] = error

@@ -8,7 +8,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 _HISTORIES = frozenset({".git", ".hg", ".svn"})
-_CACHES = frozenset({"__pycache__", "node_modules"})
+_CACHES = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 
 
 def reason(folder: Path) -> str | None:

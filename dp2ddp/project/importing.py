@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from dp2ddp.errors import BadInput
 from dp2ddp.project.searchpath import Addition, additions
-from dp2ddp.source.syntax import without_async_arguments
+from dp2ddp.source import syntax
 
 STAR = "*"
 _DYNAMIC = ("import_module", "__import__")
@@ -54,10 +54,8 @@ def read(text: str, path: str) -> FileImports:
     Remembered, since the same texts are asked about for finding scripts and for converting them.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(without_async_arguments(text)[0])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = syntax.shared(text, path)
+    except BadInput:
         return FileImports(is_python=False)
     statements = list(_statements(tree.body))
     # Whole trees take long to walk, and few files need it.

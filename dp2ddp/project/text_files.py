@@ -57,8 +57,6 @@ def read(name: str) -> TextFile:
     if name == STANDARD:
         return decode(sys.stdin.buffer.read(), "<stdin>", None)
     path = Path(name)
-    if path.suffix == ".ipynb":
-        raise _notebook(name)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -97,7 +95,8 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
     if text.encode(encoding) != body:
         raise BadInput(name, what=f"the encoding {encoding} can't be written back unchanged", todo="save it as UTF-8")
     if _is_notebook(text):
-        raise _notebook(name)
+        todo = "give it by a name that ends in .ipynb"
+        raise BadInput(name, what="a notebook, not a script", todo=todo)
     return TextFile(name, path, text, encoding, has_mark)
 
 
@@ -230,7 +229,3 @@ def _is_notebook(text: str) -> bool:
     except ValueError:
         return False
     return isinstance(content, dict) and "cells" in content
-
-
-def _notebook(name: str) -> BadInput:
-    return BadInput(name, what="a notebook, not a script", todo="export it first: jupyter nbconvert --to script")

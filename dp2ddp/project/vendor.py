@@ -7,32 +7,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
-from dp2ddp import RUNTIME_PACKAGE
+from dp2ddp import RUNTIME_PACKAGE, RUNTIME_SOURCE
 from dp2ddp.errors import BadInput
 
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.pyc")
-
-
-def runtime_folder() -> Path:
-    """Where the runtime is installed. It is found, not imported: importing it would import torch.
-
-    Raises:
-        BadInput: it isn't installed.
-    """
-    spec = find_spec(RUNTIME_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise BadInput("--vendor", what=f"the package {RUNTIME_PACKAGE} is not installed", todo="reinstall dp2ddp")
-    return Path(spec.submodule_search_locations[0])
 
 
 def check(folder: Path, *, force: bool) -> None:
     """Checks that the runtime may be copied into `folder`.
 
     Raises:
-        BadInput: something else has the runtime's name there, and no `force`; or the runtime isn't installed.
+        BadInput: something else has the runtime's name there, and no `force`.
     """
     target = folder / RUNTIME_PACKAGE
     if os.path.lexists(target) and not force and not _is_current(target):
@@ -48,16 +35,15 @@ def copy(folder: Path) -> Path:
         Where it lies now.
 
     Raises:
-        BadInput: it can't be written, or the runtime isn't installed.
+        BadInput: it can't be written.
     """
     target = folder / RUNTIME_PACKAGE
     if _is_current(target):
         return target
-    source = runtime_folder()
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{RUNTIME_PACKAGE}.") as scratch:
             fresh = Path(scratch, "fresh")
-            shutil.copytree(source, fresh, ignore=_NOT_COPIED)
+            shutil.copytree(RUNTIME_SOURCE, fresh, ignore=_NOT_COPIED)
             if os.path.lexists(target):
                 os.rename(target, Path(scratch, "old"))
             os.rename(fresh, target)
@@ -87,8 +73,7 @@ def copied(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def _is_current(target: Path) -> bool:
-    source = runtime_folder()
-    return target.is_dir() and (target.samefile(source) or _contents(target) == _contents(source))
+    return target.is_dir() and (target.samefile(RUNTIME_SOURCE) or _contents(target) == _contents(RUNTIME_SOURCE))
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

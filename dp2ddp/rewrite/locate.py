@@ -5,9 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from functools import cache
+from typing import Union, cast
 
 import libcst as cst
+from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
 from dp2ddp.rewrite.edits import (
@@ -88,6 +90,18 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
     return located
 
 
+@cache
+def _kind(node: type[cst.CSTNode]) -> type[cst.CSTNode] | None:
+    """Whether nodes of a class are statements, expressions or neither; asked once: abstract classes answer slowly."""
+    if issubclass(node, (cst.BaseStatement, cst.BaseSmallStatement)):
+        return cst.BaseStatement
+    return cst.BaseExpression if issubclass(node, cst.BaseExpression) else None
+
+
+def _span(place: CodeRange) -> Span:
+    return Span.of(place.start.line, place.start.column, place.end.line, place.end.column)
+
+
 class _Finder:
     """The nodes at the positions that the edits name, collected in one walk over the positions."""
 
@@ -99,16 +113,22 @@ class _Finder:
         self.expressions: dict[Span, cst.BaseExpression] = {}
         self.statements: dict[Position, tuple[Position, cst.CSTNode]] = {}
         for node, place in positions.items():
-            start, end = Position(place.start.line, place.start.column), Position(place.end.line, place.end.column)
-            if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement)):
+            kind = _kind(type(node))
+            if kind is cst.BaseExpression:
+                # Most expressions begin where no edit does.
+                if (place.start.line, place.start.column) in starts:
+                    self._expression(node, _span(place), spans)
+                if isinstance(node, (cst.Tuple, cst.GeneratorExp)):
+                    self._with_parentheses(node, positions, _span(place), spans)
+            elif kind is cst.BaseStatement:
+                start, end = _span(place)
                 located._ranges[id(node)] = (_with_decorators(node, positions, start), end)
                 if start in starts and isinstance(node, _STATEMENTS):
                     self.statements[start] = (end, node)
-            elif isinstance(node, cst.BaseExpression):
-                if Span(start, end) in spans:
-                    self.expressions[Span(start, end)] = node
-                if isinstance(node, (cst.Tuple, cst.GeneratorExp)):
-                    self._with_parentheses(node, positions, Span(start, end), spans)
+
+    def _expression(self, node: cst.CSTNode, span: Span, spans: set[Span]) -> None:
+        if span in spans:
+            self.expressions[span] = cast("cst.BaseExpression", node)
 
     def _with_parentheses(
         self, node: cst.Tuple | cst.GeneratorExp, positions: Positions, inner: Span, spans: set[Span]

@@ -12,7 +12,6 @@ from dp2ddp.analysis.roles import Instance
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword
-from dp2ddp.source.program import FUNCTIONS, FunctionNode
 from dp2ddp.source.spans import Span
 
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
@@ -249,7 +248,7 @@ def build(net, args):
             owner = facts.source.parent(facts.source.function(func) or func)
             return not (isinstance(owner, ast.ClassDef) and facts.resolver.classes.is_module(owner))
         roles = facts.resolver.roles(func.value)
-        return any(isinstance(role, Instance) for role in roles) if roles else bool(_methods(facts, func.attr))
+        return any(isinstance(role, Instance) for role in roles) if roles else bool(facts.source.methods(func.attr))
 
     def _is_index(self, facts: Facts, node: ast.expr) -> bool:
         """Whether `.to(...)` gets a device number: `0`, or the first of the wrap's `device_ids`."""
@@ -257,8 +256,7 @@ def build(net, args):
             return type(node.value) is int
         if not isinstance(node, ast.Subscript):
             return False
-        ids = {ast.unparse(given) for given, _ in facts.wraps.device_ids}
-        return ast.unparse(node.value) in ids
+        return ast.unparse(node.value) in facts.wraps.device_ids_written
 
 
 def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast.AST]:
@@ -277,11 +275,5 @@ def _takes_device(facts: Facts, func: ast.Attribute, given: ast.expr) -> bool:
     inside = facts.source.function(func)
     if inside is not None and inside.name == func.attr:  # `def cuda(self, index): self.x = self.x.cuda(index)`
         return isinstance(given, ast.Name) and given.id in {argument.arg for argument in inside.args.args}
-    methods = [method.args for method in _methods(facts, func.attr)]
+    methods = [method.args for method in facts.source.methods(func.attr)]
     return bool(methods) and all(len(args.args) == 2 and args.vararg is None for args in methods)
-
-
-def _methods(facts: Facts, name: str) -> list[FunctionNode]:
-    """The methods of that name in this program's classes."""
-    named = (n for n in facts.source.nodes if isinstance(n, FUNCTIONS) and n.name == name)
-    return [method for method in named if isinstance(facts.source.parent(method), ast.ClassDef)]

@@ -62,7 +62,7 @@ except KeyboardInterrupt:  # saves, and that's the end
         together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}
         together.update(loop.node for loop in facts.model_loops)
         together.update(facts.wraps.functional)
-        for handler in Handlers(facts.source, facts.names, facts.loops, together).parting():
+        for handler in Handlers(facts.source, facts.names, facts.loops, facts.callers, together).parting():
             yield Note(
                 self.id,
                 facts.source.span(handler),

@@ -6,7 +6,7 @@ import ast
 from typing import NamedTuple, Union
 
 from dp2ddp.source.nodes import attribute_got
-from dp2ddp.source.program import SCOPES, ParsedProgram, ScopeNode
+from dp2ddp.source.program import ParsedProgram, ScopeNode
 from dp2ddp.source.starred import starred
 
 # Other paths under which the same object can be imported.
@@ -148,7 +148,7 @@ class Names:
         return None
 
     def _of_name(self, node: ast.Name) -> Target | None:
-        for scope in (n for n in self.source.ancestors(node) if isinstance(n, SCOPES)):
+        for scope in self.source.scopes(node):
             target = self._imported.get(scope, {}).get(node.id)
             if target is not None:
                 return self._followed(target, frozenset())

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Callable, Optional, Union
 
@@ -69,6 +70,8 @@ class ParsedProgram:
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
+    # Of lines that aren't ASCII, how many bytes come before each character.
+    _wide: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -143,6 +146,18 @@ class ParsedProgram:
         """Every function and method, in the order of the text."""
         return in_order(n for n in self.nodes if isinstance(n, FUNCTIONS))
 
+    @cached_property
+    def _methods(self) -> dict[str, list[FunctionNode]]:
+        found: dict[str, list[FunctionNode]] = {}
+        for function in self.functions:
+            if isinstance(self.parent(function), ast.ClassDef):
+                found.setdefault(function.name, []).append(function)
+        return found
+
+    def methods(self, name: str) -> Sequence[FunctionNode]:
+        """The methods of that name, of all classes."""
+        return self._methods.get(name, ())
+
     def parent(self, node: ast.AST) -> ast.AST | None:
         """The node that `node` is a part of, None for the module."""
         return self._parents.get(node)
@@ -163,9 +178,22 @@ class ParsedProgram:
     def scope(self, node: ast.AST) -> ScopeNode:
         """The function, class or module in whose body `node` stands."""
         if node not in self._scopes:
-            found = next((n for n in self.ancestors(node) if isinstance(n, SCOPES)), None)
-            self._scopes[node] = found or self.module(node)
+            passed = [node]
+            above = self._parents.get(node)
+            while above is not None and not isinstance(above, SCOPES) and above not in self._scopes:
+                passed.append(above)
+                above = self._parents.get(above)
+            found = above if isinstance(above, SCOPES) else None if above is None else self._scopes[above]
+            # Kept for all on the way, which may be long: thousands of `elif` stand one in another.
+            self._scopes.update(dict.fromkeys(passed, found or self.module(node)))
         return self._scopes[node]
+
+    def scopes(self, node: ast.AST) -> Iterator[ScopeNode]:
+        """The scopes around `node`, from the nearest outwards."""
+        inner = node
+        while inner in self._parents:
+            inner = self.scope(inner)
+            yield inner
 
     def function(self, node: ast.AST) -> FunctionNode | None:
         """The innermost function around `node`, None at module level."""
@@ -215,7 +243,10 @@ class ParsedProgram:
         text = self.lines[line - 1]
         if text.isascii():
             return byte_column
-        return len(text.encode("utf-8")[:byte_column].decode("utf-8"))
+        if line not in self._wide:
+            widths = (len(character.encode("utf-8")) for character in text)
+            self._wide[line] = list(accumulate(widths, initial=0))
+        return bisect_left(self._wide[line], byte_column)
 
 
 def parse(text: str, filename: str) -> ParsedProgram:

@@ -8,6 +8,7 @@ import re
 import sys
 import tokenize
 import warnings
+from functools import lru_cache
 
 from dp2ddp.errors import BadInput
 
@@ -51,8 +52,9 @@ def without_async_arguments(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join(lines), places
 
 
-def parse_old(text: str, filename: str) -> ast.Module:
-    """As `parse`, of a text that may say `async=` in calls."""
+@lru_cache(maxsize=4096)
+def shared(text: str, filename: str) -> ast.Module:
+    """As `parse`, of a text that may say `async=` in calls; parsed once for all who only look at it."""
     return parse(without_async_arguments(text)[0], filename)
 
 

@@ -90,7 +90,7 @@ def verify(
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[runtime]"')
+        raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[verify]"')
     from dp2ddp.verify import plot as drawing
     from dp2ddp.verify.command import verifying
     from dp2ddp.verify.run import runs

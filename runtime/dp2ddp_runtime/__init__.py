@@ -4,6 +4,8 @@ The rule that keeps it from deadlock: every rank runs every line of the script; 
 logger) do nothing on ranks other than 0, and no sink contains a collective.
 """
 
+from typing import NoReturn
+
 from . import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .checkpoint import load, save
 from .functional import data_parallel
@@ -14,10 +16,12 @@ from .rank_zero import main_first, main_only, open, written
 from .rng import seed_everything
 from .setup import barrier, setup
 from .state_dict import load_state_dict
+from .version import __version__
 from .world import device, device_count, is_main, local_rank, rank, world_size
 
 __all__ = [
     "WrappedModel",
+    "__version__",
     "all_reduce",
     "barrier",
     "broadcast",
@@ -42,3 +46,13 @@ __all__ = [
     "wrap_model",
     "written",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Tells of a name that isn't there what that means in a converted script."""
+    if name.startswith("_"):  # asked for by Python and its tools
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"{__name__} {__version__} has no {name!r}: a script that calls it was converted by a newer dp2ddp; "
+        "install the dp2ddp-runtime of that version, or convert again with this one"
+    )

@@ -17,12 +17,12 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn.functional import pad
 
 from . import codec, watchdog, world
 from .collectives import all_gather, bytes_of, carrier, plain
 from .place import Place, here
+from .uncompiled import uncompiled
 
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
@@ -52,7 +52,7 @@ _count = 0
 _lock = threading.RLock()  # a thread that reads ahead may take part, as long as it is in the same order on all ranks
 
 
-@_disable_dynamo
+@uncompiled
 @torch.inference_mode(False)
 @torch.no_grad()
 def exchange(kind: str, value: Any = None) -> list[Any]:

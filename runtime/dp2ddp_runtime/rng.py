@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._compile import _disable_dynamo
 
 from . import world
 from .exchange import exchange
+from .uncompiled import uncompiled
 
 np: Any
 try:
@@ -120,7 +120,7 @@ class Stream:
         self.epoch = epoch
         self._own = None
 
-    @_disable_dynamo
+    @uncompiled
     def __enter__(self) -> Stream:
         _entered.append(_active is None)
         if _active is None:
@@ -134,7 +134,7 @@ class Stream:
             self._to_own()
         return self
 
-    @_disable_dynamo
+    @uncompiled
     def __exit__(self, *error: object) -> None:
         if _entered.pop():
             self._to_shared()

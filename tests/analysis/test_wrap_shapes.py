@@ -109,6 +109,12 @@ def test_a_part_of_a_model_is_wrapped_with_its_root(shape: str) -> None:
     assert not conversion.notes
 
 
+@pytest.mark.parametrize("made", ["torch.compile(nn.DataParallel(model))", "nn.DataParallel(torch.compile(model))"])
+def test_the_loaders_of_a_compiled_model_are_shared_out(made: str) -> None:
+    body = f"model = nn.Linear(4, 2)\nnet = {made}\nnet = torch.compile(net, dynamic=True)\n"
+    assert "loader = ddp.shard_loader(DataLoader(data, 4))" in converted(body).new_text
+
+
 def test_the_loaders_of_a_model_with_a_wrapped_part_are_shared_out() -> None:
     known = converted("net = nn.Sequential()\nnet.features = nn.DataParallel(net.features)\n").new_text
     presumed = converted("net = build()\nnet.features = nn.DataParallel(net.features)\n").new_text

@@ -106,7 +106,7 @@ def test_the_command_offers_every_format() -> None:
 
 
 def test_annotations_escape_what_scripts_contain() -> None:
-    found = Found("a:b,c.py", 3, 1, "DDP011", NOTE, "50% of\n`x`: y, z")
+    found = Found("a:b,c.py", None, 3, 1, "DDP011", NOTE, "50% of\n`x`: y, z")
     assert as_github([found]) == ("::warning file=a%3Ab%2Cc.py,line=3,col=1,title=dp2ddp DDP011::50%25 of%0A`x`: y, z")
 
 

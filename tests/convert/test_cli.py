@@ -21,7 +21,6 @@ import dp2ddp
 from dp2ddp.cli import main
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.plan import Plan
-from dp2ddp.project import vendor
 from dp2ddp.rewrite.edits import Edit, Note, ReplaceExpr
 from dp2ddp.rules import Options, all_rules
 from dp2ddp.source.program import ParsedProgram
@@ -101,7 +100,7 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
         "How to run it:",
         "  python 'my out.py' ...   one process on each visible GPU of this machine",
         "  torchrun --nproc-per-node=N 'my out.py' ...   N processes",
-        "  It imports dp2ddp_runtime: install dp2ddp where it runs, or convert with --vendor.",
+        "  It imports dp2ddp_runtime: pip install dp2ddp-runtime where it runs, or convert with --vendor.",
     ]
 
 
@@ -203,7 +202,7 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "--vendor" not in result.stderr
     copied = {path.name for path in Path("out", "dp2ddp_runtime").iterdir()}
-    assert copied == {path.name for path in vendor.runtime_folder().iterdir()} - {"__pycache__"}
+    assert copied == {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir()} - {"__pycache__"}
     assert sorted(os.listdir("out")) == ["dp2ddp_runtime", "train.py"]
     # The same copy is left alone, another is not overwritten unasked, and then nothing else is written either.
     assert run("convert", "train.py", "-o", "out/more.py", "--vendor").exit_code == 0

@@ -125,7 +125,7 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "  python out/tools/test.py ...",
         "  python out/train.py ...",
         "  One process on each visible GPU of this machine; or with torchrun --nproc-per-node=N",
-        "  They import dp2ddp_runtime: install dp2ddp where they run, or convert with --vendor.",
+        "  They import dp2ddp_runtime: pip install dp2ddp-runtime where they run, or convert with --vendor.",
     ]
 
 

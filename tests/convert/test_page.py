@@ -76,6 +76,10 @@ def test_each_change_has_its_rule_and_the_rule_its_example(run: Run) -> None:
     for rule in named:
         assert f'href="#{rule}-examples"' in text
         assert text.count(f'id="{rule}-examples"') == 1
+    _check_links(text)
+
+
+def _check_links(text: str) -> None:
     links = set(re.findall(r'href="#([^"]+)"', text))
     ids = re.findall(r' id="([^"]+)"', text)
     assert links <= set(ids), "every link has its target on the page"
@@ -236,6 +240,25 @@ def test_several_scripts_and_in_place(run: Run) -> None:
     assert "python train.py starts N processes" in _page()
     run("train.py", "--html", "report.html")
     assert "Converted already" in _page()
+
+
+def _notebook(*cells: str) -> str:
+    made = [{"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": c} for c in cells]
+    return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 4})
+
+
+def test_a_notebook_is_named_by_its_cells(run: Run) -> None:
+    start, net, rest = NOTED.partition("def gpus()")
+    Path("train.ipynb").write_text(_notebook(f"!pip install x\n{start}", net + rest))
+    assert run("train.ipynb", "-o", "out.py", "--html", "report.html").exit_code == 0
+    page = _page()
+    assert "train.ipynb:cell 2:5 DDP001" in page
+    assert "The notebook's code cells, one below the other." in page
+    assert "python out.py" in page
+    _check_links(Path("report.html").read_text("utf-8"))
+    assert run("train.ipynb", "-o", "out.ipynb", "--html", "report.html").exit_code == 0
+    assert "Run the notebook's cells" in _page()
+    assert "python out.ipynb" not in _page()
 
 
 def test_only_a_page_loads_what_a_page_needs() -> None:

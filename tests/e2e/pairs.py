@@ -25,9 +25,13 @@ class Pair:
 
     original: Run
     converted: Run
+    _compared: dict[tuple[float, float], Comparison] = field(default_factory=dict, compare=False)
 
     def compare(self, tolerance: float, places: float = 0) -> Comparison:
-        return compare(self.original.folder, self.converted.folder, tolerance, places)
+        asked = tolerance, places
+        if asked not in self._compared:
+            self._compared[asked] = compare(self.original.folder, self.converted.folder, *asked)
+        return self._compared[asked]
 
     def checked(self) -> Pair:
         """This pair, if both runs ended well."""

@@ -23,8 +23,8 @@ def two_epochs(pairs: Pairs, data: Path, name: str) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def comparison(pairs: Pairs, small_digits: Path) -> Comparison:
-    return two_epochs(pairs, small_digits, "mnist_script").compare(tolerance=0.0)
+def comparison(pairs: Pairs, smaller_digits: Path) -> Comparison:
+    return two_epochs(pairs, smaller_digits, "mnist_script").compare(tolerance=0.0)
 
 
 def test_the_demo_reads_every_classifier() -> None:
@@ -32,8 +32,8 @@ def test_the_demo_reads_every_classifier() -> None:
 
 
 @pytest.mark.parametrize("name", fixture_data.CLASSIFIERS)
-def test_results_are_read(pairs: Pairs, small_digits: Path, name: str) -> None:
-    result = demo.read_result(name, two_epochs(pairs, small_digits, name).original.stdout)
+def test_results_are_read(pairs: Pairs, smaller_digits: Path, name: str) -> None:
+    result = demo.read_result(name, two_epochs(pairs, smaller_digits, name).original.stdout)
     assert len(result.losses) == 2
     assert 20 < result.accuracy <= 100
 

@@ -76,10 +76,32 @@ def test_without_an_old_python_the_oldest_torch_is_skipped(
     assert "skipped" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["check", "now"]])
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["check", "now"], ["dist", "now"]])
 def test_wrong_usage_ends_with_code_2(dev: ModuleType, arguments: list[str]) -> None:
     try:
         code = dev.main(arguments)
     except SystemExit as error:  # argparse's own way
         code = error.code
     assert code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parallel"),
+    [
+        ([], True),
+        (["-m", "not slow"], True),
+        (["tests/rules"], False),
+        (["-x", "tests/rules/a.py::test_b"], False),
+    ],
+)
+def test_all_tests_are_run_by_several_processes(
+    dev: ModuleType, tmp_path: Path, arguments: list[str], parallel: bool
+) -> None:
+    (tmp_path / "tests/rules").mkdir(parents=True)
+    (tmp_path / "tests/rules/a.py").touch()
+    assert bool(dev.workers(arguments)) == parallel
+
+
+def test_the_tests_processes_keep_the_bytecode_that_they_make(dev: ModuleType) -> None:
+    given = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/elsewhere", "HOME": "/home/me"}
+    assert dev.clean(given) == {"HOME": "/home/me"}

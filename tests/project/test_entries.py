@@ -143,6 +143,7 @@ def test_what_cant_be_read_is_told_and_no_script(tmp_path: Path) -> None:
 
 
 def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syntax.shared.cache_clear()
     parsed: list[str] = []
     parse = syntax.parse
     monkeypatch.setattr(syntax, "parse", lambda text, name: parsed.append(name) or parse(text, name))

@@ -82,7 +82,7 @@ def after_large_ones() -> list[list[int]]:
         ddp.broadcast(1)
         after_one, sent[:] = [*sent], []
         for _ in range(2):
-            ddp.broadcast(["a name of a file"] * 1_000_000)
+            ddp.broadcast(["a name of a file"] * 300_000)
         sent[:] = []
         ddp.broadcast(1)
     return [[large], after_one, sent]

@@ -1,16 +1,17 @@
-"""`setup`, with real processes: what a plain start, a launcher, a signal and a failing rank lead to."""
+"""`setup`, with real processes: what a launcher, a signal and a failing rank lead to; and which devices are taken.
+
+What a start that goes well shows is in `test_start`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,29 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dp2ddp_runtime import launcher, world
+from starts import START, TORCHRUN, Warm, start, write
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
-
-ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    "DP2DDP_DEVICE": "cpu",
-}
-START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
-
-
-def write(folder: Path, body: str, name: str = "train.py") -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(START + textwrap.dedent(body))
-    return path
-
-
-def start(*command: object, nproc: int | None = 2, **options: Any) -> subprocess.CompletedProcess[str]:
-    env = {**ENVIRONMENT, **({"DP2DDP_NPROC": str(nproc)} if nproc else {}), **options.pop("env", {})}
-    command = (sys.executable, *map(str, command))
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, **options)
 
 
 def is_alive(pid: int) -> bool:
@@ -58,26 +40,6 @@ def wait_for_end(pids: list[int], seconds: float = 5) -> list[int]:
     return [pid for pid in pids if is_alive(pid)]
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-
-
-def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        """
-        counted = ddp.device_count()
-        print("before")
-        os.system("echo from a child")
-        ddp.setup()
-        ddp.setup()
-        print("after", counted, ddp.device_count())
-        """,
-    )
-    for run in (start(script), start(*TORCHRUN, script, nproc=None, env={"PYTHONHASHSEED": "0"})):
-        assert run.returncode == 0, run.stderr
-        assert run.stdout.splitlines() == ["before", "from a child", "after 2 2"]
-
-
 @pytest.mark.parametrize(
     ("rest", "at_once"),
     [
@@ -86,7 +48,9 @@ def test_what_comes_before_setup_is_printed_once_and_counts_the_job_s_devices(tm
         ("ddp.setup(beside_ddp=True)", True),
     ],
 )
-def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(tmp_path: Path, rest: str, at_once: bool) -> None:
+def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(
+    warm: Warm, tmp_path: Path, rest: str, at_once: bool
+) -> None:
     """Rank 1's lines, in their order; and at once, where it is known that it prints like all others."""
     script = write(
         tmp_path,
@@ -97,86 +61,14 @@ def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(tmp_path: Path, r
         if os.fork() == 0:
             sys.exit()
         os.wait()
-        print("after", os.stat(1).st_ino == int(sys.stdin.readline()), flush=True)
+        print("after", os.stat(1).st_ino == os.stat(os.environ["STDOUT"]).st_ino, flush=True)
         """,
     )
-    env = {**ENVIRONMENT, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, str(script)], env=env, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        printed = process.communicate(str(os.fstat(process.stdout.fileno()).st_ino) + "\n", timeout=60)[0]
-    assert printed.splitlines() == ["before", "from a child", f"after {at_once}"]
+    done = warm.start(script, nproc=None, env={"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    assert done.stdout.splitlines() == ["before", "from a child", f"after {at_once}"], done.stderr
 
 
-def test_plain_start_repeats_the_command(tmp_path: Path) -> None:
-    write(tmp_path, "", "pkg/__init__.py")
-    write(
-        tmp_path,
-        """
-        import logging, warnings
-        import torch.distributed as dist
-        os.chdir("/")  # the ranks start where this process started, all the same
-        ddp.setup(seed=3, timeout=60)
-        ddp.setup()
-        print("one hash", os.environ["PYTHONHASHSEED"].isdigit(), "launched", "RANK" in os.environ)
-        print("argv", sys.argv[1:], sys.flags.optimize, sys.warnoptions, sys._xoptions, __name__, __spec__.name)
-        print("world", ddp.rank(), ddp.local_rank(), ddp.world_size(), ddp.device(), ddp.is_main())
-        print("threads", os.environ["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)))
-        print("to stderr", file=sys.stderr)
-        logging.getLogger("x").error("logged")
-        warnings.warn("warned")
-        os.system("echo from a child process")
-        drawn = torch.stack([torch.rand(1)[0], torch.tensor(hash("a string") % 1000.0)])
-        ours = drawn.clone()
-        dist.broadcast(drawn, 0)
-        every = torch.tensor([float(torch.equal(drawn, ours)), 1.0])
-        dist.all_reduce(every)
-        ddp.barrier()
-        print("agree", every.tolist())
-        """,
-        "pkg/train.py",
-    )
-    arguments = ["two words", 'a "quote"', "it's", "--x=$HOME", ""]
-    options = ("-O", "-W", "default", "-X", "faulthandler", "-m", "pkg.train")
-    done = start(*options, *arguments, cwd=tmp_path, env={"PYTHONHASHSEED": "random"})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "one hash True launched False",
-        f"argv {arguments} 1 ['default'] {{'faulthandler': True}} __main__ pkg.train",
-        "world 0 0 2 cpu True",
-        "threads True",
-        "from a child process",
-        "agree [2.0, 2.0]",
-    ]
-    assert [done.stderr.count(word) for word in ("to stderr", "logged", "UserWarning: warned")] == [1, 1, 1]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_all_ranks_see_the_terminal_and_rank_0_reads_from_it(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        """
-        ddp.setup()
-        try:
-            typed = input()
-        except OSError:
-            typed = None  # rather than to take away what is typed for rank 0
-        os.write(2, f"{ddp.rank()} {sys.stdin.isatty()} {os.get_terminal_size(0).columns} {typed}\\n".encode())
-        """,
-    )
-    keyboard, terminal = os.openpty()
-    try:
-        subprocess.run(["stty", "rows", "30", "cols", "100"], stdin=terminal, check=True)
-        os.write(keyboard, b"typed\n")
-        done = start(script, stdin=terminal)
-    finally:
-        os.close(keyboard)
-        os.close(terminal)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stderr.splitlines()) == ["0 True 100 typed", "1 True 100 None"]
-
-
-def test_failing_rank_shows_its_own_traceback_once(tmp_path: Path) -> None:
+def test_failing_rank_shows_its_own_traceback_once(warm: Warm, tmp_path: Path) -> None:
     body = """
         ddp.setup()
         if ddp.rank() == 1:
@@ -184,7 +76,7 @@ def test_failing_rank_shows_its_own_traceback_once(tmp_path: Path) -> None:
         ddp.barrier()
         """
     begin = time.monotonic()
-    done = start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body))
     assert time.monotonic() - begin < 30
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
@@ -193,42 +85,44 @@ def test_failing_rank_shows_its_own_traceback_once(tmp_path: Path) -> None:
     assert "ChildFailedError" not in done.stderr
 
 
-def test_exit_code_and_message_of_a_rank(tmp_path: Path) -> None:
+def test_exit_code_and_message_of_a_rank(warm: Warm, tmp_path: Path) -> None:
     body = """
         ddp.setup()
         if ddp.rank() == 1:
             sys.exit(3)
         ddp.barrier()
         """
-    done = start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body))
     assert (done.returncode, done.stderr.count("Traceback")) == (3, 0)
     assert "rank 1 of 2 ended with exit code 3" in done.stderr
-    done = start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"))
+    done = warm.start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"))
     assert (done.returncode, done.stderr) == (1, "no data found\n")
-    done = start(write(tmp_path, "ddp.setup()\nif ddp.rank() == 1:\n    sys.exit('no data here')\nddp.barrier()\n"))
+    done = warm.start(
+        write(tmp_path, "ddp.setup()\nif ddp.rank() == 1:\n    sys.exit('no data here')\nddp.barrier()\n")
+    )
     assert (done.returncode, done.stderr) == (1, "no data here\n")
 
 
-def test_killed_rank_is_named(tmp_path: Path) -> None:
+def test_killed_rank_is_named(warm: Warm, tmp_path: Path) -> None:
     body = """
         ddp.setup()
         if ddp.rank() == 1:
             os.kill(os.getpid(), 9)
         ddp.barrier()
         """
-    done = start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body))
     assert done.returncode == 128 + 9
     assert "rank 1 of 2 was ended by signal 9 (Killed; is the machine out of memory?)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_rank_of_a_launcher_that_is_gone_ends(tmp_path: Path) -> None:
+def test_rank_of_a_launcher_that_is_gone_ends(warm: Warm, tmp_path: Path) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "2", "LAUNCHER": "1", "PORT": "1", "SECRET": ""}
-    done = start(write(tmp_path, "ddp.setup()\n"), env={"DP2DDP_PLACE": json.dumps(place)})
+    done = warm.start(write(tmp_path, "ddp.setup()\n"), env={"DP2DDP_PLACE": json.dumps(place)})
     assert (done.returncode, done.stderr) == (1, "dp2ddp: the process that started the ranks has ended\n")
 
 
-def test_signal_that_the_script_handles(tmp_path: Path) -> None:
+def test_signal_that_the_script_handles(warm: Warm, tmp_path: Path) -> None:
     """The script's own handler runs on all ranks, and its exit code is the job's."""
     body = """
         import signal
@@ -243,12 +137,12 @@ def test_signal_that_the_script_handles(tmp_path: Path) -> None:
             os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(100)
         """
-    done = start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (7, "")
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["whole"] * 2
 
 
-def test_second_signal_ends_a_script_that_goes_on_after_the_first(tmp_path: Path) -> None:
+def test_second_signal_ends_a_script_that_goes_on_after_the_first(warm: Warm, tmp_path: Path) -> None:
     body = """
         import signal
         signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -259,12 +153,12 @@ def test_second_signal_ends_a_script_that_goes_on_after_the_first(tmp_path: Path
             time.sleep(1)
         time.sleep(100)
         """
-    done = start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body))
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_signals_end_the_whole_job(tmp_path: Path, name: str) -> None:
+def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> None:
     body = """
         from torch.utils.data import DataLoader
         ddp.setup()
@@ -274,55 +168,40 @@ def test_signals_end_the_whole_job(tmp_path: Path, name: str) -> None:
         os.rename(f"pid{ddp.rank()}.part", f"pid{ddp.rank()}")
         time.sleep(100)
         """
-    script = write(tmp_path, body)
-    # Someone who started the tests in the background may have had SIGINT ignored.
-    restore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv)"
-    job = subprocess.Popen(
-        [sys.executable, "-c", restore.replace("sys.argv)", "[sys.executable, sys.argv[1]])"), str(script)],
-        env={**ENVIRONMENT, "DP2DDP_NPROC": "2"},
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    files = [tmp_path / "pid0", tmp_path / "pid1"]
-    deadline = time.monotonic() + 60
-    while not all(file.exists() for file in files):
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    ranks, workers = zip(*(map(int, file.read_text().split()) for file in files))
-    number = getattr(signal, name)
-    job.send_signal(number)
-    begin = time.monotonic()
-    _, errors = job.communicate(timeout=30)
+    with warm.started(write(tmp_path, body), cwd=tmp_path) as job:
+        files = [tmp_path / "pid0", tmp_path / "pid1"]
+        deadline = time.monotonic() + 60
+        while not all(file.exists() for file in files):
+            assert job.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ranks, workers = zip(*(map(int, file.read_text().split()) for file in files))
+        number = getattr(signal, name)
+        job.process.send_signal(number)
+        begin = time.monotonic()
+        done = job.wait()
     assert time.monotonic() - begin < 10
-    assert job.returncode == (-9 if name == "SIGKILL" else 128 + number)
+    assert done.returncode == (-9 if name == "SIGKILL" else 128 + number)
     assert wait_for_end(list(ranks)) == []
     assert wait_for_end(list(workers), 10) == []
-    assert errors.count("KeyboardInterrupt\n") == (1 if name == "SIGINT" else 0)
-
-
-ATTACK = """
-import os, pickle, sys, torch.distributed as dist
-class Payload:
-    def __reduce__(self):
-        return os.mkdir, (sys.argv[2],)
-data = pickle.dumps(Payload())
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False, wait_for_workers=False)
-for prefix in sys.argv[3:]:
-    store.set(prefix, data.hex())
-    store.add(prefix + "/told", 1)
-"""
+    assert done.stderr.count("KeyboardInterrupt\n") == (1 if name == "SIGINT" else 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
-def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None:
+def test_store_is_this_machines_and_nothing_in_it_is_run(warm: Warm, tmp_path: Path) -> None:
     """Whoever can connect can neither guess the names of the keys, nor have what is there unpickled."""
     body = """
-        import json, subprocess
+        import json, pickle
         ddp.setup()
+        class Payload:
+            def __reduce__(self):
+                return os.mkdir, ("executed",)
         def attack(*prefixes):
-            subprocess.run([sys.executable, "attack.py", place["PORT"], "executed", *prefixes], check=True)
+            address = "127.0.0.1", int(place["PORT"])
+            store = torch.distributed.TCPStore(*address, None, False, wait_for_workers=False)
+            for prefix in prefixes:
+                store.set(prefix, pickle.dumps(Payload()).hex())
+                store.add(prefix + "/told", 1)
         if ddp.is_main():
             place = json.loads(os.environ["DP2DDP_PLACE"])
             port, listens = f":{int(place['PORT']):04X}", "0A"
@@ -341,14 +220,13 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(tmp_path: Path) -> None
         except json.JSONDecodeError:
             os.write(2, b"what the attacker told was read, and is no JSON")
         """
-    (tmp_path / "attack.py").write_text(ATTACK)
-    done = start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
     assert done.stdout.splitlines() == ["True", "went on True"], done.stderr
     assert done.stderr == "what the attacker told was read, and is no JSON"
     assert not (tmp_path / "executed").exists()
 
 
-def test_one_process_has_no_group_and_no_sockets(tmp_path: Path) -> None:
+def test_one_process_has_no_group_and_no_sockets(warm: Warm, tmp_path: Path) -> None:
     body = """
         import socket
         def refuse(*args, **kwargs):
@@ -365,33 +243,11 @@ def test_one_process_has_no_group_and_no_sockets(tmp_path: Path) -> None:
         """
     script = write(tmp_path, body)
     for env in ({}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, {"DP2DDP_NPROC": "1"}):
-        done = start(script, nproc=None, env=env)
+        done = warm.start(script, nproc=None, env=env)
         assert (done.returncode, done.stdout) == (0, "alone\n"), done.stderr
 
 
-def test_torchrun_and_a_worker_that_imports_the_script_again(tmp_path: Path) -> None:
-    body = """
-        from torch.utils.data import DataLoader
-        ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])
-        class Squares:
-            def __len__(self): return 4
-            def __getitem__(self, i): return torch.tensor([i * i, os.getpid(), ddp.world_size()])
-        if __name__ == "__main__":
-            got = next(iter(DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="spawn")))
-            assert got[:, 0].tolist() == [0, 1, 4, 9]
-            assert got[0, 1] != os.getpid() and got[0, 2] == 1
-            ddp.barrier()
-            print("fine", ddp.world_size())
-        """
-    script = write(tmp_path, body)
-    done = start(*TORCHRUN, script, str(_free_port()), nproc=None, env={"PYTHONHASHSEED": "random"})
-    assert (done.returncode, done.stdout) == (0, "fine 2\n"), done.stderr
-    assert done.stderr.count("each rank hashes strings with a seed of its own") == 1
-    line = 1 + script.read_text().splitlines().index('ddp.setup(init_method="tcp://127.0.0.1:" + sys.argv[1])')
-    assert f"{script}:{line}: UserWarning" in done.stderr
-
-
-def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
     """On each attempt another rank fails: what the ones before have left in torchrun's store misleads nobody."""
     body = """
         ddp.setup(timeout=60)
@@ -404,29 +260,11 @@ def test_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
         with ddp.main_first():
             print("attempt", attempt, total.tolist())
         """
-    done = start(*TORCHRUN, "--max-restarts=2", write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    done = warm.start(*TORCHRUN, "--max-restarts=2", write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
     assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
     assert "hashes strings" not in done.stderr
     errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
     assert errors == ["failed in attempt 0", "failed in attempt 1"]
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _joined_through_file() -> tuple[int, bool]:
-    setup.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
-    setup.barrier()
-    return world.rank(), world.current().store is not None
-
-
-def test_file_init_method(ranks: Any) -> None:
-    assert ranks(2, _joined_through_file, join=False) == [(0, True), (1, True)]
 
 
 @pytest.mark.parametrize(
@@ -583,42 +421,22 @@ BESIDE_DDP = """
     """
 
 
-def test_beside_the_scripts_own_ddp(tmp_path: Path) -> None:
+def test_beside_the_scripts_own_ddp(warm: Warm, tmp_path: Path) -> None:
     path = write(tmp_path, BESIDE_DDP)
-    plain = start(path, tmp_path / "a")
+    plain = warm.start(path, tmp_path / "a")
     assert plain.stdout.splitlines() == ["world (0, 2) group (0, 2) model True"], plain.stderr
-    own = start(path, "--own", tmp_path / "b")
+    own = warm.start(path, "--own", tmp_path / "b")
     assert own.stdout.splitlines() == ["world (0, 1) group (0, 1) model False"], own.stderr
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path), str(tmp_path / "c")],
-            env={**ENVIRONMENT, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = [process.communicate(timeout=60)[0] for process in ranks]
+    with ExitStack() as stack:
+        size = {"WORLD_SIZE": "2"}
+        ranks = [
+            stack.enter_context(
+                warm.started(path, tmp_path / "c", nproc=None, env={**size, "RANK": r, "LOCAL_RANK": r})
+            )
+            for r in ("0", "1")
+        ]
+        printed = [rank.wait().stdout for rank in ranks]
     assert printed == [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
-
-
-def test_ranks_that_all_do_the_same_work_are_told_once(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        """
-        ddp.setup()
-        net = torch.nn.Linear(2, 1)
-        if ddp.device_count() > int(sys.argv[1]):
-            net = ddp.wrap_model(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(2):
-            net(torch.ones(4, 2)).sum().backward()
-            optimizer.step()
-        """,
-    )
-    told = start(script, 2).stderr
-    assert told.count("no model is wrapped, so each of the 2 ranks does all of the work; see train.py:7") == 1
-    assert "no model is wrapped" not in start(script, 1).stderr
 
 
 def test_before_setup_the_device_is_whichever_setup_will_choose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 
 from dp2ddp.analysis.roles import Instance, Module, Resolver, defaults
@@ -19,12 +19,22 @@ class Provenance:
         self.names = names
         self.resolver = resolver
         self._found: dict[ast.expr, frozenset[ast.expr]] = {}
+        self._named_found: dict[tuple[Hashable, ...], frozenset[ast.expr]] = {}
 
     def of(self, node: ast.expr) -> frozenset[ast.expr]:
         """What `node` can be: expressions that are no names of others. A name of which nothing is known is itself."""
         if node not in self._found:
-            self._found[node] = frozenset(self._follow(node, set()))
+            self._found[node] = self._of_key(node) or frozenset(self._follow(node, set()))
         return self._found[node]
+
+    def _of_key(self, node: ast.expr) -> frozenset[ast.expr] | None:
+        """What a name can be of which all is known: one set for all its uses, as those can be thousands."""
+        keys = tuple(self.keys(node))
+        if not keys or any(key in self.bound[1] for key in keys):
+            return None
+        if keys not in self._named_found:
+            self._named_found[keys] = frozenset(self._values_of(keys, set()))
+        return self._named_found[keys]
 
     def elements_of(self, name: ast.expr) -> list[ast.expr]:
         """What `name` is an element of, where a loop binds it."""
@@ -46,13 +56,13 @@ class Provenance:
         return set().union(*(self._follow(each, seen) for each in inner)) if inner else {node}
 
     def _of_name(self, node: ast.Name | ast.Attribute, seen: set[Hashable]) -> set[ast.expr]:
-        found: set[ast.expr] = set()
         keys = self.keys(node)
-        for key in keys:
-            for value in self._new(key, seen):
-                found |= self._follow(value, seen)
+        found = self._values_of(keys, seen)
         known = found or any(key in seen for key in keys)
         return found if known and not any(key in self.bound[1] for key in keys) else found | {node}
+
+    def _values_of(self, keys: Sequence[Hashable], seen: set[Hashable]) -> set[ast.expr]:
+        return {end for key in keys for value in self._new(key, seen) for end in self._follow(value, seen)}
 
     def _new(self, key: Hashable, seen: set[Hashable]) -> list[ast.expr]:
         """The values of a key that was not followed yet."""

@@ -11,7 +11,7 @@ from dp2ddp.source.program import ParsedProgram
 
 _QUESTIONS = frozenset("os.path.exists os.path.isfile os.path.isdir os.path.lexists os.access".split())
 _QUESTION_METHODS = frozenset({"exists", "is_file", "is_dir"})
-_LISTINGS = frozenset("os.listdir glob.glob os.walk glob.iglob os.scandir".split())
+_LISTINGS = frozenset("os.listdir glob.glob os.walk glob.iglob os.scandir subprocess.getoutput".split())
 _LISTING_METHODS = frozenset({"iterdir", "glob", "rglob"})
 #: Those that list while they are iterated over, and what another rank can't be told.
 _LAZY = frozenset({"os.walk", "glob.iglob"})

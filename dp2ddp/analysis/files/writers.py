@@ -121,6 +121,7 @@ class Writers:
         self.names = names
         self.resolver = resolver
         self.provenance = provenance
+        self._packages: dict[frozenset[ast.expr], set[str]] = {}
 
     def of(self, call: ast.Call) -> Writing | None:
         """What a call writes, None for one that isn't known to write."""
@@ -194,8 +195,11 @@ class Writers:
 
     def packages(self, node: ast.expr) -> set[str]:
         """The functions of libraries that make the object which an expression is, or is an element of."""
-        makers = (self.names.qualified(maker.func) for maker in self.makers(node))
-        return {path for path in makers if path is not None}
+        sources = self.provenance.of(node)
+        if sources not in self._packages:
+            makers = (self.names.qualified(maker.func) for maker in self.makers(node))
+            self._packages[sources] = {path for path in makers if path is not None}
+        return self._packages[sources]
 
     def makers(self, node: ast.expr) -> set[ast.Call]:
         """The calls of libraries' functions from which an object comes: by methods, operators and items, too."""

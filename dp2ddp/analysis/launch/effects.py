@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 
+from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
@@ -15,11 +17,12 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 class Effects:
     """Answers what statements do, the script's own functions that they call included."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
         self.loops = loops
+        self.callers = callers
         self._parsers: set[str] = self._parser_names()
         self._building: dict[ast.Module, bool] = {}
 
@@ -38,7 +41,11 @@ class Effects:
 
     def leads_to_a_wrap(self, function: FunctionNode) -> bool:
         """Whether a function, when it is called, leads to a wrap."""
-        return any(map(self.wraps, self.loops.reached(*function.body)))
+        return function in self._leading
+
+    @cached_property
+    def _leading(self) -> set[FunctionNode]:
+        return self.callers.coming_to(node for node in self.source.nodes if self.wraps(node))
 
     def runs(self, *nodes: ast.AST) -> Iterator[ast.AST]:
         """What runs where statements stand: of definitions nothing, of imports what the modules do."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.effects import Effects, given_to
 from dp2ddp.analysis.launch.settings import Settings
@@ -40,6 +41,22 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class _Bound:
+    """The names bound at a place: some more, and those from above. (A set for each place would be much too large.)"""
+
+    more: frozenset[str]
+    above: _Bound | None = None
+
+    def names(self) -> frozenset[str]:
+        found: set[str] = set()
+        at: _Bound | None = self
+        while at is not None:
+            found |= at.more
+            at = at.above
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
 class _Step:
     """A statement that the script comes to.
 
@@ -49,7 +66,7 @@ class _Step:
     """
 
     statement: ast.stmt
-    bound: frozenset[str]
+    bound: _Bound
     parts: Sequence[ast.AST]
 
 
@@ -69,23 +86,24 @@ class _Inside:
 class LaunchFinder:
     """Walks the script in the order in which it runs, up to the place."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, loops: Loops, callers: Callers) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
-        self.effects = Effects(source, names, resolver, loops)
+        self.callers = callers
+        self.effects = Effects(source, names, resolver, loops, callers)
         self.settings = Settings(source, names, resolver, self.effects)
 
     def find(self, entry: ast.Module) -> list[Launch]:
         """The places where `entry` is started: as a script, and by each of its functions that commands call."""
         names = self.source.commands.get(self.source.file(entry).name, ())
         if not names:
-            return [self._find(entry, self._steps(entry.body, set(), ()))]
+            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()))]
         found = [self._find(entry, self._steps_of(entry, name)) for name in names]
         # What the module does while it is imported comes before its commands.
         guarded = [statement for statement in entry.body if is_main_guard(statement)]
         if self.effects.comes_to_a_wrap(*guarded):
-            found.append(self._find(entry, self._steps(guarded, self._bound_at_end(entry), ())))
+            found.append(self._find(entry, self._steps(guarded, _Bound(self._bound_at_end(entry)), ())))
         return list({launch.statement: launch for launch in found}.values())
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
@@ -96,10 +114,10 @@ class LaunchFinder:
         for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
             found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
             body = [] if found is None else found.body
-        return self._steps(body, self._bound_at_end(entry), ())
+        return self._steps(body, _Bound(self._bound_at_end(entry)), ())
 
-    def _bound_at_end(self, module: ast.Module) -> set[str]:
-        return set().union(*map(bound_names, module.body))
+    def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
+        return frozenset().union(*map(bound_names, module.body))
 
     def _find(self, entry: ast.Module, way: Iterator[_Step]) -> Launch:
         """The place on the way through what is started.
@@ -110,10 +128,10 @@ class LaunchFinder:
         steps = list(way)
         first = next((i for i, step in enumerate(steps) if not self.effects.inert(*step.parts)), None)
         if first is None:
-            return Launch(entry, None, frozenset(self._bound_at_end(entry)))
+            return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
         folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
-        return Launch(entry, steps[chosen].statement, steps[chosen].bound, late, folders)
+        return Launch(entry, steps[chosen].statement, steps[chosen].bound.names(), late, folders)
 
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
@@ -136,18 +154,17 @@ class LaunchFinder:
 
     # -- the way through the script --------------------------------------------------------------------------------
 
-    def _steps(self, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
-        bound = set(bound)
+    def _steps(self, block: list[ast.stmt], bound: _Bound, calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
         for statement in block:
             inside = self._inside(statement, calls)
             if inside is None:
-                yield _Step(statement, frozenset(bound), [statement])
+                yield _Step(statement, bound, [statement])
             else:
-                yield _Step(statement, frozenset(bound), inside.before)
+                yield _Step(statement, bound, inside.before)
                 function = inside.function
-                more = set() if function is None else _parameters(function)
-                yield from self._steps(inside.block, bound | more, calls if function is None else (*calls, function))
-            bound |= bound_names(statement)
+                within = bound if function is None else _Bound(_parameters(function), bound)
+                yield from self._steps(inside.block, within, calls if function is None else (*calls, function))
+            bound = _Bound(bound_names(statement), bound)
 
     def _inside(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
         """Where the way goes on inside a statement, None where it stays outside."""
@@ -231,8 +248,7 @@ class LaunchFinder:
 
     def _is_main(self, function: FunctionNode) -> bool:
         """Whether a function, called once, is where the script goes on to wrap its model."""
-        calls = [c for c in self.source.calls for f in self.resolver.functions_called(c) if f.definition is function]
-        return len(calls) == 1 and self.effects.leads_to_a_wrap(function)
+        return len(self.callers.of(function)) == 1 and self.effects.leads_to_a_wrap(function)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -249,15 +265,18 @@ def _calls_in(statement: ast.stmt) -> list[ast.Call]:
     )
 
 
-def _parameters(function: FunctionNode) -> set[str]:
-    return {a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+def _parameters(function: FunctionNode) -> frozenset[str]:
+    return frozenset(a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs))
 
 
-def bound_names(statement: ast.stmt) -> set[str]:
+def bound_names(statement: ast.stmt) -> frozenset[str]:
+    """The names that a statement binds."""
     if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return {statement.name}
-    names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return frozenset({statement.name})
+    names: set[str] = set()
     for node in ast.walk(statement):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(a.asname or a.name).split(".")[0] for a in node.names}
-    return names
+    return frozenset(names)

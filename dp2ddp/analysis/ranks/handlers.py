@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 
+from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
@@ -29,13 +30,17 @@ class Handlers:
     """Looks for handlers after which the ranks would wait for each other.
 
     Args:
+        callers: who calls which function.
         together: the nodes at which all ranks have to come along: calls of models, loops over loaders.
     """
 
-    def __init__(self, source: ParsedProgram, names: Names, loops: Loops, together: Collection[ast.AST]) -> None:
+    def __init__(
+        self, source: ParsedProgram, names: Names, loops: Loops, callers: Callers, together: Collection[ast.AST]
+    ) -> None:
         self.source = source
         self.names = names
         self.loops = loops
+        self.callers = callers
         self.together = together
 
     def parting(self) -> Iterator[ast.ExceptHandler]:
@@ -78,11 +83,7 @@ class Handlers:
     def _needs_all_in_callers(self, function: FunctionNode | None, seen: frozenset[FunctionNode]) -> bool:
         if function is None or function in seen:
             return False
-        calls = [
-            c
-            for c in self.source.calls
-            if any(f.definition is function for f in self.loops.resolver.functions_called(c))
-        ]
+        calls = self.callers.of(function)
         return any(self._needs_all_after(self.source.statement(c), False, seen | {function}) for c in calls)
 
     def _needs_all(self, statements: list[ast.stmt]) -> bool:

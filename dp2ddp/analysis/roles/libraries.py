@@ -51,7 +51,7 @@ def library_call(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset
         drawn = _drawn(path, node, roles)
         if drawn:
             return drawn
-    if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy"):
+    if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy", "torch.compile"):
         return first
     made = _made(path, node)
     return NONE if made is None else frozenset({made})

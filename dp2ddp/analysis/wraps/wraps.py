@@ -106,6 +106,11 @@ class Wraps:
             (given, c) for c in others if (given := keyword(c, "device_ids") or argument(c, 1, "device_ids"))
         ]
 
+    @cached_property
+    def device_ids_written(self) -> frozenset[str]:
+        """The `device_ids` that models are wrapped with, as text."""
+        return frozenset(ast.unparse(given) for given, _ in self.device_ids)
+
     def _hands_device_ids(self, call: ast.Call) -> bool:
         """Whether a call wraps a model by another name than `DataParallel`, or prepares that."""
         if self.names.qualified(call.func) == "functools.partial":

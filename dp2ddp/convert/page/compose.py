@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dp2ddp.convert import report
 from dp2ddp.convert.overview import File, Project
@@ -15,6 +15,7 @@ from dp2ddp.convert.page.flow import Flow
 from dp2ddp.convert.page.flows import flows_of
 from dp2ddp.convert.page.material import Material
 from dp2ddp.convert.page.verdict import Summary
+from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.programs import Program
 from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
@@ -42,6 +43,8 @@ def content(material: Material) -> dict[str, object]:
     written = material.request.writes or material.request.output == STANDARD
     started = _started(summary)
     known = {each.name for each in noted}
+    short = _short(names.values())
+    rules = list(parts.rules_of(shown))
     steps, remarks = _running(summary, material.request.inputs, changed=any(each.conversion.changed for each in noted))
     return {
         "name": ", ".join(material.request.inputs),
@@ -50,13 +53,15 @@ def content(material: Material) -> dict[str, object]:
         "tree": parts.tree(shown),
         "ids": {each.file.name: each.id for each in shown},
         "names": names,
-        "short": _short(names.values()),
+        "short": short,
+        "where": _Where(short, conversions, names),
         "unchanged": sorted(name for name in names.values() if name not in known),
         "error": None,
         "excerpt": [],
         "todos": [todo for each in shown for todo in each.todos()],
         "refused": summary.refused,
-        "rules": list(parts.rules_of(shown)),
+        "rules": rules,
+        "linked": {each.rule.id for each in rules},
         "pictures": [parts.picture(flow, names.get(flow.entry, flow.entry)) for flow in flows],
         "steps": steps,
         "remarks": remarks,
@@ -75,11 +80,27 @@ def refusal(request: Request, error: BadInput) -> dict[str, object]:
         "ids": {},
         "names": {},
         "short": {},
+        "where": None,
+        "linked": (),
         "refused": True,
         "error": error,
         "excerpt": _excerpt(error),
         **dict.fromkeys(nothing, ()),
     }
+
+
+class _Where:
+    """What to call a line of a file, by its name: `train.py:12`, of a notebook `train.ipynb:cell 3:2`."""
+
+    def __init__(
+        self, short: Mapping[str, str], conversions: Mapping[str, Conversion], names: Mapping[str, str]
+    ) -> None:
+        self._short = short
+        self._places = {names[path]: each.places for path, each in conversions.items()}
+
+    def __call__(self, name: str, line: int) -> str:
+        places = self._places.get(name)
+        return f"{self._short.get(name, name)}:{line if places is None else places.of(line)}"
 
 
 def _excerpt(error: BadInput) -> list[tuple[int, str]]:
@@ -146,7 +167,9 @@ def _running(summary: Summary, inputs: Sequence[str], *, changed: bool) -> tuple
     scripts = [each for each in _started(summary) if each.name not in commands]
     steps: list[report.Step] = []
     remarks: list[str] = []
-    if len(scripts) == 1 and not isinstance(summary, Project):
+    if len(scripts) == 1 and report.is_notebook(scripts[0].output):
+        remarks.append(report.CELLS)
+    elif len(scripts) == 1 and not isinstance(summary, Project):
         steps += report.steps(scripts[0].name, scripts[0].output)
     elif scripts:
         steps += _writing(inputs, written=scripts[0].output is not None)

@@ -65,7 +65,8 @@ def _future(scripts: Sequence[File], *, written: bool) -> str:
     verb = "starts" if written else "start"
     if len(scripts) == 1:
         name = scripts[0].output if written and scripts[0].output else scripts[0].name
-        run = f"`python {shlex.quote(name)}`" if written and not name.startswith("<") else "the converted script"
+        plain = written and not name.startswith("<") and not report.is_notebook(name)
+        run = f"`python {shlex.quote(name)}`" if plain else "the converted script"
         start = f"With N GPUs, {run} {would}{verb} N processes, one on each GPU"
     else:
         start = f"With N GPUs, each of the {len(scripts)} scripts {would}{verb} N processes, one on each GPU"
@@ -87,7 +88,8 @@ def _refusal(files: Sequence[File]) -> str:
     for each in files:
         if each.conversion.refused and each.conversion.notes:
             note = each.conversion.notes[0]
-            return f"It can't be converted as it is: {each.name}:{note.span.start.line}: {_clause(note.what)}."
+            line = report.line_of(note, each.conversion)
+            return f"It can't be converted as it is: {each.name}:{line}: {_clause(note.what)}."
     return "It can't be converted as it is."
 
 

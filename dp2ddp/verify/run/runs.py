@@ -6,7 +6,6 @@ A run's folder: `work/` is the script's working directory, `script/` the script'
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -18,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from dp2ddp import RUNTIME_SOURCE
 from dp2ddp.verify.run import recording, scratch
 from dp2ddp.verify.run.recording import Recording
 
@@ -239,14 +239,14 @@ def _start(command: Sequence[str], folder: Path, options: Options, processes: Se
 
 
 def _python_path(moved: Sequence[tuple[Path, Path]] = ()) -> str:
-    """`PYTHONPATH` under which the processes find this package and the runtime, wherever they run.
+    """`PYTHONPATH` under which the processes find this package and its version of the runtime, wherever they run.
 
     The user's own entries follow, those in `moved` folders led to what stands for them: there lie the side's files.
     """
-    here = [str(Path(__file__).resolve().parents[2])]
-    runtime = importlib.util.find_spec("dp2ddp_runtime")
-    if runtime is not None and runtime.origin is not None:
-        here.append(str(Path(runtime.origin).resolve().parents[1]))
+    package = Path(__file__).resolve().parents[2]
+    here = [str(RUNTIME_SOURCE.parent)]
+    if package not in RUNTIME_SOURCE.parents:  # a checkout; where it is installed, the same interpreter finds it
+        here.append(str(package.parent))
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join([*dict.fromkeys(here), *(_stand_in(entry, moved) for entry in given)])
 

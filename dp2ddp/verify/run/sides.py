@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp2ddp.convert import programs
+from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
-from dp2ddp.project import text_files
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options as ConversionOptions
@@ -45,7 +44,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     Raises:
         BadInput: a script that can't be read or converted.
     """
-    text_files.read(str(script))  # says what is wrong with it by the name that the user gave
+    notebooks.read(str(script))  # says what is wrong with it by the name that the user gave
     sources, program = _follow(script)
     notes: list[str] = []
     original = {_real(script): sources.data(program.entry)}
@@ -64,20 +63,23 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
     root = programs.root_of([_real(script)])
     sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
-    sources.give(entry, text_files.read(str(script)))
+    sources.give(entry, notebooks.read(str(script)))
     return sources, programs.follow(sources, Layout(sources, guess=False), entry)
 
 
 def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
-    done = programs.convert_group([program], options, lenient=False).conversions
     entry = sources.source(program.entry).name
+    try:
+        done = programs.convert_group([program], options, lenient=False).conversions
+    except BadInput as error:
+        raise notebooks.placed(error, sources.source(error.file)) if error.file in program.files else error from None
     if any(conversion.converted_before for conversion in done.values()):
         todo = "give the original, and this file as --converted"
         raise BadInput(entry, what="a converted script, not an original", todo=todo)
     for path, conversion in done.items():
         why = programs.why_refused(path, conversion)
         if why is not None:
-            raise why.renamed(sources.source(path).name)
+            raise notebooks.placed(why, sources.source(path))
     changed = {path: conversion for path, conversion in done.items() if conversion.changed}
     if not changed:
         raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
@@ -91,7 +93,7 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
 
 def _given(converted: Path, script: Path) -> dict[Path, bytes]:
     """The converted script and, where it lies in another folder, its own copies of what it imports."""
-    text_files.read(str(converted))
+    notebooks.read(str(converted))
     sources, program = _follow(converted)
     here, there = _real(converted).parent, _real(script).parent
     paths = [program.entry] if here == there else list(program.files)

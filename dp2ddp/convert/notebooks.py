@@ -1,0 +1,96 @@
+"""Notebooks among what is converted: read as scripts, written as scripts or as notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.errors import BadInput
+from dp2ddp.notebook import document
+from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.project import text_files, wrapcalls
+from dp2ddp.project.text_files import TextFile
+from dp2ddp.rewrite.edits import Note
+from dp2ddp.source.spans import Span
+
+if TYPE_CHECKING:
+    from dp2ddp.project.tree import Tree
+
+#: What stands in a rule's place where a note is about a notebook's own lines.
+NOTEBOOK = "notebook"
+
+
+def read(name: str, *, alone: bool = True) -> TextFile:
+    """Reads a script, or a notebook as one. `alone`: the script will run without its notebook.
+
+    Raises:
+        BadInput: as `text_files.read`, and as `notebook.script.read`.
+    """
+    if not document.is_named(name):
+        return text_files.read(name)
+    from dp2ddp.notebook import script  # with what a script doesn't need
+
+    return script.read(name, alone=alone)
+
+
+def with_places(conversion: Conversion, source: TextFile, *, alone: bool) -> Conversion:
+    """The conversion of a notebook's script, with the places of its lines in the notebook, and notes on these."""
+    if not isinstance(source, Notebook):
+        return conversion
+    notes = [
+        Note(NOTEBOOK, Span.of(each.line, 0, each.line, 1), each.what, each.todo)
+        for each in source.remarks
+        if conversion.changed and (alone or not each.kept)
+    ]
+    return replace(
+        conversion, notes=sorted([*conversion.notes, *notes], key=lambda note: note.span), places=source.places
+    )
+
+
+def placed(error: BadInput, source: TextFile) -> BadInput:
+    """The error about a script by the name that the user gave, in a notebook with the cell."""
+    if isinstance(source, Notebook):
+        return source.places.renamed(error, source.name)
+    return error.renamed(source.name)
+
+
+def new_bytes(source: TextFile, conversion: Conversion, *, alone: bool) -> bytes:
+    """What is written for a script: a script, or the notebook that holds it."""
+    if alone or not isinstance(source, Notebook):
+        return source.encode(conversion.new_text)
+    from dp2ddp.notebook.rewritten import rewritten  # only where a notebook is written
+
+    return rewritten(source, conversion.new_text)
+
+
+def check_kinds(output: str, name: str) -> None:
+    """Checks that what goes to `output` can be in its form.
+
+    Raises:
+        BadInput: a script can't become a notebook.
+    """
+    if document.is_named(output) and not document.is_named(name):
+        raise BadInput(output, what=f"a notebook, and {name} is a script", todo="name a .py file")
+
+
+def wrapping(tree: Tree) -> Iterator[str]:
+    """The paths of a directory's notebooks that name `DataParallel`."""
+    for path in tree.files:
+        if document.is_named(path) and wrapcalls.mentions(_data(tree.root / path)):
+            yield path
+
+
+def _data(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(str(path), what=f"can't be read ({error.strerror})") from None
+
+
+def left_alone(tree: Tree) -> Iterator[BadInput]:
+    """What to say of a directory's notebooks, which its conversion leaves as they are."""
+    for path in wrapping(tree):
+        yield BadInput(path, what="a notebook, which is left as it is", todo="convert it by its own name")

@@ -1,0 +1,129 @@
+"""What is published: both packages, built, and installed as users do, where there is no torch."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import fixture_data
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import dp2ddp
+
+SCRIPT = """\
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
+"""
+
+
+def _call(*command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A command among none of this run's own packages."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """`dp2ddp.whl`, `dp2ddp.tar.gz`, `dp2ddp_runtime.whl`, `dp2ddp_runtime.tar.gz`."""
+    target = tmp_path_factory.mktemp("dist")
+    for project in (fixture_data.ROOT, fixture_data.ROOT / "runtime"):
+        done = _call(sys.executable, "-m", "build", "--no-isolation", "-o", target, project)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        f"{path.name.split('-')[0]}{'.whl' if path.suffix == '.whl' else '.tar.gz'}": path for path in target.iterdir()
+    }
+
+
+def _files(path: Path) -> set[str]:
+    with zipfile.ZipFile(path) as archive:
+        return set(archive.namelist())
+
+
+def _metadata(path: Path) -> Message:
+    (name,) = (name for name in _files(path) if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(path) as archive:
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_both_have_one_version_and_fit_together(built: dict[str, Path]) -> None:
+    assert sorted(built) == ["dp2ddp.tar.gz", "dp2ddp.whl", "dp2ddp_runtime.tar.gz", "dp2ddp_runtime.whl"]
+    codemod, runtime = _metadata(built["dp2ddp.whl"]), _metadata(built["dp2ddp_runtime.whl"])
+    version = Version(dp2ddp.__version__)
+    assert codemod["Version"] == runtime["Version"] == str(version)
+    assert runtime.get_all("Requires-Dist") == ["torch>=2.1"]
+    needs = [Requirement(line) for line in codemod.get_all("Requires-Dist", [])]
+    for extra in ("runtime", "verify"):
+        named = [each for each in needs if each.name == "dp2ddp-runtime" and each.marker is not None]
+        (pin,) = (each for each in named if each.marker.evaluate({"extra": extra}))
+        assert version in pin.specifier
+        assert Version(f"{version.major}.{version.minor + 1}") not in pin.specifier
+    plain = {each.name for each in needs if each.marker is None or "extra" not in str(each.marker)}
+    assert plain == {"click", "libcst", "pathspec", "rich", "tomli"}
+
+
+def test_both_are_typed_licensed_and_share_no_file(built: dict[str, Path]) -> None:
+    codemod, runtime = _files(built["dp2ddp.whl"]), _files(built["dp2ddp_runtime.whl"])
+    assert "dp2ddp/py.typed" in codemod
+    assert "dp2ddp_runtime/py.typed" in runtime
+    assert not codemod & runtime
+    for each in (codemod, runtime):
+        assert [name for name in each if name.endswith(".dist-info/licenses/LICENSE")]
+    source = {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir() if path.name != "__pycache__"}
+    assert {Path(name).name for name in runtime if name.startswith("dp2ddp_runtime/")} == source
+    with tarfile.open(built["dp2ddp_runtime.tar.gz"]) as archive:
+        assert f"dp2ddp_runtime-{dp2ddp.__version__}/LICENSE" in archive.getnames()
+
+
+@pytest.mark.parametrize("kind", ["dp2ddp.whl", "dp2ddp.tar.gz"])
+def test_it_converts_checks_and_vendors_without_torch(kind: str, built: dict[str, Path], tmp_path: Path) -> None:
+    uv = (sys.executable, "-m", "uv")
+    assert _call(*uv, "venv", "--python", sys.executable, tmp_path / "venv").returncode == 0
+    programs = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    done = _call(*uv, "pip", "install", "--python", programs / "python", built[kind])
+    assert done.returncode == 0, done.stderr
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text(SCRIPT)
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return _call(programs / "dp2ddp", *args, cwd=work)
+
+    look = "from importlib.util import find_spec; print(find_spec('torch'), find_spec('dp2ddp_runtime'))"
+    assert _call(programs / "python", "-c", look).stdout == "None None\n"
+    assert run("--version").stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
+    assert run("check", "train.py").returncode == 1
+    assert "DDP002" in run("rules").stdout
+    converted = run("convert", "train.py", "-o", "train_ddp.py")
+    assert converted.returncode == 0, converted.stderr
+    assert "pip install dp2ddp-runtime" in converted.stderr
+    assert "ddp.wrap_model(nn.Linear(4, 2))" in (work / "train_ddp.py").read_text()
+    assert run("convert", "train.py", "-o", "out/", "--vendor").returncode == 0
+    copied = {path.name: path.read_bytes() for path in (work / "out" / "dp2ddp_runtime").iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in dp2ddp.RUNTIME_SOURCE.iterdir() if path.is_file()}
+    refused = run("verify", "train.py")
+    assert refused.returncode == 2
+    assert refused.stderr == 'dp2ddp: verify: torch is not installed; pip install "dp2ddp[verify]"\n'
+
+
+def test_a_converted_script_runs_with_the_runtime_s_wheel_alone(built: dict[str, Path], tmp_path: Path) -> None:
+    script = tmp_path / "train_ddp.py"
+    script.write_text(
+        "import dp2ddp_runtime as ddp\nimport torch\n\nddp.setup()\nnet = ddp.wrap_model(torch.nn.Linear(4, 2))\n"
+        "net(torch.ones(3, 4)).sum().backward()\nprint(ddp.__file__, net.module.bias.grad.tolist())\n"
+    )
+    with zipfile.ZipFile(built["dp2ddp_runtime.whl"]) as archive:
+        archive.extractall(tmp_path)
+    done = _call(sys.executable, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(maxsplit=1) == [str(tmp_path / "dp2ddp_runtime" / "__init__.py"), "[3.0, 3.0]\n"]

@@ -1,0 +1,188 @@
+"""Processes forked from one that has imported torch already: importing is most of a short run.
+
+`Parent` starts such a process; run as a script, this file is that process. A child does what the same process would do
+that was started by itself, but for the interpreter's own start and end: it ends with `os._exit`, after `atexit`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Parent:
+    """A process that has imported `modules`, and waits to be asked for children.
+
+    `variables` is its environment; torch counts its threads by that, once, for all children.
+    """
+
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._channel, theirs = socket.socketpair()
+        command = [sys.executable, __file__, str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def fork(
+        self,
+        target: str,
+        *arguments: Any,
+        variables: Mapping[str, str],
+        folder: str,
+        streams: Sequence[int] = (),
+        descriptors: Sequence[int] = (),
+    ) -> Fork:
+        """Start a child that calls `target` ("module:function") with `arguments`, which go as JSON, and `descriptors`.
+
+        The child's environment is `variables`, its working directory `folder`; `streams` are its standard input, output
+        and error, those of this process's if there are none. It exits as a script would: with 0, with what `sys.exit`
+        was given, or with 1 and a traceback.
+        """
+        told = {"target": target, "arguments": arguments, "variables": dict(variables), "folder": folder}
+        return Fork(self, self.ask({**told, "streams": len(streams)}, [*streams, *descriptors]))
+
+    def ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
+        """One question, one answer; EOFError if the process has died."""
+        _send(self._channel, question, descriptors)
+        return _receive(self._channel)[0]
+
+    def close(self) -> None:
+        """End the process; its children live on."""
+        self._channel.close()
+        self._process.wait(20)
+
+
+class Fork:
+    """A child of a `Parent`, with what one needs of a `subprocess.Popen`."""
+
+    def __init__(self, parent: Parent, pid: int) -> None:
+        self._parent = parent
+        self._code: int | None = None
+        self.pid = pid
+        self.args: Sequence[str] = ()
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._ask(block=False)
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        code = self._ask(block=True)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:  # the parent hasn't waited for it, so its number is no other process's
+            os.kill(self.pid, number)
+
+    def _ask(self, block: bool) -> int | None:
+        if self._code is None:
+            self._code = self._parent.ask({"wait": self.pid, "block": block})
+        return self._code
+
+
+def run(*command: str) -> None:
+    """In a child: what Python does with these arguments, a script's path or `-m` and a module, and the script's own."""
+    name, *arguments = command[1:] if command[0] == "-m" else command
+    sys.orig_argv = [sys.executable, *command]
+    if sys.version_info < (3, 10):  # where the runtime asks the system instead
+        given, read = "\0".join([*sys.orig_argv, ""]).encode(), Path.read_bytes
+        Path.read_bytes = lambda path: given if str(path) == "/proc/self/cmdline" else read(path)
+    sys.argv = [name, *arguments]
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    first = os.getcwd() if command[0] == "-m" else os.path.dirname(name)
+    sys.path[:] = dict.fromkeys([first, *filter(None, path), *sys.path[1:]])
+    if command[0] == "-m":
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(name, run_name="__main__")
+
+
+def _send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    text = json.dumps(message).encode() + b"\n"
+    sent = socket.send_fds(channel, [text], descriptors) if descriptors else 0
+    channel.sendall(text[sent:])
+
+
+def _receive(channel: socket.socket) -> tuple[Any, list[int]]:
+    """A message and the descriptors that came with it; EOFError when nobody is there any more."""
+    text, descriptors = b"", []
+    while not text.endswith(b"\n"):  # JSON has none inside, and each message waits for its answer
+        part, received, _, _ = socket.recv_fds(channel, 1 << 16, maxfds=8)
+        if not part:
+            raise EOFError("the process that forks has ended")
+        text += part
+        descriptors += received
+    return json.loads(text), descriptors
+
+
+def _serve(channel: socket.socket) -> None:
+    while True:
+        try:
+            told, descriptors = _receive(channel)
+        except (EOFError, ConnectionResetError):
+            return
+        if "wait" in told:
+            pid, status = os.waitpid(told["wait"], 0 if told["block"] else os.WNOHANG)
+            _send(channel, os.waitstatus_to_exitcode(status) if pid else None)
+            continue
+        child = os.fork()
+        if not child:
+            channel.close()
+            os._exit(_be_child(told, descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _send(channel, child)
+
+
+def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+    """What a new process does from its start to its end; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(told["variables"])
+    os.chdir(told["folder"])
+    streams, descriptors = descriptors[: told["streams"]], descriptors[told["streams"] :]
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # processes that are started by themselves draw other numbers; Python's own
+        # generator and torch's look after that
+    module, _, function = told["target"].partition(":")
+    code = 0
+    try:
+        getattr(importlib.import_module(module), function)(*told["arguments"], *descriptors)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            sys.stderr.write(ended.code + "\n")
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and with them this process
+    for _name in sys.argv[2:]:
+        importlib.import_module(_name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))

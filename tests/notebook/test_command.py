@@ -1,0 +1,271 @@
+"""`dp2ddp convert` and `check` with notebooks: outputs, names in messages, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import fixture_data
+import making
+import nbformat
+import pytest
+from click.testing import CliRunner, Result
+from making import WRAP
+
+from dp2ddp.cli import main
+from dp2ddp.notebook import document
+
+FIXTURE = fixture_data.FIXTURES / "notebook"
+# Before click 8.2 the two outputs are kept apart only on demand.
+_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def notebook() -> Path:
+    """train.ipynb in the current folder."""
+    return making.write(Path("train.ipynb"), "#md # Title", f"!pip install timm\n{WRAP}")
+
+
+def run(*args: str, given: bytes | None = None) -> Result:
+    return CliRunner(**_SEPARATE).invoke(main, args, input=given)
+
+
+def test_the_fixture_s_conversions_are_as_committed(tmp_path: Path) -> None:
+    """After a change that is meant: `dp2ddp convert digits.ipynb -o ... --force` for both, and read the diff."""
+    source = tmp_path / "digits.ipynb"
+    source.write_bytes((FIXTURE / "digits.ipynb").read_bytes())
+    for name in ("digits_ddp.py", "digits_ddp.ipynb"):
+        assert run("convert", "digits.ipynb", "-o", name).exit_code == 0
+        assert Path(name).read_text() == (FIXTURE / name).read_text()
+
+
+def test_a_notebook_becomes_a_script(notebook: Path) -> None:
+    before = notebook.read_bytes()
+    done = run("convert", "train.ipynb", "-o", "train_ddp.py")
+    assert done.exit_code == 0, done.output
+    assert Path("train_ddp.py").read_text().endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "train.ipynb -> train_ddp.py: 2 changes by 2 rules"
+    assert lines[2].startswith("cell 2:3  DDP002  ")
+    assert lines[4].startswith("  train.ipynb:cell 2:1  notebook  `!pip install timm` is run by the notebook, not by")
+    assert notebook.read_bytes() == before
+    assert run("convert", "train.ipynb", "-o", "new.py", "--strict").exit_code == 1
+    assert "+net = ddp.wrap_model(nn.Linear(4, 2))\n" in run("convert", "train.ipynb").stdout
+
+
+def test_the_summary_as_json_has_cells(notebook: Path) -> None:
+    data = json.loads(run("convert", "train.ipynb", "-o", "train_ddp.py", "--report", "json").stderr)
+    assert [(each["rule"], each["cell"], each["line"]) for each in data["changes"]] == [
+        ("DDP001", 2, 3),
+        ("DDP002", 2, 3),
+    ]
+    assert [(each["rule"], each["cell"], each["line"]) for each in data["notes"]] == [("notebook", 2, 1)]
+
+
+def test_in_place_it_writes_and_starts_its_script(notebook: Path) -> None:
+    done = run("convert", "train.ipynb", "--in-place", "--vendor", "--strict")
+    assert done.exit_code == 0, done.output  # the command stays in the notebook, so nobody has to look
+    assert "Run the notebook's cells: the last ones write the script" in done.stderr
+    cells = making.sources(notebook)
+    assert [cell for cell, _ in cells] == ["markdown", "code", "markdown", "code", "code"]
+    assert [source for _, source in cells[:3]] == [
+        "# Title",
+        "!pip install timm",
+        f"```python\n!pip install timm\n{WRAP}\n```",
+    ]
+    assert cells[3][1].startswith("%%writefile train_ddp.py\n# The code of train.ipynb")
+    assert cells[3][1].endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n")
+    assert cells[4][1] == "!python train_ddp.py"
+    assert sorted(os.listdir()) == ["dp2ddp_runtime", "train.ipynb"]
+    before = notebook.read_bytes()
+    assert run("convert", "train.ipynb", "--in-place").stderr == "train.ipynb: converted already, nothing to do\n"
+    assert notebook.read_bytes() == before
+    assert run("check", "train.ipynb").exit_code == 0
+
+
+def test_a_folder_gets_scripts(notebook: Path) -> None:
+    assert run("convert", "train.ipynb", "-o", "out/").exit_code == 0
+    assert os.listdir("out") == ["train.py"]
+    Path("train.py").write_text(f"{WRAP}\n")
+    both = run("convert", "train.ipynb", "train.py", "-o", "both/")
+    assert (both.exit_code, both.stderr) == (
+        2,
+        "dp2ddp: both/train.py: a notebook and a script would both go there; convert them one by one\n",
+    )
+    script = run("convert", "train.py", "-o", "new.ipynb")
+    assert (script.exit_code, script.stderr) == (
+        2,
+        "dp2ddp: new.ipynb: a notebook, and train.py is a script; name a .py file\n",
+    )
+    assert not Path("both").exists()
+    assert not Path("new.ipynb").exists()
+
+
+def test_what_a_notebook_imports_is_followed(notebook: Path) -> None:
+    making.write(notebook, "from model import net\nimport torch.nn as nn", "x = nn.DataParallel(net)")
+    Path("model.py").write_text("import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n")
+    done = run("convert", "train.ipynb", "-o", "out/")
+    assert done.exit_code == 0, done.output
+    assert sorted(os.listdir("out")) == ["model.py", "train.py"]
+    assert "ddp.wrap_model" in Path("out/model.py").read_text()
+
+
+def test_errors_about_the_script_name_the_cell(notebook: Path) -> None:
+    making.write(notebook, "x = 1", "from torch.nn.parallel import DistributedDataParallel as DDP")
+    done = run("convert", "train.ipynb", "-o", "out.py")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:1: sets up distributed training already")
+    assert not Path("out.py").exists()
+
+
+def _changed(notebook: Path, **fields: object) -> None:
+    content = json.loads(notebook.read_text())
+    notebook.write_text(json.dumps({**content, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"x = 1", "no notebook: not JSON"),
+        (b"{" * 100_000, "no notebook: not JSON"),
+        (b"\xff\xfe", "no notebook: not UTF-8"),
+        (b"[]", "no notebook: its JSON has no `nbformat`"),
+        (
+            b'{"nbformat": 3, "worksheets": []}',
+            "a notebook of format 3, from before 2015; bring it to today's: jupyter",
+        ),
+        (
+            b'{"nbformat": 99, "nbformat_minor": 0, "metadata": {}, "cells": []}',
+            "a notebook of format 99; save it in format 4",
+        ),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "no valid notebook: "),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}', "no valid notebook: "),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": 1, "cells": []}', "no valid notebook: "),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}', "a notebook without code"),
+    ],
+)
+def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
+    Path("train.ipynb").write_bytes(data)
+    for args in (
+        ["convert", "train.ipynb", "-o", "out.py"],
+        ["convert", "train.ipynb", "--in-place"],
+        ["check", "train.ipynb"],
+    ):
+        done = run(*args)
+        assert done.exit_code == 2, done.exception
+        assert done.stderr.startswith(f"dp2ddp: train.ipynb: {message}")
+        assert done.stderr.count("\n") == 1
+    assert os.listdir() == ["train.ipynb"]
+    assert Path("train.ipynb").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}],
+)
+def test_another_language_is_refused(metadata: dict[str, object]) -> None:
+    making.write(Path("train.ipynb"), "x <- 1", **metadata)
+    done = run("convert", "train.ipynb", "-o", "out.py")
+    assert (done.exit_code, done.stderr) == (2, "dp2ddp: train.ipynb: a notebook in r, not in Python\n")
+
+
+def test_a_missing_notebook_and_one_on_standard_input_are_told(notebook: Path) -> None:
+    assert run("convert", "none.ipynb", "-o", "out.py").stderr == "dp2ddp: none.ipynb: no such file\n"
+    given = run("convert", "-", "-o", "-", given=notebook.read_bytes())
+    assert given.stderr == "dp2ddp: <stdin>: a notebook, not a script; give it by a name that ends in .ipynb\n"
+
+
+def test_large_outputs_do_not_matter(notebook: Path) -> None:
+    content = nbformat.read(notebook, as_version=4)
+    content.cells[1].outputs = [nbformat.v4.new_output("stream", text="x" * 20_000_000)]
+    nbformat.write(content, notebook)
+    assert run("convert", "train.ipynb", "-o", "out.py").exit_code == 0
+    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
+    assert notebook.stat().st_size < 10_000
+
+
+def test_cells_of_older_notebooks_have_no_ids(notebook: Path) -> None:
+    content = json.loads(notebook.read_text())
+    for cell in content["cells"]:
+        del cell["id"]
+    notebook.write_text(json.dumps({**content, "nbformat_minor": 4}))
+    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
+    making.sources(notebook)
+    assert not [cell for cell in json.loads(notebook.read_text())["cells"] if "id" in cell]
+
+
+def test_code_with_fences_in_it_is_kept_whole(notebook: Path) -> None:
+    source = f'text = """\n````\n"""\n{WRAP}'
+    making.write(notebook, source)
+    assert run("convert", "train.ipynb", "--in-place").exit_code == 0
+    assert making.sources(notebook)[0] == ("markdown", f"`````python\n{source}\n`````")
+
+
+def test_names_that_a_shell_would_split_are_not_given_to_one() -> None:
+    path = making.write(Path("my net (1).ipynb"), WRAP)
+    assert run("convert", str(path), "--in-place").exit_code == 0
+    assert making.sources(path)[-1] == ("code", "!python my_net_1__ddp.py")
+
+
+def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "find_spec", lambda name: None)
+    done = run("convert", "train.ipynb", "-o", "out.py")
+    message = 'notebooks need nbformat; pip install "dp2ddp[notebook]"'
+    assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")
+    # One among other files doesn't keep these from being checked, and isn't passed over either.
+    Path("train.py").write_text(f"{WRAP}\n")
+    checked = run("check", ".")
+    assert checked.exit_code == 1
+    assert f"train.ipynb:1:1: refused: {message}\n" in checked.stdout
+    assert "train.py:2:7: DDP002" in checked.stdout
+
+
+def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, tmp_path_factory: Any) -> None:
+    os.makedirs("a/.ipynb_checkpoints")
+    making.write(Path("a/other.ipynb"), WRAP)
+    making.write(Path("a/.ipynb_checkpoints/other-checkpoint.ipynb"), WRAP)
+    making.write(Path("plain.ipynb"), "x = 1")
+    found = json.loads(run("check", ".", "--format", "json").stdout)["findings"]
+    assert {(each["file"], each["cell"]) for each in found} == {("a/other.ipynb", 1), ("train.ipynb", 2)}
+    done = run("convert", ".", "-o", str(tmp_path_factory.mktemp("converted")))
+    assert done.exit_code == 0, done.output
+    assert "  a/other.ipynb: a notebook, which is left as it is; convert it by its own name" in done.stderr
+    assert "plain.ipynb" not in done.stderr
+
+
+def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
+    lines = run("check", "train.ipynb", "--format", "text").stdout.splitlines()
+    assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
+    for form in ("github", "gitlab", "sarif"):
+        assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
+    assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
+
+
+@pytest.mark.parametrize("args", [["train.py", "-o", "out.py"], ["."]])
+def test_scripts_need_no_nbformat(args: Sequence[str]) -> None:
+    Path("train.py").write_text(f"{WRAP}\n")
+    code = (
+        f"import sys\nfrom dp2ddp.cli import main\nmain(['convert', *{args!r}], standalone_mode=False)\n"
+        "sys.exit('nbformat' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:
+    making.write(notebook, "x = 1", f"{WRAP}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nDDP(net)")
+    done = run("verify", "train.ipynb")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dp2ddp: train.ipynb:cell 2:")

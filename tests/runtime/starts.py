@@ -1,0 +1,105 @@
+"""Scripts that tests of `setup` start: by themselves, or forked from a process that has imported torch already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import forks
+
+Done = subprocess.CompletedProcess[str]
+
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "DP2DDP_DEVICE": "cpu",
+}
+START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+_WITHIN = 60.0  # seconds
+
+
+def write(folder: Path, body: str, name: str = "train.py") -> Path:
+    """A script that begins with `START`."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(START + textwrap.dedent(body))
+    return path
+
+
+def environment(nproc: int | None, more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**ENVIRONMENT, **({"DP2DDP_NPROC": str(nproc)} if nproc else {}), **(more or {})}
+
+
+def start(*command: object, nproc: int | None = 2, env: Mapping[str, str] | None = None, **options: Any) -> Done:
+    """Run Python with `command`, on `nproc` ranks."""
+    line = [sys.executable, *map(str, command)]
+    variables = environment(nproc, env)
+    return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=_WITHIN, **options)
+
+
+class Started:
+    """A forked process and where its output goes."""
+
+    def __init__(self, process: forks.Fork, folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+
+    def wait(self) -> Done:
+        """Wait until it has ended; TimeoutExpired if it takes more than a minute."""
+        deadline = time.monotonic() + _WITHIN
+        while self.process.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.process.args, _WITHIN)
+            time.sleep(0.02)
+        out, err = ((self._folder / name).read_text() for name in ("stdout", "stderr"))
+        return Done(self.process.args, self.process.wait(), out, err)
+
+
+class Warm:
+    """Starts single processes, and those that start the ranks, warm: forked. Ranks are always started anew.
+
+    An interpreter that ends by itself is a part of what ranks are tested for. A launcher ends without that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started = 0
+        # Not `torch.distributed.run`: a module that is run must not have been imported.
+        modules = ["torch", "torch.distributed", "torch.distributed.launcher.api", "forks"]
+        self._parent = forks.Parent(modules, ENVIRONMENT)
+
+    def close(self) -> None:
+        self._parent.close()
+
+    @contextmanager
+    def started(
+        self, *command: object, nproc: int | None = 2, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Iterator[Started]:
+        """As `start`, while it runs; it is ended at the end of the block."""
+        self._started += 1
+        folder = self._folder / str(self._started)
+        folder.mkdir()
+        place: dict[str, Any] = {"variables": environment(nproc, env), "folder": os.fspath(cwd or Path.cwd())}
+        place["variables"]["STDOUT"] = str(folder / "stdout")
+        with open(os.devnull) as nothing, open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            descriptors = [nothing.fileno(), out.fileno(), err.fileno()]
+            line = list(map(str, command))
+            process = self._parent.fork("forks:run", *line, streams=descriptors, **place)
+        process.args = line
+        try:
+            yield Started(process, folder)
+        finally:
+            process.kill()
+
+    def start(self, *command: object, **options: Any) -> Done:
+        """As `start`."""
+        with self.started(*command, **options) as started:
+            return started.wait()
