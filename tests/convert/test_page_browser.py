@@ -208,7 +208,8 @@ def test_notes_are_ticked_off_for_good(browser: Browser, hostile: Path) -> None:
 
 
 def test_print_is_light_and_shows_all_code(browser: Browser, project: Path) -> None:
-    browser.open(project, dark=True)
+    browser.open(project)
+    browser.one("#theme").click()
     browser.cdp("Emulation.setEmulatedMedia", media="print")
     try:
         assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

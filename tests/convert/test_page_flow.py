@@ -100,13 +100,17 @@ import torch.nn as nn
 def build():
     return nn.DataParallel(nn.Linear(4, 2))
 
+def build_large():
+    return nn.DataParallel(nn.Linear(4, 2000))
+
 def store(net):
     torch.save(net.state_dict(), "net.pt")
 """
 TRAIN = """\
 import torch
-from helpers import build, store
+from helpers import build, build_large, store
 net = build()
+large = build_large()
 net(torch.rand(8, 4))
 store(net)
 """
@@ -124,7 +128,8 @@ def test_a_script_shows_what_it_comes_to() -> None:
     trained, tested = flows_of(programs, Options())
     assert [deed.name for deed in trained.deeds] == ['"net.pt"']
     assert tested.deeds == ()
-    assert [part.path for part in tested.models] == ["helpers.py"]
+    assert [(part.name, part.path) for part in tested.models] == [("build()", "helpers.py")]
+    assert [part.name for part in trained.models] == ["build()", "build_large()"]
     assert {part.path for part in trained.starts} == {"train.py"}
     assert {part.path for part in tested.starts} == {"test.py"}
 
