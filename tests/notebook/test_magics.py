@@ -41,9 +41,9 @@ PYTHON = [
     "'%d' % 3",
     "# !ls",
     "d['a=!ls'] = 1",
-    "x = (1\n% 3)",
+    "x = (1\n%b)",
     'x = f(a,\n"""\n!no command\n%nor magic\n""")',
-    "x = 7 \\\n% 3",
+    "x = 7 \\\n%b",
     "s = 'it''s'; t = \"'''\"\ny = 1",
 ]
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import making
 import nbformat
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dp2ddp.errors import BadInput
+from dp2ddp.notebook.rewritten import rewritten
 from dp2ddp.notebook.script import Notebook, read
 
 PLOT = "import matplotlib.pyplot as plt"
@@ -151,3 +154,42 @@ def test_cells_that_were_run_in_another_order_are_told() -> None:
 def test_what_needs_colab_s_process_is_told() -> None:
     (remark,) = script("from google.colab import drive\ndrive.mount('/x')").remarks
     assert remark.what.startswith("google.colab talks to the notebook's own process")
+
+
+FRAGMENTS = (
+    *("!ls", "!pip install \\", "  -q x", "%time", "%time x = 1", "%%time", "%%bash", "%cd a", "%env A=1", "a = !ls"),
+    *(
+        "a = %time f()",
+        "?x",
+        "x?",
+        "if a:",
+        "    !ls",
+        "    %time b()",
+        "import matplotlib.pyplot as plt",
+        "plt.plot(1)",
+    ),
+    *(
+        "plt.show()",
+        "for i in b:",
+        "    plt.show()",
+        "x = plt.show()",
+        "a = 1; plt.show(); b = 2",
+        "x = (",
+        "1)",
+        "'''",
+    ),
+    *("s = 'é'; display(1)", "display(", "get_ipython()", "get_ipython().system('x')", "def f():", "    return 1"),
+    *("from __future__ import annotations", "# c", "", "\t"),
+)
+
+
+@given(st.lists(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=4), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_cells_are_a_script_with_places_or_bad_input(cells: list[list[str]]) -> None:
+    for alone in (True, False):
+        try:
+            made = script(*("\n".join(lines) for lines in cells), alone=alone)
+        except BadInput:
+            continue
+        assert len(made.places.lines) == made.text.count("\n")
+        nbformat.validate(nbformat.reads(rewritten(made, made.text).decode(), as_version=4))
