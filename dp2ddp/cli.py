@@ -47,12 +47,16 @@ do, 1 notes open (with --strict), 2 bad input, or a script that can't be convert
 else was given; 3 a mistake in dp2ddp. Scripts that were found in a directory, and not named, are left as they are
 instead, and listed; that is an open note.
 
+--html writes one file, to be opened in a browser or sent around: also without an output, as a preview, and for a script
+that can't be converted, to say why (the exit code stays 2).
+
 \b
 Examples:
   dp2ddp convert train.py -o train_ddp.py --vendor
   dp2ddp convert tools/train.py -o converted/
   dp2ddp convert project/ -o project_ddp/ --entry train.py --entry test.py
   dp2ddp convert train.ipynb -o train_ddp.py
+  dp2ddp convert train.py --html report.html
   dp2ddp convert train.py | patch -p0
   cat train.py | dp2ddp convert - -o - > train_ddp.py
 """
@@ -99,6 +103,9 @@ _IDLE = {
 @flag("annotate", help="Write each note into the script, as a comment `# dp2ddp: ...`.")
 @flag("strict", help="Exit with 1 while notes are open.")
 @FORMAT
+@click.option(
+    "--html", metavar="FILE", type=PATH, help="Write a page to look at: what changes and why, what needs a person."
+)
 @SPEECH
 @click.pass_context
 def convert(
@@ -113,6 +120,7 @@ def convert(
     annotate: bool,
     strict: bool,
     form: str,
+    html: str | None,
     **asked: Any,
 ) -> None:
     """Converts scripts or a project."""
@@ -132,6 +140,7 @@ def convert(
         strict=strict,
         form=form,
         verbose=terminal.is_verbose(),
+        html=html,
     )
     with progress.shown("reading", wanted=not terminal.is_quiet()):
         code = conversion.run(request)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402
 from nursery import Nursery  # noqa: E402
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 # Images to train on and to test: odd, so that last batches are ragged and split unevenly over 2 and over 3 ranks.
 SMALL, SMALLER = (1207, 301), (607, 151)
@@ -99,3 +102,13 @@ def quick_starts(nursery: Nursery) -> Iterator[None]:
     """All runs of a test are forked."""
     with nursery.installed():
         yield
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser without a window; tests that need one are skipped where there is none."""
+    from browser import Browser  # with selenium, which the oldest environment has no need of
+
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()

@@ -21,7 +21,19 @@ from dp2ddp.source.program import parse
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
 #: Each folder of the codemod asks those before it, and none behind it.
-FLOW = ("source", "project", "notebook", "rewrite", "analysis", "rules", "command", "convert", "codemods", "verify")
+FLOW = (
+    "source",
+    "project",
+    "notebook",
+    "rewrite",
+    "analysis",
+    "rules",
+    "command",
+    "page",
+    "convert",
+    "codemods",
+    "verify",
+)
 PACKAGES = {"dp2ddp": ROOT / "dp2ddp", "dp2ddp_runtime": ROOT / "runtime/dp2ddp_runtime"}
 MOST_LINES = 300
 MOST_AT_THE_TOP = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dp2ddp.convert import pipeline, scripts
+from dp2ddp.convert import page, pipeline, scripts
 from dp2ddp.convert.request import NOTES_OPEN, Request, folders
 from dp2ddp.errors import BadInput
 
@@ -20,6 +20,7 @@ def run(request: Request) -> int:
     if directories and len(request.inputs) > 1:
         raise BadInput(directories[0], what="a directory among several inputs", todo="give one directory, or scripts")
     pipeline.check_rules(request.options)
+    page.check(request)
     if not directories:
         return scripts.convert(request)
     from dp2ddp.convert import folder  # with what a single script doesn't need: ignore files, commands

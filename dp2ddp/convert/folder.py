@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.command import progress
-from dp2ddp.convert import entry_choice, notebooks, overview, programs, telling
+from dp2ddp.convert import entry_choice, notebooks, overview, page, programs, telling
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
 from dp2ddp.convert.shown_names import Names
@@ -72,7 +72,7 @@ def convert(request: Request) -> int:
     root = Path(request.inputs[0])
     _check_output(root, request)
     names = Names(root)
-    with names.in_errors():
+    with page.on_refusal(request), names.in_errors():
         tree = trees.scan(root)
         job = _convert(request, tree, names)
     if job.outcome.is_refused:
@@ -255,4 +255,7 @@ def _report(job: _Job, written: str | None) -> None:
         {job.names.shown(path): names for path, names in job.commands.items()},
         job.outcome.is_refused,
     )
-    telling.show(summary, job.request.form, verbose=job.request.verbose)
+    if job.request.html is not None:
+        texts = {job.names.shown(path): job.sources.source(path).text for path in conversions}
+        page.write(page.Material(job.request, summary, job.outcome, job.names, texts))
+    telling.show(summary, job.request)

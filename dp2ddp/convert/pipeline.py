@@ -87,6 +87,18 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
         BadInput, EditError: as for `convert_source`; names the file.
     """
     check_rules(options)
+    with blamed(file=next(iter(entries), "")):
+        source, texts, read = linked(files, entries)
+        done = _convert(source, read, options)
+    return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
+
+
+def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:
+    """Scripts of one project and what they import from it, as one program; arguments as `convert_files` takes them.
+
+    Returns:
+        The program; the texts of all its files; the texts of those that it was parsed from, as they matter.
+    """
     commands = entries if isinstance(entries, Mapping) else {}
     entries = list(entries)
     layout = Layout(files)
@@ -101,10 +113,7 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    with blamed(file=next(iter(entries), "")):
-        source = link(read, entries, resolve, commands=commands)
-        done = _convert(source, read, options)
-    return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
+    return link(read, entries, resolve, commands=commands), texts, read
 
 
 def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

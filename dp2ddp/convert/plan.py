@@ -32,7 +32,11 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
         return Plan()
-    facts = Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp)
+    return decide(Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp), options)
+
+
+def decide(facts: Facts, options: Options) -> Plan:
+    """Plan the conversion of a script of which the facts are at hand."""
     if facts.blockers or not facts.wraps.found:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
         rules = [rule for rule in all_rules() if rule.explains]
@@ -48,7 +52,7 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
     if facts.wraps.found and not facts.blockers:
-        findings = comments.left_out(findings, source)
+        findings = comments.left_out(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
     return Plan(edits, notes, refused=bool(facts.blockers))

@@ -6,8 +6,12 @@ import difflib
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from click import style
+
+from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.rewrite.edits import Edit, Note
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
@@ -52,6 +56,76 @@ def _colored(line: str) -> str:
     return style(line, fg=_COLORS[line[0]]) if line[:1] in _COLORS else line
 
 
+class Step(NamedTuple):
+    """One way to run what was converted.
+
+    Attributes:
+        command: as typed into a shell.
+        what: what it does; may be empty.
+        takes_arguments: whether the script's own arguments follow.
+    """
+
+    command: str
+    what: str = ""
+    takes_arguments: bool = True
+
+
+class Running(NamedTuple):
+    """What there is to run once a conversion is done.
+
+    Attributes:
+        scripts: the files that were written, or would be.
+        unwritten: the option that would write them; None if they are written.
+        commands: what starts functions that were converted.
+        vendored: whether the runtime was copied beside the scripts.
+    """
+
+    scripts: Sequence[str]
+    unwritten: str | None = None
+    commands: Sequence[str] = ()
+    vendored: bool = False
+
+
+#: How to run a notebook that stays one.
+CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
+
+
+def is_notebook(output: str | None) -> bool:
+    """Whether what was written is a notebook."""
+    return output is not None and output.endswith(".ipynb")
+
+
+def line_of(finding: Edit | Note, conversion: Conversion) -> str:
+    """The line of a finding, ``cell 3:2`` in a notebook."""
+    line = finding.span.start[0]
+    return str(line if conversion.places is None else conversion.places.of(line))
+
+
+def steps(script: str) -> Iterator[Step]:
+    """How to run a script that was converted."""
+    quoted = shlex.quote(script)
+    yield Step(f"python {quoted}", "one process on each visible GPU of this machine")
+    # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
+    yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {quoted}")
+
+
+def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
+    """How to run functions that are started by commands."""
+    for command in commands:
+        yield Step(command)
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}")
+
+
+def what_it_imports(scripts: int) -> str:
+    """What has to be installed where so many converted scripts run."""
+    runs = "it runs" if scripts == 1 else "they run"
+    return f"dp2ddp_runtime is imported: pip install dp2ddp-runtime where {runs}, or convert with --vendor."
+
+
+#: Said of what commands start.
+FOR_COMMANDS = "once the converted project is installed where dp2ddp_runtime can be imported."
+
+
 def how_to_run(scripts: Sequence[str], *, unwritten: str | None = None, vendored: bool) -> Iterator[str]:
     """How to run scripts that were converted; each line can be pasted as it is.
 
@@ -60,23 +134,23 @@ def how_to_run(scripts: Sequence[str], *, unwritten: str | None = None, vendored
         unwritten: the option that would write them; None if they are written.
         vendored: whether the runtime was copied beside them.
     """
-    it, runs = ("it", "it runs") if len(scripts) == 1 else ("them", "they run")
-    if len(scripts) == 1 and scripts[0].endswith(".ipynb"):
+    it = "it" if len(scripts) == 1 else "them"
+    if len(scripts) == 1 and is_notebook(scripts[0]):
         yield style("How to run it:", bold=True)
-        yield "  Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
+        yield f"  {CELLS}"
     else:
         yield style(f"How to run {it}, with your own arguments:", bold=True)
         if unwritten is not None:
             yield f"  Add {unwritten} to write {it}; then"
-        first, *others = map(shlex.quote, scripts)
-        yield f"  python {first}   # one process on each visible GPU of this machine"
-        # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
-        yield f"  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {first}"
+        first, *others = scripts
+        for step in steps(first):
+            yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
+        others = [shlex.quote(each) for each in others]
         if others:
             more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
             yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
     if not vendored:
-        yield f"  dp2ddp_runtime is imported: pip install dp2ddp-runtime where {runs}, or convert with --vendor."
+        yield f"  {what_it_imports(len(scripts))}"
 
 
 def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
@@ -84,7 +158,7 @@ def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     yield style("How to run what isn't a script:", bold=True)
     for command in commands:
         yield f"  {command}   or PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}"
-    yield "  once the converted project is installed where dp2ddp_runtime can be imported."
+    yield f"  {FOR_COMMANDS}"
 
 
 def count(things: Collection[object], name: str) -> str:

@@ -29,6 +29,7 @@ class Request:
         strict: open notes make the exit code `NOTES_OPEN`.
         form: the form of what is found (one of `formats.FORMATS`); other than text, it goes to standard output.
         verbose: the summary names every line that changed.
+        html: where to write a page to look at, None for none.
     """
 
     inputs: Sequence[str]
@@ -41,6 +42,7 @@ class Request:
     strict: bool = False
     form: str = "text"
     verbose: bool = False
+    html: str | None = None
 
     @property
     def alone(self) -> bool:

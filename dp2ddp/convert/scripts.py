@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.command import progress, terminal
-from dp2ddp.convert import notebooks, overview, programs, telling
+from dp2ddp.convert import notebooks, overview, page, programs, telling
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
@@ -67,7 +67,8 @@ def convert(request: Request) -> int:
     beside = _runtime_folders(request, given) if target is None else []
     for each in beside:
         vendor.check(each, force=request.force)
-    job = _convert(request, given)
+    with page.on_refusal(request):
+        job = _convert(request, given)
     if job.outcome.is_refused:
         _report(job, {})
         return REFUSED
@@ -276,4 +277,7 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
         job.request.vendored,
         job.outcome.is_refused,
     )
-    telling.show(summary, job.request.form, verbose=job.request.verbose)
+    if job.request.html is not None:
+        texts = {job.names.shown(path): job.source(path).text for path in conversions}
+        page.write(page.Material(job.request, summary, job.outcome, job.names, texts))
+    telling.show(summary, job.request)

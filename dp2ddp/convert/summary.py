@@ -11,9 +11,9 @@ from pathlib import PurePath
 from click import style
 
 from dp2ddp.convert.overview import File, Project, Scripts
-from dp2ddp.convert.report import count, how_to_run, how_to_run_commands, listed
+from dp2ddp.convert.report import Running, count, how_to_run, how_to_run_commands, line_of, listed
 from dp2ddp.errors import BadInput
-from dp2ddp.rewrite.edits import Edit, Note
+from dp2ddp.rewrite.edits import Edit
 from dp2ddp.rules import rule
 
 #: So much of a kind is listed where all of it isn't asked for: a usual script's summary fits a screen.
@@ -39,17 +39,33 @@ def scripts_lines(done: Scripts, *, verbose: bool) -> Iterator[str]:
 def _how_to_run_scripts(done: Scripts) -> Iterator[str]:
     names = [each.name for each in done.given]
     written = [each.output for each in done.given if each.output is not None]
-    apart = written and written != names and any(each.conversion.changed for each in done.others)
-    if apart:
+    if written and written != names and any(each.conversion.changed for each in done.others):
         yield "The folder has the files that changed: copy them over a copy of the project, to run it there."
+    running = to_run(done)
+    yield from how_to_run(running.scripts, unwritten=running.unwritten, vendored=done.vendored)
+
+
+def to_run(done: Scripts | Project) -> Running:
+    """What there is to run; only where something changed."""
+    if isinstance(done, Project):
+        return _to_run_project(done)
+    names = [each.name for each in done.given]
+    written = [each.output for each in done.given if each.output is not None]
     if written or any(name.startswith("<") for name in names):
-        yield from how_to_run(written or ["train_ddp.py"], vendored=done.vendored)
-    elif len(names) == 1 and not any(each.conversion.changed for each in done.others):
+        return Running(written or ["train_ddp.py"], vendored=done.vendored)
+    if len(names) == 1 and not any(each.conversion.changed for each in done.others):
         fresh = f"{PurePath(names[0]).stem}_ddp.py"
-        yield from how_to_run([fresh], unwritten=f"-o {shlex.quote(fresh)}", vendored=done.vendored)
-    else:
-        # Beside files that don't change; those are not copied for scripts that are given one by one.
-        yield from how_to_run(names, unwritten="--in-place", vendored=done.vendored)
+        return Running([fresh], unwritten=f"-o {shlex.quote(fresh)}", vendored=done.vendored)
+    # Beside files that don't change; those are not copied for scripts that are given one by one.
+    return Running(names, unwritten="--in-place", vendored=done.vendored)
+
+
+def _to_run_project(done: Project) -> Running:
+    scripts = [each for each in done.entries if each.name not in done.commands]
+    fresh = [os.path.join(_FOLDER, os.path.relpath(each.name, done.name)) for each in scripts]
+    files = [each.output or new for each, new in zip(scripts, fresh)]
+    commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
+    return Running(files, None if done.output else f"-o {_FOLDER}", commands, done.vendored)
 
 
 def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
@@ -74,15 +90,11 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
     yield from _warnings("to be known", done.warnings, verbose=verbose)
     if done.left_out:
         yield "left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items()))
-    scripts = [each for each in done.entries if changed and each.name not in done.commands]
-    if scripts:
-        fresh = [os.path.join(_FOLDER, os.path.relpath(each.name, done.name)) for each in scripts]
-        files = [each.output or new for each, new in zip(scripts, fresh)]
-        unwritten = None if done.output else f"-o {_FOLDER}"
-        yield from how_to_run(files, unwritten=unwritten, vendored=done.vendored)
-    commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
-    if changed and commands:
-        yield from how_to_run_commands(commands)
+    running = to_run(done)
+    if changed and running.scripts:
+        yield from how_to_run(running.scripts, unwritten=running.unwritten, vendored=done.vendored)
+    if changed and running.commands:
+        yield from how_to_run_commands(running.commands)
 
 
 def _files(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
@@ -111,7 +123,9 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
     """How often the changes do what; which they are, where that is asked for."""
     by_effect: dict[str, list[tuple[str, Edit]]] = defaultdict(list)
     changed = [file for file in files if file.conversion.changed]
-    edits = [(f"{file.name}:{_line(edit, file)}", edit) for file in changed for edit in file.conversion.edits]
+    edits = [
+        (f"{file.name}:{line_of(edit, file.conversion)}", edit) for file in changed for edit in file.conversion.edits
+    ]
     for place, edit in sorted(edits, key=lambda each: each[1].rule):
         by_effect[_effect(edit.rule)].append((place, edit))
     for effect, found in by_effect.items():
@@ -120,12 +134,6 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
         lines = dict.fromkeys((place, edit.rule, edit.reason) for place, edit in found)
         for place, rule_id, reason in lines if verbose else ():
             yield f"         {style(place, dim=True)}  {style(rule_id, fg='cyan')}  {reason}"
-
-
-def _line(finding: Edit | Note, file: File) -> str:
-    """The line of a finding, ``cell 3:2`` in a notebook."""
-    line, places = finding.span.start[0], file.conversion.places
-    return str(line if places is None else places.of(line))
 
 
 def _effect(rule_id: str) -> str:
@@ -138,7 +146,7 @@ def _notes(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for file in files:
         for note in file.conversion.notes:
-            places[file.name, note.rule, f"{note.what}; {note.todo}"].append(_line(note, file))
+            places[file.name, note.rule, f"{note.what}; {note.todo}"].append(line_of(note, file.conversion))
     if not places:
         return
     total = sum(map(len, places.values()))

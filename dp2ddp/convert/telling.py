@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from click import style
+
 from dp2ddp.command import terminal
 from dp2ddp.convert import overview, report, summary
 from dp2ddp.convert.findings import CHANGE, in_order
 from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.convert.request import Request
 from dp2ddp.project.text_files import TextFile
 
 
@@ -25,24 +28,28 @@ def show_diffs(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[st
             terminal.write_result(text.encode(source.encoding))
 
 
-def show(done: overview.Scripts | overview.Project, form: str, *, verbose: bool) -> None:
+def show(done: overview.Scripts | overview.Project, request: Request) -> None:
     """Shows what was done: for people on standard error, in another form on standard output.
 
-    Args:
-        form: one of `formats.FORMATS`. JSON has all that there is to say; the others what needs a person.
-        verbose: for people, name every line that changed.
+    JSON has all that there is to say; the others what needs a person.
     """
-    if form == "text":
-        if isinstance(done, overview.Scripts):
-            terminal.show_messages(summary.scripts_lines(done, verbose=verbose))
-        else:
-            terminal.show_messages(summary.project_lines(done, verbose=verbose))
-        return
+    if request.form != "text":
+        _show_for_machines(done, request)
+    elif isinstance(done, overview.Scripts):
+        terminal.show_messages(summary.scripts_lines(done, verbose=request.verbose))
+    else:
+        terminal.show_messages(summary.project_lines(done, verbose=request.verbose))
+    if request.html is not None:
+        terminal.show_messages([f"{style(request.html, bold=True)}: all of this as a page, for a browser"])
+
+
+def _show_for_machines(done: overview.Scripts | overview.Project, request: Request) -> None:
     from dp2ddp.convert import formats  # with what only machines need
 
     found = in_order(done.found())
-    if form == "json":
-        terminal.show_results([formats.as_json(found, done.as_data())])
+    if request.form == "json":
+        page = {} if request.html is None else {"html": request.html}
+        terminal.show_results([formats.as_json(found, {**done.as_data(), **page})])
     else:
         open_ones = [each for each in found if each.kind != CHANGE]
-        terminal.show_results(filter(None, [formats.FORMATS[form](open_ones)]))
+        terminal.show_results(filter(None, [formats.FORMATS[request.form](open_ones)]))

@@ -156,7 +156,7 @@ def test_inputs_with_different_settings_are_refused() -> None:
 @pytest.mark.usefixtures("folder")
 def test_every_option_of_convert_and_check_can_be_set() -> None:
     values = {"a list of strings": "[]", "true or false": "false", "a string": '"auto"'}
-    special = {"format": '"text"', "output": '"out/"', "entry": "[]", "ignore": "[]"}
+    special = {"format": '"text"', "output": '"out/"', "entry": "[]", "ignore": "[]", "html": '"report.html"'}
     for command in ("convert", "check"):
         words = run(command, "--help").stdout
         names = set(re.findall(r"^  (?:-\w, |    )?--([a-z-]+)", words, re.MULTILINE)) - {"help", "isolated"}

@@ -182,11 +182,15 @@ class Loops:
 
     def uses_model(self, loop: DataLoop) -> bool:
         """Whether the loop's body calls a model: wrapped, or what is or was inside the wrap."""
-        return any(
-            self.resolver.holds(_called(n), Wrapped, Module) and not self._is_training_switch(n)
-            for n in self.reached(*loop.node.body)
-            if isinstance(n, ast.Call)
-        )
+        return any(self.models_called(loop.node))
+
+    def models_called(self, loop: ast.For) -> Iterator[ast.expr]:
+        """The expressions that name a model, for each call of one in a loop's body."""
+        for node in self.reached(*loop.body):
+            if isinstance(node, ast.Call) and not self._is_training_switch(node):
+                called = _called(node)
+                if self.resolver.holds(called, Wrapped, Module):
+                    yield called
 
     def foreign(self) -> list[ast.expr]:
         """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""

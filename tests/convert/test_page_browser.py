@@ -1,0 +1,256 @@
+"""The page of a conversion in a real browser: opened, expanded, searched, ticked; both themes, wide and narrow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from browser import NARROW, WIDE, Browser
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
+
+PROJECT = Path(__file__).parents[2] / "fixtures/mnist_project"
+# As a script may have them: what ends an element, what a terminal obeys, what turns text around.
+NAME = "</script><img src=x onerror=evil()>\u202egnp\x1b[31m.py"
+HOSTILE = """\
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+
+"</script></style></code></details><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"
+"\x1b[31m \u202e reversed \u2066 hidden\u200b שלום {{ 7 * 7 }} {% raw %}"
+loader = DataLoader(torch.rand(64, 4), batch_size=16)
+
+
+def gpus():
+    return [0, 1]
+
+
+net = nn.DataParallel(nn.Linear(4, 2), device_ids=gpus())  # "><b>bold</b>
+for x in loader:
+    net(x).mean().backward()
+torch.save(net.state_dict(), "</title><b>net</b>.pt\x07")
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a project of five changed files, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(PROJECT, folder / "mnist")
+    return _convert(folder, "mnist", "--html", "report.html")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    target = folder / NAME.replace("/", "\u2215")
+    target.write_text(HOSTILE)
+    return _convert(folder, target.name, "--html", "report.html")
+
+
+def _convert(folder: Path, *arguments: str) -> Path:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        done = CliRunner().invoke(main, ["convert", *arguments])
+    finally:
+        os.chdir(before)
+    assert done.exit_code == 0, done.stderr
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_opens_in_silence(browser: Browser, project: Path, width: int, dark: bool) -> None:
+    browser.open(project, width=width, dark=dark)
+    browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert not browser.overflows()
+    assert browser.complaints() == []
+    assert browser.requests() == []
+    assert browser.unnamed() == []
+    assert browser.shown(".badge") == ["Preview"]
+    assert browser.run("return document.documentElement.lang") == "en"
+    landmarks = ("header", "aside", "nav", "main", "footer", "search")
+    assert all(browser.one(each).is_displayed() for each in landmarks)
+
+
+def test_code_is_side_by_side_where_there_is_room(browser: Browser, project: Path) -> None:
+    places = (
+        "const row = document.querySelector('.changed').querySelectorAll('del, ins, .gap');"
+        "const all = [...document.querySelectorAll('.changed del')].filter(e => e.checkVisibility());"
+        "const old = all[0].getBoundingClientRect();"
+        "const now = all[0].nextElementSibling.getBoundingClientRect();"
+        "return [old.left, old.top, now.left, now.top]"
+    )
+    for width in (WIDE, NARROW):
+        browser.open(project, width=width)
+        browser.run("for (const each of document.querySelectorAll('details.file')) each.open = true")
+        left, top, other_left, other_top = browser.run(places)
+        assert (other_left > left, other_top == top) == ((True, True) if width == WIDE else (False, False))
+    assert other_top > top
+
+
+def test_the_picture_fits_its_room(browser: Browser, project: Path) -> None:
+    for width, shown, hidden in [(WIDE, ".wide-only", ".narrow-only"), (NARROW, ".narrow-only", ".wide-only")]:
+        browser.open(project, width=width)
+        assert browser.one(f"{shown} svg").is_displayed()
+        assert not browser.one(f"{hidden} svg").is_displayed()
+        # No writing leaves its box.
+        outside = browser.run(
+            "return [...document.querySelectorAll(arguments[0] + ' svg a')].flatMap(link => {"
+            "  const box = link.querySelector('.box').getBoundingClientRect();"
+            "  return [...link.querySelectorAll('text')].filter(t => t.getBoundingClientRect().right > box.right)"
+            "    .map(t => t.textContent)})",
+            shown,
+        )
+        assert outside == []
+
+
+def test_links_lead_to_the_code(browser: Browser, project: Path) -> None:
+    browser.open(project)
+    link = browser.one(".wide-only svg a")
+    name = browser.run("return arguments[0].href.baseVal.slice(1)", link)
+    assert not browser.one(f"[id='{name}']").is_displayed()
+    link.click()
+    assert browser.one(f"[id='{name}']").is_displayed()
+    assert "DataLoader" in browser.one(f"[id='{name}']").text
+    assert browser.run("return location.hash") == f"#{name}"
+
+
+def test_folded_lines_get_their_numbers(browser: Browser, project: Path) -> None:
+    browser.open(project)
+    browser.run("document.querySelector('#open-all').click()")
+    fold = browser.one("details.fold")
+    fold.find_element("css selector", "summary").click()
+    count = int(fold.find_element("css selector", "summary").text.split()[0])
+    lines = fold.find_elements("css selector", ".l")
+    assert len(lines) == count
+    assert lines[0].get_attribute("data-n") == "1"
+    assert all(line.is_displayed() for line in lines)
+
+
+def test_searching_leaves_what_fits(browser: Browser, project: Path) -> None:
+    browser.open(project)
+    files = len(browser.all("details.file"))
+    field = browser.one("#filter")
+    field.send_keys("checkpoint.py")
+    assert browser.shown(".leaf a") == ["checkpoint.py"]
+    assert [each.is_displayed() for each in browser.all("details.file")].count(True) == 1
+    assert browser.one("#found").text.startswith(f"1 of {files} files, 0 of ")
+    field.clear()
+    field.send_keys("zebra stripes")
+    assert browser.one("#found").text.startswith(f"0 of {files} files")
+    field.send_keys("\ue00c")  # Escape
+    assert [each.is_displayed() for each in browser.all("details.file")].count(True) == files
+    browser.run("document.querySelector('.only[data-rule=DDP008]').click()")
+    assert browser.shown(".leaf a") == ["checkpoint.py"]
+
+
+def test_the_keyboard_is_enough(browser: Browser, project: Path) -> None:
+    browser.open(project)
+    body = browser.one("body")
+    body.send_keys("\ue004")  # Tab
+    assert browser.run("return document.activeElement.className") == "skip"
+    assert browser.run("return document.activeElement.getBoundingClientRect().left") > 0
+    ring = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert ring == "solid"
+    body.send_keys("/")
+    assert browser.run("return document.activeElement.id") == "filter"
+    summary = browser.one("details.file > summary")
+    browser.run("arguments[0].focus()", summary)
+    was = browser.run("return document.querySelector('details.file').open")
+    summary.send_keys(" ")
+    assert browser.run("return document.querySelector('details.file').open") is not was
+
+
+def test_the_new_file_is_copied_whole(browser: Browser, hostile: Path) -> None:
+    browser.open(hostile)
+    browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    browser.one(".copy-file").click()
+    script = next(hostile.parent.glob("*.py"))
+    _convert(hostile.parent, script.name, "-o", "new.txt", "--force", "--html", "again.html")
+    assert browser.run("return window.copied") == (hostile.parent / "new.txt").read_text()
+
+
+def test_what_scripts_say_stays_text(browser: Browser, hostile: Path) -> None:
+    for width in (WIDE, NARROW):
+        browser.open(hostile, width=width)
+        browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+        assert browser.run("return window.evil") is None
+        assert browser.run("return document.images.length + document.querySelectorAll('b').length") == 0
+        assert browser.run("return document.scripts.length") == 1
+        assert not browser.overflows()
+        assert browser.complaints() == []
+        text = browser.run("return document.body.textContent")
+        assert "\x1b" not in text
+        assert not set("\u202e\u2066\u200b\x07") & set(text)
+        assert "\\x1b[31m \\u202e reversed \\u2066 hidden\\u200b שלום {{ 7 * 7 }} {% raw %}" in text
+        assert "onerror=evil()>\\u202egnp\\x1b[31m.py" in browser.run("return document.querySelector('h1').textContent")
+        assert "</title><b>net</b>.pt\\x07" in text
+    assert "\\u202egnp" in browser.driver.title
+
+
+def test_notes_are_ticked_off_for_good(browser: Browser, hostile: Path) -> None:
+    browser.open(hostile)
+    assert browser.one("#ticked").text == "0"
+    browser.one(".todos label").click()
+    assert browser.one("#ticked").text == "1"
+    browser.driver.refresh()
+    assert browser.one("#ticked").text == "1"
+    assert browser.one(".todos input").is_selected()
+    assert "line-through" in browser.run(
+        "return getComputedStyle(document.querySelector('.todos label')).textDecoration"
+    )
+
+
+def test_print_is_light_and_shows_all_code(browser: Browser, project: Path) -> None:
+    browser.open(project)
+    browser.one("#theme").click()
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        heights = "return [...document.querySelectorAll('.file .changed')].map(e => e.getBoundingClientRect().height)"
+        assert min(browser.run(heights)) > 0
+        assert not any(each.is_displayed() for each in browser.all("button"))
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a script with 200 modules, all of which have to change."""
+    folder = tmp_path_factory.mktemp("large")
+    (folder / "p/parts").mkdir(parents=True)
+    filler = "".join(f"def helper_{n}(a, b):\n    c = a + b * {n}\n    return c\n\n\n" for n in range(15))
+    for n in range(200):
+        change = f"def store_{n}(net):\n    torch.save(net.state_dict(), 'net-{n}.pt')\n    return {n}\n"
+        (folder / f"p/parts/part_{n}.py").write_text(f"import torch\n\n\n{filler}{change}\n\n{filler}")
+    names = [f"from parts.part_{n} import store_{n}\n" for n in range(200)]
+    calls = [f"store_{n}(net)\n" for n in range(200)]
+    train = ["import torch\nimport torch.nn as nn\n", *names, "net = nn.DataParallel(nn.Linear(4, 2))\n", *calls]
+    (folder / "p/train.py").write_text("".join(train))
+    return _convert(folder, "p", "--html", "report.html")
+
+
+def test_200_changed_files_open_in_two_seconds(browser: Browser, large: Path) -> None:
+    browser.open(large)
+    assert len(browser.all("details.file")) == 201
+    # In the thread's own time: other programs may keep the processor.
+    browser.cdp("Performance.enable", timeDomain="threadTicks")
+    try:
+        before = _task_seconds(browser)
+        browser.driver.get(large.as_uri())
+        assert _task_seconds(browser) - before < 2
+    finally:
+        browser.cdp("Performance.disable")
+    browser.one("#filter").send_keys("part_77.py")
+    assert browser.shown(".leaf a") == ["part_77.py"]
+
+
+def _task_seconds(browser: Browser) -> float:
+    metrics = browser.cdp("Performance.getMetrics")["metrics"]
+    return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))

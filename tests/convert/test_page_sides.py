@@ -1,0 +1,109 @@
+"""Two versions side by side: every line once, in order, what belongs together in one row; edits in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markupsafe import Markup
+
+from dp2ddp.convert.page import sides
+from dp2ddp.convert.page.sides import Row, rows
+from dp2ddp.convert.page.stretches import CHANGED, FOLDED, SAME, stretches
+from dp2ddp.rewrite.edits import Edit
+from dp2ddp.source.spans import Span
+
+_LINES = st.lists(st.sampled_from(["a = 1", "b(a)", "", "    b(a)", "c", "save(net)", "ddp.save(net)"]), max_size=12)
+
+
+def _numbers(found: Sequence[Row]) -> list[tuple[int | None, int | None]]:
+    return [(row.old, row.new) for row in found]
+
+
+@settings(max_examples=300, deadline=None)
+@given(_LINES, _LINES)
+def test_every_line_of_both_is_there_once_and_in_order(old: list[str], new: list[str]) -> None:
+    found = list(rows(old, new))
+    assert [row.old for row in found if row.old] == list(range(1, len(old) + 1))
+    assert [row.new for row in found if row.new] == list(range(1, len(new) + 1))
+    assert [row.before.striptags() for row in found if row.old] == [" ".join(line.split()) for line in old]
+    assert [row.after.striptags() for row in found if row.new] == [" ".join(line.split()) for line in new]
+    for row in found:
+        assert row.same == (row.old is not None and row.new is not None and old[row.old - 1] == new[row.new - 1])
+
+
+def test_lines_that_are_alike_share_a_row() -> None:
+    old = ["net = nn.DataParallel(net)", "optimizer.module.step()", "torch.save(net, path)"]
+    new = [
+        "ddp.setup()",
+        "net = ddp.wrap_model(net)",
+        "optimizer.step()",
+        "with ddp.main_first():",
+        "    torch.save(net, path)",
+    ]
+    assert _numbers(list(rows(old, new))) == [(None, 1), (1, 2), (2, 3), (None, 4), (3, 5)]
+
+
+def test_lines_with_nothing_in_common_do_not() -> None:
+    assert _numbers(list(rows(["alpha(1)"], ["while not ready: pass"]))) == [(1, None), (None, 1)]
+
+
+def test_what_differs_within_a_line_is_marked() -> None:
+    (row,) = rows(["torch.save(net, '<p>')"], ["ddp.save(net, '<p>')"])
+    assert row.before == Markup("<mark>torch</mark>.save(net, &#39;&lt;p&gt;&#39;)")
+    assert row.after == Markup("<mark>ddp</mark>.save(net, &#39;&lt;p&gt;&#39;)")
+
+
+def test_a_huge_change_is_put_together_as_it_comes() -> None:
+    old, new = [f"alpha{n}()" for n in range(300)], [f"{n}: beta" for n in range(301)]
+    assert _numbers(list(rows(old, new)))[:2] == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("a", ["a"]),
+        ("a\n", ["a"]),
+        ("a\r\nb\rc\n\n", ["a", "b", "c", ""]),
+        ("a\x0cb\u2028c\n", ["a\x0cb\u2028c"]),
+    ],
+)
+def test_lines_are_python_s(text: str, lines: list[str]) -> None:
+    assert sides.lines_of(text) == lines
+
+
+def _edit(rule: str, line: int, end: int | None = None) -> Edit:
+    return Edit(rule, Span.of(line, 0, end or line, 5), "because")
+
+
+def test_what_is_far_from_changes_is_folded() -> None:
+    old = [f"line {n}" for n in range(1, 41)]
+    new = [*old[:19], "other", *old[20:]]
+    found = stretches(list(rows(old, new)), [_edit("DDP001", 20)])
+    assert [each.kind for each in found] == [FOLDED, SAME, CHANGED, SAME, FOLDED]
+    assert [len(each.rows) for each in found] == [16, 3, 2, 3, 17]
+    assert [edit.rule for edit in found[2].edits] == ["DDP001"]
+
+
+def test_lines_that_are_pointed_at_are_shown() -> None:
+    old = [f"line {n}" for n in range(1, 41)]
+    found = stretches(list(rows(old, old)), [], {30})
+    assert [each.kind for each in found] == [FOLDED, SAME, FOLDED]
+    assert [row.old for row in found[1].rows] == list(range(27, 34))
+
+
+def test_a_few_lines_are_not_worth_folding() -> None:
+    old = ["a", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "b"]
+    new = ["A()", *old[1:-1], "B()"]
+    assert FOLDED not in {each.kind for each in stretches(list(rows(old, new)), [])}
+
+
+def test_edits_go_to_the_change_that_they_made() -> None:
+    old = ["import torch", "", "seed()", "x", "y", "net = wrap(", "    inner,", ")", "z", "save(net)"]
+    new = ["import torch", "import ddp", *old[1:2], "setup()", *old[2:6], "    ddp(inner),", *old[7:9], "ddp.save(net)"]
+    edits = [_edit("DDP001", 3), _edit("DDP002", 6, 8), _edit("DDP008", 10)]
+    found = [each for each in stretches(list(rows(old, new)), edits) if each.kind == CHANGED]
+    assert [[edit.rule for edit in each.edits] for each in found] == [[], ["DDP001"], ["DDP002"], ["DDP008"]]
