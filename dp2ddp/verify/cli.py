@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from dp2ddp.verify import COUNT
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
+AUTO = "auto"
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
 
@@ -33,11 +36,45 @@ class _Verify(click.Command):
     """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
         own = args.index("--") if "--" in args else len(args)
         for at, argument in enumerate(args[:own]):
             if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
                 args = [*args[:at], f"--synthetic-data={COUNT}", *args[at + 1 :]]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if own < len(given) or error.possibilities:
+                raise
+            ours, theirs = self._sorted(given)
+            command = shlex.join([*ctx.command_path.split(), *ours, "--", *theirs])
+            raise click.UsageError(f"{error.format_message()} The script's own go after --: {command}", ctx) from error
+
+    def _sorted(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The arguments that are this command's, the script among them, and the others, which must be the script's."""
+        options = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
+        ours: list[str] = []
+        theirs: list[str] = []
+        rest, scripts = list(args), 0
+        while rest:
+            argument = rest.pop(0)
+            option = options.get(argument.partition("=")[0])
+            if option is not None:
+                ours.append(argument)
+                takes = not option.is_flag and "=" not in argument and option.name != "synthetic_data"
+                ours += [rest.pop(0)] if takes and rest else []
+            elif not argument.startswith("-") and not scripts and not theirs:
+                ours.append(argument)
+                scripts += 1
+            else:
+                theirs.append(argument)
+        return ours, theirs
+
+
+def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value not in (None, AUTO) and not (value.isdecimal() and int(value) > 0):
+        raise click.BadParameter(f"{value!r} is neither a number of steps nor {AUTO}", ctx, param)
+    return value
 
 
 @click.command(help=_VERIFY_HELP, cls=_Verify)
@@ -45,7 +82,12 @@ class _Verify(click.Command):
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
-@click.option("--steps", type=click.IntRange(1), help="End both after so many optimizer steps.")
+@click.option(
+    "--steps",
+    metavar="N|auto",
+    callback=_steps,
+    help="End both after so many optimizer steps; auto: once they differ, or were seen to agree long enough.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
 @click.option(
     "--tolerance",
@@ -68,6 +110,7 @@ class _Verify(click.Command):
 @click.option(
     "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw losses and difference (.png, .svg)."
 )
+@click.option("-q", "--quiet", is_flag=True, help="No progress; of the result only what differs.")
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -75,7 +118,7 @@ def verify(
     arguments: Sequence[str],
     converted: Path | None,
     nproc: int,
-    steps: int | None,
+    steps: str | None,
     seed: int,
     tolerance: float,
     device: str,
@@ -85,6 +128,7 @@ def verify(
     timeout: float,
     as_json: bool,
     plot: Path | None,
+    quiet: bool,
 ) -> None:
     """Verifies one conversion."""
     from importlib.util import find_spec
@@ -93,21 +137,32 @@ def verify(
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[verify]"')
     from dp2ddp.verify import plot as drawing
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.run import runs
-    from dp2ddp.verify.verdict import Request
+    from dp2ddp.verify.progress import showing
+    from dp2ddp.verify.request import Request
+    from dp2ddp.verify.run.options import Options
+    from dp2ddp.verify.start.signals import ending_orderly
 
     if plot is not None:
         drawing.check(plot)
-    options = runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
+    auto, cuda = steps == AUTO, device == "cuda"
+    if auto and cuda:
+        raise BadInput(
+            "--steps auto", what="on GPUs the scripts run one after the other", todo="give a number of steps"
+        )
+    number = None if steps is None or auto else int(steps)
+    options = Options(nproc, number, cuda=cuda, seed=seed, synthetic=synthetic_data, timeout=timeout, auto=auto)
     request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
-    with verifying(request) as verdict:
-        _show_verdict(verdict, script.name, as_json)
+    with ExitStack() as stack:
+        stack.enter_context(ending_orderly())
+        with showing(quiet, number) as show:
+            verdict = stack.enter_context(verifying(request, show))
+        _show_verdict(verdict, script.name, as_json, quiet)
         if plot is not None and verdict.comparison is not None:
             drawing.draw(verdict.comparison, plot, script.name)
     ctx.exit(verdict.exit_code)
 
 
-def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
+def _show_verdict(verdict: Verdict, name: str, as_json: bool, quiet: bool) -> None:
     import json
 
     from rich.console import Console
@@ -117,4 +172,4 @@ def _show_verdict(verdict: Verdict, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.as_data(verdict, name), indent=2))
     if not as_json or verdict.failure is not None:
-        report.show(Console(highlight=False), Console(stderr=True, highlight=False), verdict, name)
+        report.show(Console(highlight=False), Console(stderr=True, highlight=False), verdict, name, quiet)

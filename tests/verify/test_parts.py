@@ -13,6 +13,7 @@ import torch
 from dp2ddp.verify.compare import clock_names, over_seeds, printed, saved
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.start import keeping
 
 OVERWRITES = """
 import torch
@@ -210,7 +211,7 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [project, project / "src", other, "lib"])))
     monkeypatch.chdir(tmp_path)
     moved = ((project, run / "script"), (tmp_path / "lib", run / "work"))
-    found = runs._python_path(moved).split(os.pathsep)[-4:]
+    found = keeping.python_path(moved).split(os.pathsep)[-4:]
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dp2ddp.verify.compare.recordings import Comparison, StepDifference
-from dp2ddp.verify.compare.saved import FileDifference, negligible, relative_difference
+from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.saved import FileDifference
+from dp2ddp.verify.compare.steps import Apart, StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
@@ -67,31 +68,24 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
 def _training(comparison: Comparison) -> Iterator[Finding]:
     """What makes the runs train differently; of one step, the cause before its effect."""
     ours, theirs = comparison.recordings[0], comparison.recordings[1:]
-    yield from _start(ours, theirs)
+    yield from _start(comparison)
     yield from _batch(comparison)
     if comparison.first is not None:
         yield from _draw(ours, theirs[0], comparison.first.step)
-    yield from _apart(theirs)
+    if comparison.apart is not None:
+        yield _apart(comparison.apart)
     if comparison.first is not None:
         yield _update(comparison, comparison.first)
     else:
         yield from _loss(comparison)
 
 
-def _start(ours: Recording, theirs: Sequence[Recording]) -> Iterator[Finding]:
+def _start(comparison: Comparison) -> Iterator[Finding]:
     """Parameters before the first step: the ranks' among each other, then the two runs'."""
-    pairs = [(f"rank 0 and rank {r}", theirs[0], rank) for r, rank in enumerate(theirs[1:], start=1)]
-    for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
-        for index, start in one.starts.items():
-            values = zip(one.values(start), other.values(other.starts[index]) if index in other.starts else ())
-            least = negligible(value for _, value in one.values(start))
-            for (name, a), (_, b) in values:
-                size = relative_difference(a, b, least)
-                if size > 1e-6:
-                    what = f"{who} start from other weights: {name} differs by {size:.1e}"
-                    step = next((s for s, at in enumerate(one.steps) if at.optimizer == index), 0)
-                    yield Finding("start", what, "initialised from another random draw, or loaded", step + 1, name)
-                    return
+    first = {start.who: start for start in reversed(comparison.starts)}
+    for start in sorted(first.values(), key=lambda start: not start.who.startswith("rank")):
+        what = f"{start.who} start from other weights: {start.parameter} differs by {start.relative:.1e}"
+        yield Finding("start", what, "initialised from another random draw, or loaded", start.step, start.parameter)
 
 
 def _batch(comparison: Comparison) -> Iterator[Finding]:
@@ -154,16 +148,10 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(theirs: Sequence[Recording]) -> Iterator[Finding]:
-    for step in range(min(len(rank.steps) for rank in theirs)):
-        for other, rank in enumerate(theirs[1:], start=1):
-            for (name, a), (_, b) in zip(theirs[0].parameters(step), rank.parameters(step)):
-                size = relative_difference(a, b)
-                if size:
-                    what = f"{name} differs between rank 0 and rank {other} by {size:.1e}"
-                    cause = "something that differs between the ranks (random numbers, the time) went into it"
-                    yield Finding("apart", what, cause, step + 1, name)
-                    return
+def _apart(apart: Apart) -> Finding:
+    what = f"{apart.parameter} differs between rank 0 and rank {apart.rank} by {apart.relative:.1e}"
+    cause = "something that differs between the ranks (random numbers, the time) went into it"
+    return Finding("apart", what, cause, apart.step, apart.parameter)
 
 
 def _update(comparison: Comparison, first: StepDifference) -> Finding:
@@ -216,6 +204,8 @@ def _change(run: Recording, step: int) -> torch.Tensor | None:
     before = earlier[-1] if earlier else run.starts.get(optimizer)
     if before is None or before.slots != run.steps[step].slots:
         return None
+    if not all(run.path(at).exists() for at in (before, run.steps[step])):
+        return None  # removed meanwhile: the first step beyond another tolerance was kept
     vectors = [torch.cat([value.double().flatten() for _, value in run.values(at)]) for at in (before, run.steps[step])]
     return vectors[1] - vectors[0]
 

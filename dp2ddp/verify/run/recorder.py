@@ -1,8 +1,9 @@
 """Hooks that write down what a training script does, without changing it.
 
-A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and
-`steps.bin` (the parameters after each optimizer step, raw). Both are written as the script goes, so memory stays as it
-was and a script that is killed leaves what it did so far. `runs` reads them.
+A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and a file
+for each optimizer step, `<number>.bin`, with the parameters after it, raw. They are written as the script goes, so
+memory stays as it was, a script that is killed leaves what it did so far, and what was compared can be removed
+meanwhile. `recording` reads them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
 
+from dp2ddp.verify.run.gate import Gate
+
 if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
 
@@ -41,13 +44,16 @@ class Recorder:
     Args:
         folder: where to write; made if missing.
         steps: raise `StepsDone` after this many optimizer steps; None: never.
+        gate: wait there after each step, and end if it says so.
     """
 
-    def __init__(self, folder: Path, steps: int | None = None) -> None:
+    def __init__(self, folder: Path, steps: int | None = None, gate: Gate | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
-        self._values: IO[bytes] = (folder / "steps.bin").open("wb")
+        self._folder = folder
+        self._saved = 0
         self._limit = steps
+        self._gate = gate
         self._step = 0
         self._iterators = 0
         self._draws = False
@@ -75,7 +81,6 @@ class Recorder:
         self._undo.clear()
         self._write("end", seconds=time.perf_counter() - self._started)
         self._events.close()
-        self._values.close()
 
     def made_up(self, data: MadeUp) -> None:
         """Note that a data set holds made-up samples."""
@@ -108,6 +113,8 @@ class Recorder:
         self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators())
         if self._limit is not None and self._step >= self._limit:
             raise StepsDone(0)
+        if self._gate is not None and self._gate.ends_after(self._step):
+            raise StepsDone(0)
 
     def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
         index = self._optimizers[id(optimizer)]
@@ -116,10 +123,10 @@ class Recorder:
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout
             self._write("layout", optimizer=index, tensors=[[n, *t] for n, t in zip(names(optimizer), layout)])
-        offset = self._values.tell()
-        self._values.writelines(_raw(tensors))
-        self._values.flush()
-        return {"optimizer": index, "offset": offset}
+        number, self._saved = self._saved, self._saved + 1
+        with (self._folder / f"{number}.bin").open("wb") as file:
+            file.writelines(_raw(tensors))
+        return {"optimizer": index, "file": number}
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
