@@ -31,10 +31,8 @@ class Nursery:
         def opened(folder: Path | None) -> nullcontext[Keeping]:
             return nullcontext(self._keeper)
 
-        with (
-            mock.patch.object(keeping, "opened", opened),
-            mock.patch.object(runs, "Keeping", lambda: _Lent(self._keeper)),
-        ):
+        lent = mock.patch.object(runs, "Keeping", return_value=_Lent(self._keeper))
+        with mock.patch.object(keeping, "opened", opened), lent:
             yield
 
 

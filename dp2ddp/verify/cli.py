@@ -133,6 +133,10 @@ def verify(
     """Verifies one conversion."""
     from importlib.util import find_spec
 
+    from dp2ddp.verify.start.signals import ending_orderly
+
+    ctx.with_resource(ending_orderly())
+
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[verify]"')
     from dp2ddp.verify import plot as drawing
@@ -140,7 +144,6 @@ def verify(
     from dp2ddp.verify.progress import showing
     from dp2ddp.verify.request import Request
     from dp2ddp.verify.run.options import Options
-    from dp2ddp.verify.start.signals import ending_orderly
 
     if plot is not None:
         drawing.check(plot)
@@ -153,7 +156,6 @@ def verify(
     options = Options(nproc, number, cuda=cuda, seed=seed, synthetic=synthetic_data, timeout=timeout, auto=auto)
     request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
     with ExitStack() as stack:
-        stack.enter_context(ending_orderly())
         with showing(quiet, number) as show:
             verdict = stack.enter_context(verifying(request, show))
         _show_verdict(verdict, script.name, as_json, quiet)

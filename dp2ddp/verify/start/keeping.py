@@ -15,6 +15,7 @@ from typing import Any
 
 THREADS = 1  # CPU threads of a run
 _ENDS_WITHIN = 20.0  # seconds
+_ENDS_SOON = 2.0
 _ALL_IMPORT = ("torch", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
 
 
@@ -92,14 +93,14 @@ class Keeping:
             raise KeeperEndedError
         return json.loads(answer)
 
-    def close(self) -> None:
-        """End all that was started, and the keeper."""
+    def close(self, within: float = _ENDS_WITHIN) -> None:
+        """End all that was started, and the keeper; kill it if that takes longer than `within` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(_ENDS_WITHIN)
+            self._process.wait(within)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -111,7 +112,8 @@ class Keeping:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        # In the middle of an import it may hear late that it is to end. What it has started ends with it.
+        self.close(_ENDS_WITHIN if kind is None else _ENDS_SOON)
 
 
 @contextmanager
