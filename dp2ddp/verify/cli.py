@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
 AUTO = "auto"
+_GIVEN = "dp2ddp.verify.given"  # the arguments as they were given
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
 
@@ -27,7 +28,7 @@ the exit codes. Exit codes: 0 agree, 1 differ, 2 could not run.
 \b
 Examples:
   dp2ddp verify train.py --nproc 2 -- --epochs 1
-  dp2ddp verify train.py --converted train_ddp.py --steps 50 --plot losses.png
+  dp2ddp verify train.py --converted train_ddp.py --html report.html
   dp2ddp verify cifar.py --synthetic-data --steps 10 -- --batch-size 32
 """
 
@@ -36,7 +37,7 @@ class _Verify(click.Command):
     """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        given = ctx.meta[_GIVEN] = list(args)
         own = args.index("--") if "--" in args else len(args)
         for at, argument in enumerate(args[:own]):
             if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
@@ -44,11 +45,11 @@ class _Verify(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if own < len(given) or error.possibilities:
+            if own < len(given):
                 raise
             ours, theirs = self._sorted(given)
             command = shlex.join([*ctx.command_path.split(), *ours, "--", *theirs])
-            raise click.UsageError(f"{error.format_message()} The script's own go after --: {command}", ctx) from error
+            raise click.UsageError(f"{error.format_message()}. SCRIPT's own go after --: {command}", ctx) from error
 
     def _sorted(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """The arguments that are this command's, the script among them, and the others, which must be the script's."""
@@ -107,9 +108,8 @@ def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 )
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON on standard output.")
-@click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path), help="Draw losses and difference (.png, .svg)."
-)
+@click.option("--html", metavar="FILE", help="Write a page to look at: the verdict, curves, what differs and where.")
+@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no page of dp2ddp.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress; of the result only what differs.")
 @click.pass_context
 def verify(
@@ -127,7 +127,8 @@ def verify(
     synthetic_data: int | None,
     timeout: float,
     as_json: bool,
-    plot: Path | None,
+    html: str | None,
+    force: bool,
     quiet: bool,
 ) -> None:
     """Verifies one conversion."""
@@ -139,14 +140,14 @@ def verify(
 
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[verify]"')
-    from dp2ddp.verify import plot as drawing
+    from dp2ddp import page
     from dp2ddp.verify.command import verifying
     from dp2ddp.verify.progress import showing
     from dp2ddp.verify.request import Request
     from dp2ddp.verify.run.options import Options
 
-    if plot is not None:
-        drawing.check(plot)
+    if html is not None:
+        page.check_target(html, force=force)
     auto, cuda = steps == AUTO, device == "cuda"
     if auto and cuda:
         raise BadInput(
@@ -159,8 +160,10 @@ def verify(
         with showing(quiet, number) as show:
             verdict = stack.enter_context(verifying(request, show))
         _show_verdict(verdict, script.name, as_json, quiet)
-        if plot is not None and verdict.comparison is not None:
-            drawing.draw(verdict.comparison, plot, script.name)
+        if html is not None:
+            from dp2ddp.verify.page import written
+
+            written(verdict, script.name, shlex.join(["dp2ddp", "verify", *ctx.meta[_GIVEN]]), html)
     ctx.exit(verdict.exit_code)
 
 

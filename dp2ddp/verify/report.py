@@ -63,6 +63,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
                 "parameter": each.parameter,
                 "what": each.what,
                 "cause": each.cause,
+                "at": each.at,
                 "relative_difference": _finite(each.size),
             }
             for each in verdict.findings

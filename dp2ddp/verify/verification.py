@@ -39,6 +39,11 @@ LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fal
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
+_OWN_FRAMES = re.compile(
+    r'^(?:\[rank\d+\]: )?  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|run/record)\.py)".*\n'
+    r"(?:(?:\[rank\d+\]: )?    .*\n)*",
+    re.MULTILINE,
+)
 _RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
 
 
@@ -241,6 +246,11 @@ def _late(side: str, seconds: float, places: Mapping[str, Path]) -> Failure:
     return Failure(side, f"still running after {seconds:.0f} seconds", stderr)
 
 
+def _tidied(stderr: str, folder: Path) -> str:
+    """Without the frames of this package that started the script, and where its copies lay."""
+    return _OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}{os.sep}", "")
+
+
 def _exception_in(stderr: str) -> str:
     """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
     lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
@@ -276,6 +286,6 @@ def _failure(side: str, done: Mapping[str, Run]) -> Failure | None:
     outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
     own = next((text for text in outputs if _TRACEBACK in text), None)
     if own is not None:
-        return Failure(side, _exception_in(own), own)
+        return Failure(side, _exception_in(own), _tidied(own, run.folder))
     alone = side == "converted" and "original" in done and not done["original"].exit_code
     return Failure(side, f"exit code {run.exit_code}", run.stderr) if run.exit_code < 0 or alone else None

@@ -103,8 +103,9 @@ def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Pat
         (["missing.py"], "missing.py: no such file"),
         (["sizes.py"], "sizes.py: nothing to convert: no nn.DataParallel"),
         (["own.py"], "own.py:2: `Own` changes how `DataParallel` works (`forward`); nothing was converted; wrap the"),
-        (["train.py", "--plot", "loss.bmp"], "loss.bmp: a plot is a .png, .svg or .pdf file"),
-        (["train.py", "--plot", "nowhere/loss.png"], "nowhere/loss.png: no such folder"),
+        (["train.py", "--html", "sizes.py"], "sizes.py: exists already, and is no page of dp2ddp"),
+        (["train.py", "--html", "nowhere/report.html"], "nowhere/report.html: no such folder"),
+        (["train.py", "--steps", "auto", "--device", "cuda"], "--steps auto: on GPUs the scripts run in turn"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
         (["train.py", "--device", "cuda", "--nproc", "99"], "--device cuda: "),
     ],
@@ -116,22 +117,6 @@ def test_bad_input_is_one_line(verify, workplace: Path, arguments: list[str], me
     assert result.exit_code == 2
     assert result.stderr.startswith(f"dp2ddp: {message}")
     assert result.stderr.count("\n") == 1
-
-
-def test_a_plot_without_matplotlib_is_one_line(verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dp2ddp.verify import plot
-
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    result = verify("train.py", "--plot", "loss.png")
-    assert result.exit_code == 2
-    assert result.stderr == 'dp2ddp: --plot: matplotlib is not installed; pip install "dp2ddp[plot]"\n'
-
-
-def test_curves_are_plotted(verify, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    result = verify("train.py", "--steps", "3", "--plot", str(tmp_path / "loss.svg"))
-    assert result.exit_code == 0, result.output
-    assert "<svg" in (tmp_path / "loss.svg").read_text()
 
 
 def test_augmentation_without_workers_is_compared_exactly(verify, workplace: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from dp2ddp.verify.compare import printed
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.saved import FileDifference
 from dp2ddp.verify.compare.steps import Apart, StepDifference
@@ -32,6 +34,7 @@ class Finding:
         step: the optimizer step (from 1) at which; None where it has none.
         parameter: the parameter that differs most.
         size: the relative difference; infinite for what rounding can't explain.
+        at: the original's line where it is seen, as `train.py:12`; None where none is known.
     """
 
     kind: str
@@ -40,6 +43,7 @@ class Finding:
     step: int | None = None
     parameter: str | None = None
     size: float = math.inf
+    at: str | None = None
 
     def __str__(self) -> str:
         at = f"step {self.step}: " if self.step is not None else ""
@@ -54,7 +58,25 @@ def explain(comparison: Comparison) -> list[Finding]:
     training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
     found = [*_structure(comparison), *training[:1]]
     differs = bool(training)
-    return [*found, *_printed(comparison, differs), *_files(comparison, differs)]
+    found += [*_printed(comparison, differs), *_files(comparison, differs)]
+    return [replace(finding, at=_line(comparison, finding)) for finding in found]
+
+
+def _line(comparison: Comparison, finding: Finding) -> str | None:
+    """The original's line where a finding is seen."""
+    ours = comparison.recordings[0] if comparison.recordings else Recording(Path())
+    if finding.kind == "printed" and comparison.lines:
+        words = printed.words(
+            next(line for line in comparison.lines if not line.within(comparison.places)).original or ""
+        )
+        return next((each.at for each in ours.prints if words in map(printed.words, each.text.splitlines())), None)
+    if finding.step is None:
+        return None
+    if finding.kind in {"batch", "shuffle"} and comparison.batch is not None:
+        return next((batch.at for batch in ours.batches if batch.iterator == comparison.batch.iterator), None)
+    if finding.kind in {"loss"}:
+        return next((loss.at for loss in ours.losses if loss.step == finding.step - 1), None)
+    return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
 
 def _structure(comparison: Comparison) -> Iterator[Finding]:

@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.argv = [os.path.normpath(name), *options.arguments]
     gate = None if options.gate is None else Gate(options.gate)
     try:
-        with Recorder(options.out / f"rank{_rank()}", options.steps, gate) as recorder, ExitStack() as modes:
+        with (
+            Recorder(options.out / f"rank{_rank()}", options.steps, gate, options.prints) as recorder,
+            ExitStack() as modes,
+        ):
             if options.emulate is not None:
                 emulate(options.emulate, recorder.splits)
             if options.synthetic is not None:
@@ -76,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
+    parser.add_argument("--prints", action="store_true", help="note which of the script's lines print")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the parent, does")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)

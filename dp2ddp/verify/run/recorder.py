@@ -8,9 +8,11 @@ meanwhile. `recording` reads them.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import json
+import os
 import random
 import sys
 import time
@@ -45,15 +47,20 @@ class Recorder:
         folder: where to write; made if missing.
         steps: raise `StepsDone` after this many optimizer steps; None: never.
         gate: wait there after each step, and end if it says so.
+        prints: note which of the script's lines print.
     """
 
-    def __init__(self, folder: Path, steps: int | None = None, gate: Gate | None = None) -> None:
+    def __init__(self, folder: Path, steps: int | None = None, gate: Gate | None = None, prints: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
         self._folder = folder
         self._saved = 0
         self._limit = steps
         self._gate = gate
+        self._prints = prints
+        self._printed: set[str] = set()
+        self._work = str(folder.parent / "work")
+        self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
         self._draws = False
@@ -73,6 +80,8 @@ class Recorder:
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
+        if self._prints:
+            self._replace(builtins, "print", self._recording_print)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -100,6 +109,15 @@ class Recorder:
     def _write(self, kind: str, **values: Any) -> None:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
+    def _at(self) -> str | None:
+        """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
+        frame = sys._getframe(2)
+        while frame is not None and not frame.f_code.co_filename.startswith(self._tops):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return None
+        return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{frame.f_lineno}"
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before its first step: what the optimizer starts from."""
         if id(optimizer) not in self._optimizers:
@@ -110,7 +128,7 @@ class Recorder:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
         self._step += 1
-        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators())
+        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators(), at=self._at())
         if self._limit is not None and self._step >= self._limit:
             raise StepsDone(0)
         if self._gate is not None and self._gate.ends_after(self._step):
@@ -132,7 +150,7 @@ class Recorder:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
-            self._write("loss", value=value)
+            self._write("loss", value=value, at=self._at())
             return backward(tensors, *args, **kwargs)
 
         return recording
@@ -163,13 +181,25 @@ class Recorder:
 
         return recording
 
+    def _recording_print(self, print_: Any) -> Any:
+        """Notes, once for each line of the script, what it prints."""
+
+        def recording(*values: Any, sep: str | None = None, **options: Any) -> None:
+            print_(*values, sep=sep, **options)
+            at = self._at() if options.get("file") is None else None
+            if at is not None and at not in self._printed:
+                self._printed.add(at)
+                self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
+
+        return recording
+
     def _recording_next_index(self, next_index: Any) -> Any:
         def recording(iterator: Any) -> Any:
             index = next_index(iterator)
             if not hasattr(iterator, "_dp2ddp_number"):
                 iterator._dp2ddp_number = self._iterators
                 self._iterators += 1
-            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index))
+            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index), at=self._at())
             return index
 
         return recording

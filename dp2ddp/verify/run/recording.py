@@ -33,21 +33,23 @@ class Slot:
 @dataclass(frozen=True)
 class Step:
     """An optimizer step: which optimizer (in order of first use), its parameters' places, the number of their file,
-    seconds since the start, and the checksums of the global generators (`recorder.generators`)."""
+    seconds since the start, the checksums of the global generators (`recorder.generators`), and the script's line."""
 
     optimizer: int
     slots: tuple[Slot, ...]
     file: int
     time: float = math.nan
     generators: tuple[int, ...] = ()
+    at: str | None = None
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The sum of what `backward` was called on, before step `step`."""
+    """The sum of what `backward` was called on, before step `step`, and the script's line that called it."""
 
     step: int
     value: float
+    at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class Batch:
     iterator: int
     indices: Any
     step: int = 0
+    at: str | None = None
+
+
+@dataclass(frozen=True)
+class Print:
+    """The first thing that a line of the script printed."""
+
+    at: str
+    text: str
 
 
 @dataclass
@@ -65,6 +76,7 @@ class Recording:
 
     Attributes:
         starts: by optimizer, the parameters before its first step.
+        prints: what the script's lines printed first (of an original).
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
@@ -77,6 +89,7 @@ class Recording:
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
+    prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
     mixed: str | None = None
@@ -154,11 +167,13 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
     elif kind == "step":
         slots = layouts[event["optimizer"]]
         sums = tuple(event["generators"])
-        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums))
+        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, event["at"]))
     elif kind == "loss":
-        recording.losses.append(Loss(step, event["value"]))
+        recording.losses.append(Loss(step, event["value"], event["at"]))
     elif kind == "batch":
-        recording.batches.append(Batch(event["iterator"], event["indices"], step))
+        recording.batches.append(Batch(event["iterator"], event["indices"], step, event["at"]))
+    elif kind == "print":
+        recording.prints.append(Print(event["at"], event["text"]))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "random" and recording.draws is None:

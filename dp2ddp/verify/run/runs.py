@@ -178,7 +178,7 @@ def start_original(
     On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`, which may be
     filled beforehand (`scratch.fill`), the script being in it. Without a `keeper` it has one of its own.
     """
-    recorder = _recorder(folder, options)
+    recorder = [*_recorder(folder, options), "--prints"]
     if not options.cuda:
         recorder += ["--emulate", str(options.replicas)]
     return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}], keeper)
