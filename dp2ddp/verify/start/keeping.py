@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from dp2ddp import RUNTIME_SOURCE
 
 THREADS = 1  # CPU threads of a run
 _ENDS_WITHIN = 20.0  # seconds
@@ -136,14 +137,14 @@ def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS)
 
 
 def python_path(moved: Sequence[tuple[Path, Path]] = ()) -> str:
-    """`PYTHONPATH` under which the processes find this package and the runtime, wherever they run.
+    """`PYTHONPATH` under which the processes find this package and its version of the runtime, wherever they run.
 
     The user's own entries follow, those in `moved` folders led to what stands for them: there lie the side's files.
     """
-    here = [str(Path(__file__).resolve().parents[3])]
-    runtime = importlib.util.find_spec("dp2ddp_runtime")
-    if runtime is not None and runtime.origin is not None:
-        here.append(str(Path(runtime.origin).resolve().parents[1]))
+    package = Path(__file__).resolve().parents[2]
+    here = [str(RUNTIME_SOURCE.parent)]
+    if package not in RUNTIME_SOURCE.parents:  # a checkout; where it is installed, the same interpreter finds it
+        here.append(str(package.parent))
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join([*dict.fromkeys(here), *(_stand_in(entry, moved) for entry in given)])
 
