@@ -150,9 +150,7 @@ def verify(
         page.check_target(html, force=force)
     auto, cuda = steps == AUTO, device == "cuda"
     if auto and cuda:
-        raise BadInput(
-            "--steps auto", what="on GPUs the scripts run one after the other", todo="give a number of steps"
-        )
+        raise BadInput("--steps auto", what="on GPUs the scripts run in turn", todo="give a number of steps")
     number = None if steps is None or auto else int(steps)
     options = Options(nproc, number, cuda=cuda, seed=seed, synthetic=synthetic_data, timeout=timeout, auto=auto)
     request = Request(script, arguments, converted, options, tolerance, repeats, allow_ddp=allow_ddp)
