@@ -153,6 +153,7 @@ def test_what_torch_s_own_objects_hold_is_compared(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")
 def test_other_archives_are_compared_file_by_file(tmp_path: Path) -> None:
     for name, value in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
@@ -165,5 +166,4 @@ def test_other_archives_are_compared_file_by_file(tmp_path: Path) -> None:
     found = [each.where for each in saved.differences("x.npz", *pairs[1])]
     assert found == ["other.npy", "new.npy (only in the converted)"]
     scripted = {each.where for each in saved.differences("x.pt", tmp_path / "a" / "x.pt", tmp_path / "c" / "x.pt")}
-    assert scripted
-    assert all(where.startswith(("x/data", "x/constants", "x/code")) for where in scripted), scripted
+    assert scripted == {"x/data/0", "x/data/1"}

@@ -114,7 +114,7 @@ class Keeper:
         os.environ.clear()
         os.environ.update(env)
         os.chdir(cwd)
-        sys.path[:] = list(dict.fromkeys([cwd, *given, *rest]))
+        sys.path[:] = [cwd, *dict.fromkeys([*given, *rest])]
         # Processes that the script spawns go there first.
         vars(multiprocessing.process)["ORIGINAL_DIR"] = cwd
 
