@@ -31,7 +31,14 @@ _OWN_STARTS, _OWN_START = "tests/runtime/test_launch.py", "tests/runtime/test_st
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
-_SLOW = ("tests/e2e/", "tests/benchmarks/", _OWN_STARTS, _OWN_START, "tests/runtime/test_converted_files.py")
+_SLOW = (
+    "tests/e2e/",
+    "tests/benchmarks/",
+    _OWN_STARTS,
+    _OWN_START,
+    "tests/runtime/test_converted_files.py",
+    "tests/verify/test_signals.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,55 +1,46 @@
-"""Processes under `record`, forked (see `forks`) instead of started anew."""
+"""One keeper for the runs of all tests: importing torch is most of a short run."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import IO, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from unittest import mock
 
-import forks
-
 from dp2ddp.verify.run import runs
+from dp2ddp.verify.start import keeping
+from dp2ddp.verify.start.keeping import Keeping
 
-# What recorded scripts import, and `record` itself.
-_MODULES = """torch torch._dynamo torch.distributed torch.nn.parallel torchvision.datasets torchvision.transforms
-torchvision.utils dp2ddp.verify.run.record""".split()
+_MODULES = ("torch._dynamo", "torchvision.datasets", "torchvision.transforms", "torchvision.utils")
 
 
 class Nursery:
-    """Stands in for `subprocess.Popen` in `runs`."""
+    """A keeper that is there as long as the tests."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": runs._python_path(), "OMP_NUM_THREADS": "1"}
-        self._parent = forks.Parent(_MODULES, environment)
+        self._keeper = Keeping()
+        self._keeper.share(_MODULES)
 
     def close(self) -> None:
-        self._parent.close()
+        self._keeper.close()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While this lasts, `runs` forks instead of starting Python anew."""
-        names = {"Popen": self._start, "DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired}
-        with mock.patch.object(runs, "subprocess", SimpleNamespace(**names)):
+        """While this lasts, runs that would have a keeper of their own have this one."""
+
+        def opened(folder: Path | None) -> nullcontext[Keeping]:
+            return nullcontext(self._keeper)
+
+        lent = mock.patch.object(runs, "Keeping", return_value=_Lent(self._keeper))
+        with mock.patch.object(keeping, "opened", opened), lent:
             yield
 
-    def _start(
-        self,
-        command: Sequence[str],
-        cwd: str | os.PathLike[str],
-        env: Mapping[str, str],
-        stdin: Any,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-    ) -> forks.Fork:
-        assert command[1:3] == ["-m", "dp2ddp.verify.run.record"]
-        assert stdin == subprocess.DEVNULL
-        with open(os.devnull) as nothing:
-            streams = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
-            place = {"variables": env, "folder": os.fspath(cwd), "streams": streams}
-            fork = self._parent.fork("dp2ddp.verify.run.record:main", command[3:], **place)
-        fork.args = command
-        return fork
+
+class _Lent:
+    """The keeper, for a run that ends it with its context."""
+
+    def __init__(self, keeper: Keeping) -> None:
+        self.start = keeper.start
+
+    def close(self) -> None:
+        """It is needed again."""

@@ -1,203 +1,47 @@
-"""Verify a conversion: run the original and the converted script side by side, and judge what they did."""
+"""Verify a conversion: have both sides run, and judged."""
 
 from __future__ import annotations
 
-import os
-import re
-import statistics
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-
-import torch
+import errno
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.compare import over_seeds
-from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.over_seeds import Repeats
-from dp2ddp.verify.compare.recordings import Comparison, compare
-from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.precision import Compared, Precision, beyond
-from dp2ddp.verify.run import runs, scratch, sides
-from dp2ddp.verify.run.runs import Options, Run
-from dp2ddp.verify.verdict import REPEATS, CouldNotRun, Failure, Request, Verdict
+from dp2ddp.verify.progress import Show, silent
+from dp2ddp.verify.request import Request
+from dp2ddp.verify.run import sides
+from dp2ddp.verify.start import keeping, place
 
-LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
-_TRACEBACK = "Traceback (most recent call last)"
-_RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
-_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
+if TYPE_CHECKING:
+    from dp2ddp.verify.verdict import Verdict
 
 
 @contextmanager
-def verifying(request: Request) -> Iterator[Verdict]:
+def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
 
+    Args:
+        show: is told how far it is.
+
     Raises:
-        BadInput: a script that can't be read or converted, or fewer GPUs than asked for.
+        BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
     """
-    devices, wanted = torch.cuda.device_count(), request.options.replicas
-    if request.options.cuda and devices < wanted:
-        raise BadInput("--device cuda", what=f"{devices} GPU(s) here, {wanted} asked for", todo="try --device cpu")
-    with tempfile.TemporaryDirectory(prefix="dp2ddp-verify-") as temporary:
-        yield _Verification(request, request.folder or Path(temporary)).verdict()
+    with ExitStack() as stack:
+        folder = request.folder or stack.enter_context(place.temporary())
+        # It imports torch while the scripts are read and converted here.
+        keeper = stack.enter_context(keeping.opened(None if request.folder else folder))
+        both = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
+        keeper.share(both.shared)
+        from dp2ddp.verify.verification import Verification
 
-
-class _Verification:
-    def __init__(self, request: Request, folder: Path) -> None:
-        self.request = request
-        self.folder = folder.resolve()
-        self._runs = 0
-        self._sides = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
-        self.notes = self._sides.notes
-
-    def verdict(self) -> Verdict:
         try:
-            return self._verdict()
-        except CouldNotRun as stopped:
-            return Verdict(self.request.options, notes=self.notes, failure=stopped.failure)
-
-    def _verdict(self) -> Verdict:
-        options, comparison, findings = Precision(self.request, self._once, self.notes).compared()
-        verdict = Verdict(options, comparison, findings, self.notes)
-        if options.synthetic is not None:
-            self.notes.append(_synthetic(verdict.synthetic))
-        if comparison.names:
-            self.notes.append(_renamed(comparison.names))
-        if not comparison.steps and not any(finding.kind == "count" for finding in findings):
-            self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
-        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
-            self.notes.append("the original called no nn.DataParallel: no batch was split, so this run proves little")
-        draws = any(recording.draws is not None for recording in comparison.recordings)
-        if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
-            return verdict
-        hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
-        self.notes.append(
-            "fetching samples draws random numbers (augmentation), and the ranks draw others than the original: for an "
-            "exact comparison switch it off, or load without worker processes"
-        )
-        if hard:
-            return replace(verdict, findings=hard)
-        repeated = self._repeat(options, comparison)
-        return replace(verdict, findings=repeated.findings(), repeats=repeated)
-
-    def _once(self, options: Options, tolerance: float) -> Compared:
-        original, converted = self._run(options)
-        try:
-            comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE)
-        except FileNotFoundError as missing:
-            raise CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
-        if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
-            reason = f"exit code {original.exit_code} before the first optimizer step"
-            raise CouldNotRun(Failure("original", reason, original.stderr))
-        return options, comparison, beyond(explain(comparison), tolerance)
-
-    def _repeat(self, options: Options, first: Comparison) -> Repeats:
-        pairs = [(_final(first.original, options), _final(first.converted, options))]
-        for shift in range(1, max(2, self.request.repeats or REPEATS)):
-            original, converted = self._run(replace(options, shift=shift, seed=options.seed + shift))
-            pairs.append((_final(original, options), _final(converted, options)))
-        return over_seeds.judge(pairs)
-
-    def _run(self, options: Options) -> tuple[Run, Run]:
-        """Both sides, at the same time unless they share GPUs."""
-        self._runs += 1
-        starts = {"original": runs.start_original, "converted": runs.start_converted}
-        started: dict[str, runs.Running] = {}
-        done: dict[str, Run] = {}
-        try:
-            for side, start in starts.items():
-                folder = self.folder / str(self._runs) / side
-                script, moved = self._lay_out(folder, side)
-                placed = replace(options, moved=moved)
-                started[side] = start(script, _absolute(self.request.arguments), folder, placed)
-                if options.cuda:
-                    done[side] = _finish(side, started[side])
-            for side in starts.keys() - done.keys():
-                done[side] = _finish(side, started[side])
-        finally:
-            for running in started.values():
-                running.kill()
-        for side in starts:
-            _check(side, done[side], [run.exit_code for run in done.values()])
-        return done["original"], done["converted"]
-
-    def _lay_out(self, folder: Path, side: str) -> tuple[Path, tuple[tuple[Path, Path], ...]]:
-        """Fill the side's working directory from the current one, the script being in it or beside it.
-
-        Returns where the script is, and what stands for which folder of the user's.
-        """
-        here, script = Path.cwd().resolve(), self.request.script.resolve()
-        files = self._sides.original if side == "original" else self._sides.converted
-        scratch.fill(folder / "work", here, script)
-        root, top = here, folder / "work"
-        if here not in self._sides.root.parents and here != self._sides.root:
-            root, top = self._sides.root, folder / runs.SCRIPT
-            scratch.fill(top, root, script)
-        for number, (path, data) in enumerate(files.items()):
-            source = folder / f"{side}{number or ''}.py"
-            source.write_bytes(data)
-            scratch.put(top, path.relative_to(root), source)
-        return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
-
-
-def _synthetic(datasets: Sequence[MadeUp]) -> str:
-    """What to say about data that was made up."""
-    if not datasets:
-        return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
-    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
-
-
-def _renamed(names: Mapping[str, str]) -> str:
-    """What to say about names that a clock gave."""
-    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
-    return f"files are named after the clock; taken as one: {pairs}"
-
-
-def _is_first_shuffle(comparison: Comparison) -> bool:
-    """Whether even the first batches differ, which augmentation doesn't explain: they were drawn before it."""
-    return comparison.batch is not None and comparison.batch.iterator == 0
-
-
-def _final(run: Run, options: Options) -> str:
-    """Where a run says how well it trained: in its output; in its last losses, if it was ended early."""
-    if options.steps is None:
-        return run.stdout
-    last = run.losses()[-max(1, options.steps // 4) :]
-    return f"mean of the last losses {statistics.fmean(last):.6g}" if last else ""
-
-
-def _absolute(arguments: Sequence[str]) -> list[str]:
-    """Arguments that lead out of the current directory, as absolute paths: the scripts run elsewhere."""
-    return [
-        os.path.abspath(argument) if argument.startswith("..") and os.path.exists(argument) else argument
-        for argument in arguments
-    ]
-
-
-def _finish(side: str, running: runs.Running) -> Run:
-    try:
-        return running.wait()
-    except subprocess.TimeoutExpired as late:
-        stderr = "".join(path.read_text(errors="replace") for path in sorted(running.folder.glob("rank*/stderr.txt")))
-        raise CouldNotRun(Failure(side, f"still running after {late.timeout:.0f} seconds", stderr)) from late
-
-
-def _exception_in(stderr: str) -> str:
-    """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
-    lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
-    return next((line for line in lines if line.strip() and not line.startswith(" ")), "an exception")
-
-
-def _check(side: str, run: Run, codes: Sequence[int]) -> None:
-    """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
-    if not run.exit_code:
-        return
-    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-    own = next((text for text in outputs if _TRACEBACK in text), None)
-    if own is not None:
-        raise CouldNotRun(Failure(side, _exception_in(own), own))
-    if run.exit_code < 0 or (side == "converted" and not codes[0]):
-        raise CouldNotRun(Failure(side, f"exit code {run.exit_code}", run.stderr))
+            verdict = Verification(request, folder, keeper, both, show).verdict()
+        except keeping.KeeperEndedError as ended:
+            why = "the process that starts the scripts was killed"
+            raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise place.full(folder) from error
+            raise
+        yield verdict

@@ -150,17 +150,18 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
     ) -> Compared:
         __tracebackhide__ = True
         from dp2ddp.verify.command import verifying
-        from dp2ddp.verify.run import runs
-        from dp2ddp.verify.verdict import Request
+        from dp2ddp.verify.request import Request
+        from dp2ddp.verify.run.options import Options
 
         samples = COUNT if synthetic_data is True else synthetic_data or None
         request = Request(
             Path(script),
             [str(argument) for argument in args],
             None if converted is None else Path(converted),
-            runs.Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout, synthetic=samples),
+            Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout, synthetic=samples),
             tolerance,
             repeats,
+            keep=True,
         )
         verdict = stack.enter_context(verifying(request))
         if verdict.failure is not None:

@@ -8,8 +8,9 @@ from typing import Callable
 
 from dp2ddp.verify.compare.causes import Finding, explain
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.run.runs import Options
-from dp2ddp.verify.verdict import CouldNotRun, Request
+from dp2ddp.verify.request import Request
+from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.verdict import CouldNotRun
 
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 

@@ -12,15 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from dp2ddp.verify.compare.over_seeds import Repeats
-from dp2ddp.verify.compare.recordings import Comparison, StepDifference
+from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.verdict import AGREE, Verdict
 
 _SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines
 
 
-def show(console: Console, errors: Console, verdict: Verdict, name: str) -> None:
-    """Print a verdict on the script `name`; a failing side's own traceback goes to `errors`."""
+def show(console: Console, errors: Console, verdict: Verdict, name: str, quiet: bool = False) -> None:
+    """Print a verdict on the script `name`; a failing side's own traceback goes to `errors`.
+
+    Args:
+        quiet: no table and no notes.
+    """
     if verdict.failure is not None:
         failure = verdict.failure
         traceback = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
@@ -29,9 +34,12 @@ def show(console: Console, errors: Console, verdict: Verdict, name: str) -> None
         errors.print(Text(said, "bold red"), soft_wrap=True)
         return
     assert verdict.comparison is not None
-    console.print(_title(verdict, name), soft_wrap=True)
-    if verdict.comparison.steps:
-        console.print(_table(verdict.comparison))
+    if not quiet:
+        console.print(_title(verdict, name), soft_wrap=True)
+        if verdict.comparison.steps:
+            console.print(_table(verdict.comparison))
+        for line in _notes(verdict):
+            console.print(line, soft_wrap=True)
     for line in _conclusion(verdict):
         console.print(line, soft_wrap=True)
 
@@ -55,6 +63,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
                 "parameter": each.parameter,
                 "what": each.what,
                 "cause": each.cause,
+                "at": each.at,
                 "relative_difference": _finite(each.size),
             }
             for each in verdict.findings
@@ -64,6 +73,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
             {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
             for each in (comparison.steps if comparison else ())
         ],
+        "stopped_early": asdict(comparison.seen) if comparison and comparison.seen else None,
         "losses": _losses(comparison) if comparison else None,
         "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
         if comparison
@@ -109,13 +119,16 @@ def _table(comparison: Comparison) -> Table:
     return table
 
 
-def _conclusion(verdict: Verdict) -> Iterator[Text]:
-    comparison = verdict.comparison
-    assert comparison is not None
+def _notes(verdict: Verdict) -> Iterator[Text]:
     for note in verdict.notes:
         yield Text(f"note: {note}", "yellow")
     if verdict.repeats is not None:
         yield from _numbers(verdict.repeats)
+
+
+def _conclusion(verdict: Verdict) -> Iterator[Text]:
+    comparison = verdict.comparison
+    assert comparison is not None
     if verdict.exit_code == AGREE:
         yield Text(_agreement(verdict, comparison), "bold green")
         return

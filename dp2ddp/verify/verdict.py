@@ -1,44 +1,17 @@
-"""What is asked of a verification, and what comes out of it."""
+"""What comes out of a verification."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from dp2ddp.verify.compare.causes import Finding
 from dp2ddp.verify.compare.over_seeds import Repeats
-from dp2ddp.verify.compare.recordings import TOLERANCE, Comparison
+from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.run.runs import Options
+from dp2ddp.verify.run.options import Options
 
 AGREE, DIFFER, FAILED = 0, 1, 2
-REPEATS = 3
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to verify.
-
-    Args:
-        script: the original.
-        arguments: the script's own.
-        converted: the converted script; None: convert the original.
-        options: how both run. `float64` is chosen here.
-        tolerance: the largest relative difference that counts as agreement.
-        repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
-        folder: where to run; None: a temporary folder that is gone afterwards.
-        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
-    """
-
-    script: Path
-    arguments: Sequence[str] = ()
-    converted: Path | None = None
-    options: Options = field(default_factory=Options)
-    tolerance: float = TOLERANCE
-    repeats: int | None = None
-    folder: Path | None = None
-    allow_ddp: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import fixture_data
 import pytest
 from pairs import Pair, Pairs
 
-from dp2ddp.verify.compare.recordings import Comparison, StepDifference
+from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run.runs import Options
 
 sys.path[:0] = [str(fixture_data.FIXTURES)]

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.request import Request
 from dp2ddp.verify.run.runs import Options
-from dp2ddp.verify.verdict import Request
 
 PROJECT = fixture_data.FIXTURES / "mnist_project"
 GOLDEN = fixture_data.FIXTURES / "mnist_project_ddp"

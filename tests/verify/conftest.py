@@ -21,9 +21,7 @@ def _forked(quick_starts: None) -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `train.py`, as a user has it."""
     folder = tmp_path_factory.mktemp("workplace")
-    (folder / "train.py").write_text(tiny.ORIGINAL)
-    (folder / "sizes.py").write_text("HIDDEN = 5\n")
-    (folder / "samples.txt").write_text("23\n")
+    tiny.lay_out(folder)
     return folder
 
 

@@ -14,7 +14,9 @@ import torch
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
+from dp2ddp.verify import progress
 from dp2ddp.verify.run import scratch
+from dp2ddp.verify.start import place
 
 # Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
@@ -113,8 +115,9 @@ def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Pat
         (["missing.py"], "missing.py: no such file"),
         (["sizes.py"], "sizes.py: nothing to convert: no nn.DataParallel"),
         (["own.py"], "own.py:2: `Own` changes how `DataParallel` works (`forward`); nothing was converted; wrap the"),
-        (["train.py", "--plot", "loss.bmp"], "loss.bmp: a plot is a .png, .svg or .pdf file"),
-        (["train.py", "--plot", "nowhere/loss.png"], "nowhere/loss.png: no such folder"),
+        (["train.py", "--html", "sizes.py"], "sizes.py: exists already, and is no page of dp2ddp"),
+        (["train.py", "--html", "nowhere/report.html"], "nowhere/report.html: no such folder"),
+        (["train.py", "--steps", "auto", "--device", "cuda"], "--steps auto: on GPUs the scripts run in turn"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
         (["train.py", "--device", "cuda", "--nproc", "99"], "--device cuda: "),
     ],
@@ -126,22 +129,6 @@ def test_bad_input_is_one_line(verify, workplace: Path, arguments: list[str], me
     assert result.exit_code == 2
     assert result.stderr.startswith(f"dp2ddp: {message}")
     assert result.stderr.count("\n") == 1
-
-
-def test_a_plot_without_matplotlib_is_one_line(verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dp2ddp.verify import plot
-
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    result = verify("train.py", "--plot", "loss.png")
-    assert result.exit_code == 2
-    assert result.stderr == 'dp2ddp: --plot: matplotlib is not installed; pip install "dp2ddp[plot]"\n'
-
-
-def test_curves_are_plotted(verify, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    result = verify("train.py", "--steps", "3", "--plot", str(tmp_path / "loss.svg"))
-    assert result.exit_code == 0, result.output
-    assert "<svg" in (tmp_path / "loss.svg").read_text()
 
 
 def test_augmentation_without_workers_is_compared_exactly(verify, workplace: Path) -> None:
@@ -233,3 +220,78 @@ def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Pa
     (workplace / "biased.py").write_text(text.replace("    correct = total = 0\n", f"{new}    correct = total = 0\n"))
     told = json.loads(verify("biased.py", "--nproc", "3", "--format", "json").stdout)
     assert (told["verdict"], told["precision"]) == ("agree", "float64"), told
+
+
+EPOCHS = tiny.ORIGINAL.replace("range(3)", "range(40)")
+
+
+@pytest.mark.parametrize(
+    ("evaluates", "steps", "seen"),
+    [
+        (True, range(20, 60), "1 file; not seen: what only happens later"),
+        (False, range(20, 60), "not seen: an evaluation, a file being written, what only happens later"),
+    ],
+)
+def test_auto_ends_both_once_enough_was_seen(verify, workplace: Path, evaluates: bool, steps: range, seen: str) -> None:
+    """In an epoch, and not at the end: 120 steps."""
+    more = "    sum(net(x.cuda()).sum().item() for x, _ in DataLoader(loader.dataset, batch_size=5))\n"
+    more += '    torch.save(net.state_dict(), "last.pt")\n'
+    (workplace / "long.py").write_text(
+        EPOCHS.replace('    print("epoch"', f'{more if evaluates else ""}    print("epoch"')
+    )
+    result = verify("long.py", "--steps", "auto", "--format", "json")
+    told = json.loads(result.stdout)
+    assert told["verdict"] == "agree", result.stdout
+    assert len(told["steps"]) in steps
+    assert told["stopped_early"]["steps"] == len(told["steps"])
+    assert (told["stopped_early"]["evaluations"] > 0, told["stopped_early"]["files"]) == (evaluates, int(evaluates))
+    assert told["stopped_early"]["ragged"]
+    assert any(seen in note for note in told["notes"]), told["notes"]
+
+
+def test_auto_ends_both_where_they_differ(verify, workplace: Path) -> None:
+    (workplace / "long.py").write_text(EPOCHS)
+    wrong = tiny.converted(EPOCHS).replace(
+        "optimizer.step()", "net.module[0].weight.grad.mul_(1 + epoch); optimizer.step()"
+    )
+    (workplace / "long_ddp.py").write_text(wrong)
+    told = json.loads(verify("long.py", "--converted", "long_ddp.py", "--steps", "auto", "--format", "json").stdout)
+    assert (told["verdict"], told["findings"][0]["step"]) == ("differ", 4), told
+    assert told["findings"][0]["at"] == "long.py:27"
+    assert len(told["steps"]) < 30
+    assert any(note.endswith("as they differ") for note in told["notes"])
+
+
+def test_the_script_s_options_before_two_dashes_are_told_where_to_go(verify) -> None:
+    result = verify("train.py", "--epochs", "1", "--nproc", "3", "--lr=0.1")
+    assert result.exit_code == 2
+    assert "SCRIPT's own go after --: main verify train.py --nproc 3 -- --epochs 1 --lr=0.1" in result.stderr
+
+
+def test_progress_goes_to_standard_error_and_results_do_not(verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE", 0.0)
+    monkeypatch.setattr(progress, "_LINES_EVERY", 0.0)
+    loud, quiet = verify("train.py"), verify("train.py", "--quiet")
+    assert "compared: same bits" in loud.stderr
+    assert "DataParallel on 2 CPU replicas" in loud.stdout
+    assert "dp2ddp: verify:" not in loud.stdout
+    assert quiet.stderr == ""
+    assert quiet.stdout.startswith("They agree: 9 optimizer steps")
+    assert quiet.stdout.count("\n") == 1
+
+
+def test_a_full_disk_is_told_as_that(verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "_LEAST_ROOM", 2**62)
+    result = verify("train.py", "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dp2ddp: verify: no space left for what the scripts write (")
+    assert result.stderr.endswith("set TMPDIR to a folder with more room\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_script_that_meets_a_full_disk_is_told_as_that(verify, workplace: Path) -> None:
+    text = tiny.ORIGINAL + "\nimport errno, os\nraise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+    (workplace / "full.py").write_text(text)
+    result = verify("full.py", "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dp2ddp: verify: no space left for what the scripts write (")

@@ -10,7 +10,7 @@ import tiny
 from tiny import edited
 
 from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import StepDifference
+from dp2ddp.verify.compare.steps import StepDifference
 
 EPOCH = "    ddp.set_epoch(loader, epoch)\n"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from dp2ddp.verify.compare import clock_names, over_seeds, printed, saved
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.start import keeping
 
 OVERWRITES = """
 import torch
@@ -210,7 +213,7 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [project, project / "src", other, "lib"])))
     monkeypatch.chdir(tmp_path)
     moved = ((project, run / "script"), (tmp_path / "lib", run / "work"))
-    found = runs._python_path(moved).split(os.pathsep)[-4:]
+    found = keeping.python_path(moved).split(os.pathsep)[-4:]
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
 
 
@@ -263,3 +266,43 @@ def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> No
         pair = tmp_path / "original" / file, tmp_path / "converted" / file
         assert len(list(saved.differences(file, *pair))) == 1
         assert list(saved.differences(file, *pair, hide=hide)) == []
+
+
+PROCESS = """
+import json, multiprocessing.process, os, sys, threading
+import __main__
+beside = [entry for entry in sys.path if not entry.startswith(os.getcwd())]
+here = [os.path.relpath(entry) for entry in sys.path if entry.startswith(os.getcwd())]
+print(json.dumps([
+    sys.argv, os.path.basename(os.getcwd()), here, beside, vars(multiprocessing.process)["ORIGINAL_DIR"] == os.getcwd(),
+    os.environ["FOR_ONE"], os.environ["PYTHONHASHSEED"], os.environ["OMP_NUM_THREADS"], sys.flags.hash_randomization,
+    os.isatty(0), os.isatty(1), os.getpgrp() == os.getpid() == os.getsid(0), threading.active_count(),
+    sys.stdout.encoding, sys.stdout.line_buffering, __main__.__name__, "dp2ddp.verify.start.keeper" in sys.modules,
+]))
+print("to standard error", file=sys.stderr)
+import atexit
+atexit.register(lambda: print("the end", flush=True))
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sessions and pseudo-terminals")
+def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
+    outputs = []
+    with keeping.Keeping() as keeper:
+        for name, fork in (("forked", True), ("started", False)):
+            work, streams = tmp_path / name / "work", tmp_path / name / "rank0"
+            for folder in (work / "lib", streams):
+                folder.mkdir(parents=True)
+            (work / "train.py").write_text(PROCESS)
+            env = {**keeping.environment(), "FOR_ONE": name.upper()}
+            env["PYTHONPATH"] += os.pathsep + "lib"
+            arguments = ["--out", str(tmp_path / name), "--", str(work / "train.py"), "-x"]
+            kept = keeper.start(arguments, work, env, streams, fork)
+            while kept.poll() is None:
+                time.sleep(0.05)
+            assert kept.poll() == 3
+            assert (streams / "stderr.txt").read_text() == "to standard error\n"
+            outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
+    assert "the end" in outputs[0]
+    assert outputs[0] == outputs[1]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nursery import Nursery
@@ -98,3 +101,69 @@ def test_the_parts_are_named_as_a_state_dict_names_them(written: dict[str, Path]
     assert found["model(class)"] == "__main__.Model"
     assert found["model/parent[0]"] == "(itself)"
     assert found["schedule/step_size"] == 3
+
+
+class Runs:
+    """Its pickle says: call this function when you read me."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("kind", ["os.system", "builtins.exec", "torch.load", "numpy", "nested"])
+def test_what_a_file_names_is_not_run(tmp_path: Path, kind: str) -> None:
+    """Not even where the script only copied the file from elsewhere."""
+    canary = tmp_path / "canary"
+    calls = {
+        "os.system": Runs(os.system, f"touch {canary}"),
+        "builtins.exec": Runs(exec, f"open({str(canary)!r}, 'w')"),
+        "torch.load": Runs(torch.save, [1], str(canary)),
+        "numpy": Runs(np.save, str(canary), 1),
+        "nested": [Runs(getattr, Runs(__import__, "os"), "system"), Runs(os.mkdir, str(canary))],
+    }
+    for name, epoch in (("a", 1), ("b", 2)):
+        torch.save({"epoch": epoch, "bad": calls[kind]}, tmp_path / name)
+    assert [each.where for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "b")] == ["epoch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_torch_s_own_objects_hold_is_compared(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * factor, momentum=0.9)
+        net(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+        state = optimizer.state[net[0].weight]
+        state["momentum_buffer"] = torch.full((3, 2), factor)
+        arrays = {"array": np.array([factor]), "single": np.float64(factor), "half": net[0].weight.half()}
+        torch.save({"net": net, "optimizer": optimizer, "dtype": torch.float16, **arrays}, tmp_path / name)
+    assert list(saved.differences("x.pt", tmp_path / "a", tmp_path / "b")) == []
+    found = {each.where: each.relative for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "c")}
+    weight = {key for key in found if key.startswith("net/")}
+    assert weight <= {"net/0.weight", "net/0.bias", "net/1.weight", "net/1.bias"}
+    assert found.keys() - weight - {"half"} == {
+        "optimizer/state/0/momentum_buffer",
+        "optimizer/param_groups[0]/lr",
+        "array",
+        "single",
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_other_archives_are_compared_file_by_file(tmp_path: Path) -> None:
+    for name, value in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        np.savez(
+            tmp_path / name / "x.npz", same=np.zeros(2), other=np.full(2, value), **({"new": 1} if name == "c" else {})
+        )
+        torch.jit.script(nn.Linear(1, 1).requires_grad_(False)).save(tmp_path / name / "x.pt")
+    pairs = [[tmp_path / name / "x.npz" for name in names] for names in ("ab", "ac")]
+    assert [list(saved.differences("x.npz", *pair)) for pair in pairs[:1]] == [[]]
+    found = [each.where for each in saved.differences("x.npz", *pairs[1])]
+    assert found == ["other.npy", "new.npy (only in the converted)"]
+    scripted = {each.where for each in saved.differences("x.pt", tmp_path / "a" / "x.pt", tmp_path / "c" / "x.pt")}
+    assert scripted == {"x/data/0", "x/data/1"}

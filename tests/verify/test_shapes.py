@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from dp2ddp.cli import main
 from dp2ddp.verify.run import runs
+from dp2ddp.verify.start import keeping
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
@@ -241,7 +242,7 @@ def test_the_branch_of_its_own_does_what_it_did(script: Path) -> None:
 def _run_as_ranks(path: Path, folder: Path) -> list[list[str]]:
     """What two ranks print, started as torchrun starts them."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs._free_port()), "WORLD_SIZE": "2"}
-    common = {**os.environ, **place, "PYTHONPATH": runs._python_path(), "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, **place, "PYTHONPATH": keeping.python_path(), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(path)]
     started = [
         subprocess.Popen(command, cwd=folder, env={**common, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE)

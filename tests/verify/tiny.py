@@ -46,6 +46,13 @@ print("took %.3f s" % (time.time() - start))
 OPTIONS = runs.Options(replicas=2)
 
 
+def lay_out(folder: Path, text: str = ORIGINAL) -> None:
+    """A folder with `train.py`, as a user has it."""
+    (folder / "train.py").write_text(text)
+    (folder / "sizes.py").write_text("HIDDEN = 5\n")
+    (folder / "samples.txt").write_text("23\n")
+
+
 def converted(text: str = ORIGINAL) -> str:
     """The script's conversion."""
     return convert_source(text, "train.py", ConvertOptions()).new_text

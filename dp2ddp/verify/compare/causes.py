@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dp2ddp.verify.compare.recordings import Comparison, StepDifference
-from dp2ddp.verify.compare.saved import FileDifference, negligible, relative_difference
+from dp2ddp.verify.compare import printed
+from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.saved import FileDifference
+from dp2ddp.verify.compare.steps import Apart, StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
@@ -31,6 +34,7 @@ class Finding:
         step: the optimizer step (from 1) at which; None where it has none.
         parameter: the parameter that differs most.
         size: the relative difference; infinite for what rounding can't explain.
+        at: the original's line where it is seen, as `train.py:12`; None where none is known.
     """
 
     kind: str
@@ -39,6 +43,7 @@ class Finding:
     step: int | None = None
     parameter: str | None = None
     size: float = math.inf
+    at: str | None = None
 
     def __str__(self) -> str:
         at = f"step {self.step}: " if self.step is not None else ""
@@ -53,7 +58,25 @@ def explain(comparison: Comparison) -> list[Finding]:
     training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
     found = [*_structure(comparison), *training[:1]]
     differs = bool(training)
-    return [*found, *_printed(comparison, differs), *_files(comparison, differs)]
+    found += [*_printed(comparison, differs), *_files(comparison, differs)]
+    return [replace(finding, at=_line(comparison, finding)) for finding in found]
+
+
+def _line(comparison: Comparison, finding: Finding) -> str | None:
+    """The original's line where a finding is seen."""
+    ours = comparison.recordings[0] if comparison.recordings else Recording(Path())
+    if finding.kind == "printed" and comparison.lines:
+        words = printed.words(
+            next(line for line in comparison.lines if not line.within(comparison.places)).original or ""
+        )
+        return next((each.at for each in ours.prints if words in map(printed.words, each.text.splitlines())), None)
+    if finding.step is None:
+        return None
+    if finding.kind in {"batch", "shuffle"} and comparison.batch is not None:
+        return next((batch.at for batch in ours.batches if batch.iterator == comparison.batch.iterator), None)
+    if finding.kind in {"loss"}:
+        return next((loss.at for loss in ours.losses if loss.step == finding.step - 1), None)
+    return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
 
 def _structure(comparison: Comparison) -> Iterator[Finding]:
@@ -67,31 +90,24 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
 def _training(comparison: Comparison) -> Iterator[Finding]:
     """What makes the runs train differently; of one step, the cause before its effect."""
     ours, theirs = comparison.recordings[0], comparison.recordings[1:]
-    yield from _start(ours, theirs)
+    yield from _start(comparison)
     yield from _batch(comparison)
     if comparison.first is not None:
         yield from _draw(ours, theirs[0], comparison.first.step)
-    yield from _apart(theirs)
+    if comparison.apart is not None:
+        yield _apart(comparison.apart)
     if comparison.first is not None:
         yield _update(comparison, comparison.first)
     else:
         yield from _loss(comparison)
 
 
-def _start(ours: Recording, theirs: Sequence[Recording]) -> Iterator[Finding]:
+def _start(comparison: Comparison) -> Iterator[Finding]:
     """Parameters before the first step: the ranks' among each other, then the two runs'."""
-    pairs = [(f"rank 0 and rank {r}", theirs[0], rank) for r, rank in enumerate(theirs[1:], start=1)]
-    for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
-        for index, start in one.starts.items():
-            values = zip(one.values(start), other.values(other.starts[index]) if index in other.starts else ())
-            least = negligible(value for _, value in one.values(start))
-            for (name, a), (_, b) in values:
-                size = relative_difference(a, b, least)
-                if size > 1e-6:
-                    what = f"{who} start from other weights: {name} differs by {size:.1e}"
-                    step = next((s for s, at in enumerate(one.steps) if at.optimizer == index), 0)
-                    yield Finding("start", what, "initialised from another random draw, or loaded", step + 1, name)
-                    return
+    first = {start.who: start for start in reversed(comparison.starts)}
+    for start in sorted(first.values(), key=lambda start: not start.who.startswith("rank")):
+        what = f"{start.who} start from other weights: {start.parameter} differs by {start.relative:.1e}"
+        yield Finding("start", what, "initialised from another random draw, or loaded", start.step, start.parameter)
 
 
 def _batch(comparison: Comparison) -> Iterator[Finding]:
@@ -154,16 +170,10 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(theirs: Sequence[Recording]) -> Iterator[Finding]:
-    for step in range(min(len(rank.steps) for rank in theirs)):
-        for other, rank in enumerate(theirs[1:], start=1):
-            for (name, a), (_, b) in zip(theirs[0].parameters(step), rank.parameters(step)):
-                size = relative_difference(a, b)
-                if size:
-                    what = f"{name} differs between rank 0 and rank {other} by {size:.1e}"
-                    cause = "something that differs between the ranks (random numbers, the time) went into it"
-                    yield Finding("apart", what, cause, step + 1, name)
-                    return
+def _apart(apart: Apart) -> Finding:
+    what = f"{apart.parameter} differs between rank 0 and rank {apart.rank} by {apart.relative:.1e}"
+    cause = "something that differs between the ranks (random numbers, the time) went into it"
+    return Finding("apart", what, cause, apart.step, apart.parameter)
 
 
 def _update(comparison: Comparison, first: StepDifference) -> Finding:
@@ -216,6 +226,8 @@ def _change(run: Recording, step: int) -> torch.Tensor | None:
     before = earlier[-1] if earlier else run.starts.get(optimizer)
     if before is None or before.slots != run.steps[step].slots:
         return None
+    if not all(run.path(at).exists() for at in (before, run.steps[step])):
+        return None  # removed meanwhile: the first step beyond another tolerance was kept
     vectors = [torch.cat([value.double().flatten() for _, value in run.values(at)]) for at in (before, run.steps[step])]
     return vectors[1] - vectors[0]
 

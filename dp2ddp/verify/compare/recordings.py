@@ -10,26 +10,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dp2ddp.verify.compare import clock_names, printed, saved
+from dp2ddp.verify.compare import clock_names, enough, printed, saved
+from dp2ddp.verify.compare.enough import Seen
 from dp2ddp.verify.compare.printed import LineDifference
-from dp2ddp.verify.compare.saved import FileDifference, Hiding, relative_difference
+from dp2ddp.verify.compare.saved import FileDifference, Hiding
+from dp2ddp.verify.compare.steps import TOLERANCE, Apart, StartDifference, StepDifference, Steps
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
 
-TOLERANCE = 1e-6
 _EVENTS = "events.out.tfevents"  # TensorBoard's files carry times, and the time and process in their names
-
-
-@dataclass(frozen=True)
-class StepDifference:
-    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
-
-    step: int
-    parameter: str
-    relative: float
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,10 @@ class Comparison:
         files: files that differ, and where.
         batch: the same as data.
         recordings: the original's recording and those of the converted script's ranks.
+        seen: what was seen of them, where they were ended because it was enough.
         names: what of the converted run's paths has another name in the original's, for a clock gave it.
-        apart: the first step after which the ranks' parameters differ among each other, in words; None if none.
+        apart: the first step after which the ranks' parameters differ among each other; None if none.
+        starts: processes that start from other parameters.
         counts: what one run did more often than the other, in words.
     """
 
@@ -79,11 +71,13 @@ class Comparison:
     batches: str | None
     lines: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
-    apart: str | None
+    apart: Apart | None
     counts: tuple[str, ...]
+    starts: tuple[StartDifference, ...] = ()
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    seen: Seen | None = None
 
     @property
     def worst(self) -> StepDifference:
@@ -106,7 +100,7 @@ class Comparison:
         found = list(self.counts)
         if self.original.exit_code != self.converted.exit_code:
             found.append(f"exit code {self.original.exit_code}, converted {self.converted.exit_code}")
-        found += [text for text in (self.batches, self.apart) if text]
+        found += [str(what) for what in (self.batches, self.apart) if what]
         if self.first is not None:
             found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
         wrong = next(((i, loss) for i, loss in enumerate(self.losses) if loss > self.tolerance), None)
@@ -128,7 +122,9 @@ class Comparison:
         return not self.failures()
 
 
-def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, places: float = 0) -> Comparison:
+def compare(
+    original: Path, converted: Path, tolerance: float = TOLERANCE, places: float = 0, steps: Steps | None = None
+) -> Comparison:
     """Compare the finished runs in two folders (see `runs`).
 
     Args:
@@ -136,13 +132,18 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
         converted: the folder of the converted script's run.
         tolerance: see `Comparison`.
         places: see `Comparison`; 0: every printed line must be the same.
+        steps: what compared the parameters while they ran.
 
     Raises:
         FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
     """
     one, other = runs.read(original), runs.read(converted)
-    ours, theirs = one.recordings(), other.recordings()
-    batch = _batch(ours[0], theirs)
+    if steps is None:
+        steps = Steps(rank_folders(original, converted, len(other.exit_codes)))
+    stopped = steps.stopped
+    steps.finish()
+    ours, *theirs = steps.recordings
+    batch = _batch(ours, theirs)
     files = _outputs(one), _outputs(other)
     names = clock_names.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
     hide = one.hide, clock_names.restoring(names, other.hide)
@@ -151,36 +152,24 @@ def compare(original: Path, converted: Path, tolerance: float = TOLERANCE, place
         converted=other,
         tolerance=tolerance,
         places=places,
-        steps=tuple(_steps(ours[0], theirs[0])),
-        losses=tuple(_losses(ours, theirs)),
+        steps=tuple(steps.differences),
+        losses=tuple(_losses([ours], theirs)),
         batches=None if batch is None else str(batch),
         lines=tuple(_lines(one, other, hide)),
         files=tuple(_files(*files, places, hide)),
-        apart=_apart(theirs),
-        counts=tuple(_counts(ours[0], theirs[0])),
+        apart=steps.apart,
+        counts=tuple(_counts(ours, theirs[0])),
+        starts=tuple(steps.starts),
         batch=batch,
-        recordings=(ours[0], *theirs),
+        recordings=(ours, *theirs),
         names=names,
+        seen=enough.seen(ours.batches, len(ours.steps), len(files[0])) if stopped else None,
     )
 
 
-def _steps(ours: Recording, theirs: Recording) -> list[StepDifference]:
-    return [_step(ours, theirs, step) for step in range(min(len(ours.steps), len(theirs.steps)))]
-
-
-def _step(ours: Recording, theirs: Recording, step: int) -> StepDifference:
-    """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
-    pairs = list(zip_longest(ours.parameters(step), theirs.parameters(step)))
-    if any(a is None or b is None for a, b in pairs):
-        return StepDifference(step + 1, "the number of parameters", math.inf)
-    largest = StepDifference(step + 1, "", 0.0)
-    differing = [(name, a, b) for (name, a), (_, b) in pairs if not torch.equal(a, b)]
-    least = saved.negligible(a for (_, a), _ in pairs) if differing else 0.0
-    for name, a, b in differing:
-        relative = relative_difference(a, b, least)
-        if relative > largest.relative:
-            largest = StepDifference(step + 1, name, relative)
-    return largest
+def rank_folders(original: Path, converted: Path, ranks: int) -> list[Path]:
+    """Where the original and the ranks of the converted script record."""
+    return [original / "rank0", *(converted / f"rank{rank}" for rank in range(ranks))]
 
 
 def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:
@@ -231,14 +220,6 @@ def _files(one: Mapping[str, Path], other: Mapping[str, Path], places: float, hi
             yield from saved.differences(name, one[name], theirs[name], places, hide)
         else:
             yield FileDifference(name, f"only the {'original' if name in one else 'converted'}'s", math.inf)
-
-
-def _apart(ranks: Sequence[Recording]) -> str | None:
-    for other, recorded in enumerate(ranks[1:], start=1):
-        for step in _steps(ranks[0], recorded):
-            if step.relative:
-                return f"step {step.step}: {step.parameter} differs between rank 0 and rank {other}"
-    return None
 
 
 def _counts(ours: Recording, theirs: Recording) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from dp2ddp.verify.compare import printed, unpickle
 from dp2ddp.verify.compare.unpickle import Placeholder
@@ -19,6 +18,7 @@ from dp2ddp.verify.compare.unpickle import Placeholder
 #: What takes out of the original's and the converted run's texts what isn't to be compared.
 Hiding = tuple[Callable[[str], str], Callable[[str], str]]
 _BY_IDENTITY: Any = object.__eq__
+_OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
 
 
@@ -85,7 +85,7 @@ def differences(
     if original.read_bytes() == converted.read_bytes():
         return
     if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
-        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)), hide)
+        yield from _archives(name, original, converted, hide)
         return
     texts = _text(original), _text(converted)
     if texts[0] is None or texts[1] is None:
@@ -95,6 +95,21 @@ def differences(
         if not line.within(places):
             where = f"line {line.line}: {line.original!r}, {line.converted!r}"
             yield FileDifference(name, where, math.inf if line.places is None or line.whole else line.relative)
+
+
+def _archives(name: str, original: Path, converted: Path, hide: Hiding) -> Iterator[FileDifference]:
+    """Checkpoints by what they hold; other archives (NumPy's, TorchScript) file by file."""
+    if unpickle.is_checkpoint(original) and unpickle.is_checkpoint(converted):
+        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)), hide)
+        return
+    with zipfile.ZipFile(original) as one, zipfile.ZipFile(converted) as other:
+        names = one.namelist(), other.namelist()
+        for member in dict.fromkeys([*names[0], *names[1]]):
+            if member not in names[0] or member not in names[1]:
+                only = "original" if member in names[0] else "converted"
+                yield FileDifference(name, f"{member} (only in the {only})", math.inf)
+            elif not member.endswith(_OF_CONTENT) and one.read(member) != other.read(member):
+                yield FileDifference(name, member, math.inf)
 
 
 def _text(path: Path) -> str | None:
@@ -133,8 +148,8 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
-    Of modules: their parameters and persistent buffers, as a state dict names them. Of other objects of the script's,
-    and of modules whose class it defines: their attributes, too, and the class.
+    Of torch's modules: their parameters and persistent buffers, as a state dict names them. Of other objects,
+    and of modules whose class the script or a library defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
     _collect(value, path, found, ())
@@ -158,19 +173,17 @@ def _collect(value: Any, path: str, found: dict[str, Any], above: tuple[Any, ...
 
 
 def _is_module(value: Any) -> bool:
-    if isinstance(value, Placeholder):
-        return isinstance(value.state, Mapping) and {"_parameters", "_buffers", "_modules"} <= value.state.keys()
-    return isinstance(value, nn.Module)
+    return _has(value, {"_parameters", "_buffers", "_modules"})
+
+
+def _has(value: Any, keys: set[str]) -> bool:
+    return isinstance(value, Placeholder) and isinstance(value.state, Mapping) and keys <= value.state.keys()
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of `value` and the steps that lead to them; None: it has none."""
-    if isinstance(value, nn.Module):
-        return _module_items(value.__dict__)
     if isinstance(value, Placeholder):
         return _placeholder_items(value)
-    if isinstance(value, torch.optim.Optimizer):
-        value = value.state_dict()
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
@@ -188,7 +201,11 @@ def _module_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
+    if _has(value, {"state", "param_groups"}):
+        return list(_optimizer_state(value.state).items())
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if _is_module(value) and kind.startswith("torch."):
+        return _module_items(value.state)
     found: list[tuple[str, Any]] = [("(class)", kind), *_indexed("(made from)", value.arguments)]
     found += _indexed("(items)", value.items)
     if not isinstance(value.state, Mapping):
@@ -198,6 +215,14 @@ def _placeholder_items(value: Placeholder) -> list[tuple[str, Any]]:
         found += _module_items(own)
         own = {name: item for name, item in own.items() if not name.startswith("_")}
     return [*found, *((str(name), item) for name, item in own.items())]
+
+
+def _optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer that was saved whole, as its `state_dict` would have it: parameters by their number."""
+    params = [param for group in state["param_groups"] for param in group["params"]]
+    number = {id(param): index for index, param in enumerate(params)}
+    groups = [{**group, "params": [number[id(param)] for param in group["params"]]} for group in state["param_groups"]]
+    return {"state": {number.get(id(key), key): value for key, value in state["state"].items()}, "param_groups": groups}
 
 
 def _indexed(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -1,29 +1,61 @@
-"""Read what a script saved whole, without the script: its classes become placeholders that keep what was in them.
+"""Read what a script saved whole, without the script, and without running anything that the file names.
 
-`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`) or in a
-module beside it. Neither is ever imported here.
+`torch.save(model, path)` pickles a reference to the model's class, which lives in the script (`__main__`), in a module
+beside it, or in a library. None is imported here: objects of classes become placeholders that keep what was in them.
+What a script wrote may be a copy of a file that it fetched, so a pickle is trusted with nothing: only what makes
+tensors, arrays and plain containers is called.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-# Of these packages the classes are taken as they are; a checkpoint's tensors and containers need no others.
-_KNOWN = {"builtins", "collections", "copyreg", "_codecs", "torch", "numpy"}
-_KNOWN |= {"__builtin__", "copy_reg"}  # what pickle calls them in its older protocols
+# What is called, or made an object of, when a file says so. None of it runs code, opens files or imports.
+_BUILTINS = "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple".split()
+_REBUILDS = (
+    "_rebuild_tensor _rebuild_tensor_v2 _rebuild_parameter _rebuild_parameter_with_state _rebuild_sparse_tensor "
+    "_rebuild_qtensor _rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_device_tensor_from_numpy "
+    "_rebuild_device_tensor_from_cpu_tensor"
+).split()
+_TORCH = "Size device dtype Tensor".split()
+_NUMPY_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")  # before NumPy 2, and since
+_KNOWN = {
+    *((module, name) for module in ("builtins", "__builtin__") for name in _BUILTINS),
+    *(("collections", name) for name in ("OrderedDict", "defaultdict", "deque", "Counter")),
+    ("_codecs", "encode"),
+    *(("torch._utils", name) for name in _REBUILDS),
+    *(("torch", name) for name in _TORCH),
+    *(("torch.nn.parameter", name) for name in ("Parameter", "Buffer")),
+    *(("torch.storage", name) for name in ("UntypedStorage", "TypedStorage")),
+    ("torch.serialization", "_get_layout"),
+    *((module, name) for module in _NUMPY_ARRAYS for name in ("_reconstruct", "scalar")),
+    *(("numpy", name) for name in ("ndarray", "dtype")),
+}
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a zip file is one of `torch.save`'s; TorchScript's isn't, which would be run to be read."""
+    with zipfile.ZipFile(path) as archive:
+        names = {PurePosixPath(name).name for name in archive.namelist()}
+    return "data.pkl" in names and "constants.pkl" not in names
 
 
 def load(path: Path) -> Any:
     """What is in a checkpoint, on the CPU. Raises what `torch.load` raises for a file that is none."""
-    # Not weights only: these are files that the user's own scripts have just written.
-    reader: Any = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__=__name__)
+    # Not weights only, which refuses what the script's own classes are; the reader below takes care.
+    reader: Any = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__=__name__)
     return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
+
+
+def _load(file: Any, **options: Any) -> Any:
+    return _Unpickler(file, **options).load()
 
 
 class _Kind(type):
@@ -79,11 +111,27 @@ def _placeholder(module: str, name: str) -> Any:
     return _Kind(name.rpartition(".")[2], (Placeholder,), {"__module__": module, "__qualname__": name})
 
 
+def _attribute(owner: Any, name: str) -> Any:
+    return getattr(owner, name) if isinstance(owner, _Kind) else _placeholder("builtins", f"getattr.{name}")
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] not in _KNOWN:
+        if name == "getattr" and module in ("builtins", "__builtin__"):  # a class within a class
+            return _attribute
+        if (module, name) not in _KNOWN and not _is_dtype(module, name):
             return _placeholder(module, name)
         try:
             return super().find_class(module, name)
         except (AttributeError, ImportError):  # of another version
             return _placeholder(module, name)
+
+
+def _is_dtype(module: str, name: str) -> bool:
+    """`torch.float32`, `torch.strided`, `torch.FloatStorage`; `numpy.dtypes.Float64DType`."""
+    if "." in name:  # an attribute of one
+        return False
+    if module == "torch":
+        kind = getattr(torch, name, None)
+        return isinstance(kind, (torch.dtype, torch.layout, torch.memory_format)) or name.endswith("Storage")
+    return module == "numpy.dtypes" and name.endswith("DType")

@@ -24,20 +24,28 @@ from dp2ddp_runtime import world
 from dp2ddp.verify.emulate import cuda, cuda_module, mixed, synthetic
 from dp2ddp.verify.emulate.stand_in import emulate, seed, shift_seeds
 from dp2ddp.verify.run import scratch, terminal
+from dp2ddp.verify.run.gate import Gate
 from dp2ddp.verify.run.recorder import Recorder, StepsDone
+from dp2ddp.verify.start import family
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Raises whatever the script raises."""
     options = _parser().parse_args(argv)
+    if options.parent is not None:
+        family.end_with(options.parent)
     _prepare(options)
     script = os.path.abspath(options.script)
     sys.path[0] = os.path.dirname(script)
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *options.arguments]
+    gate = None if options.gate is None else Gate(options.gate)
     try:
-        with Recorder(options.out / f"rank{_rank()}", options.steps) as recorder, ExitStack() as modes:
+        with (
+            Recorder(options.out / f"rank{_rank()}", options.steps, gate, options.prints) as recorder,
+            ExitStack() as modes,
+        ):
             if options.emulate is not None:
                 emulate(options.emulate, recorder.splits)
             if options.synthetic is not None:
@@ -70,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shift", type=int, default=0, metavar="S", help="add S to every seed that the script sets")
     parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
+    parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
+    parser.add_argument("--prints", action="store_true", help="note which of the script's lines print")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the parent, does")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser

@@ -1,15 +1,18 @@
 """Hooks that write down what a training script does, without changing it.
 
-A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and
-`steps.bin` (the parameters after each optimizer step, raw). Both are written as the script goes, so memory stays as it
-was and a script that is killed leaves what it did so far. `runs` reads them.
+A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and a file
+for each optimizer step, `<number>.bin`, with the parameters after it, raw. They are written as the script goes, so
+memory stays as it was, a script that is killed leaves what it did so far, and what was compared can be removed
+meanwhile. `recording` reads them.
 """
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import json
+import os
 import random
 import sys
 import time
@@ -24,6 +27,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
+
+from dp2ddp.verify.run.gate import Gate
 
 if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
@@ -41,13 +46,21 @@ class Recorder:
     Args:
         folder: where to write; made if missing.
         steps: raise `StepsDone` after this many optimizer steps; None: never.
+        gate: wait there after each step, and end if it says so.
+        prints: note which of the script's lines print.
     """
 
-    def __init__(self, folder: Path, steps: int | None = None) -> None:
+    def __init__(self, folder: Path, steps: int | None = None, gate: Gate | None = None, prints: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
-        self._values: IO[bytes] = (folder / "steps.bin").open("wb")
+        self._folder = folder
+        self._saved = 0
         self._limit = steps
+        self._gate = gate
+        self._prints = prints
+        self._printed: set[str] = set()
+        self._work = str(folder.parent / "work")
+        self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
         self._draws = False
@@ -67,6 +80,8 @@ class Recorder:
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
+        if self._prints:
+            self._replace(builtins, "print", self._recording_print)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -75,7 +90,6 @@ class Recorder:
         self._undo.clear()
         self._write("end", seconds=time.perf_counter() - self._started)
         self._events.close()
-        self._values.close()
 
     def made_up(self, data: MadeUp) -> None:
         """Note that a data set holds made-up samples."""
@@ -95,6 +109,15 @@ class Recorder:
     def _write(self, kind: str, **values: Any) -> None:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
+    def _at(self) -> str | None:
+        """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
+        frame = sys._getframe(2)
+        while frame is not None and not frame.f_code.co_filename.startswith(self._tops):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return None
+        return f"{os.path.relpath(frame.f_code.co_filename, self._work)}:{frame.f_lineno}"
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before its first step: what the optimizer starts from."""
         if id(optimizer) not in self._optimizers:
@@ -105,8 +128,10 @@ class Recorder:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
         self._step += 1
-        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators())
+        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators(), at=self._at())
         if self._limit is not None and self._step >= self._limit:
+            raise StepsDone(0)
+        if self._gate is not None and self._gate.ends_after(self._step):
             raise StepsDone(0)
 
     def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
@@ -116,16 +141,16 @@ class Recorder:
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout
             self._write("layout", optimizer=index, tensors=[[n, *t] for n, t in zip(names(optimizer), layout)])
-        offset = self._values.tell()
-        self._values.writelines(_raw(tensors))
-        self._values.flush()
-        return {"optimizer": index, "offset": offset}
+        number, self._saved = self._saved, self._saved + 1
+        with (self._folder / f"{number}.bin").open("wb") as file:
+            file.writelines(_raw(tensors))
+        return {"optimizer": index, "file": number}
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
-            self._write("loss", value=value)
+            self._write("loss", value=value, at=self._at())
             return backward(tensors, *args, **kwargs)
 
         return recording
@@ -156,13 +181,25 @@ class Recorder:
 
         return recording
 
+    def _recording_print(self, print_: Any) -> Any:
+        """Notes, once for each line of the script, what it prints."""
+
+        def recording(*values: Any, sep: str | None = None, **options: Any) -> None:
+            print_(*values, sep=sep, **options)
+            at = self._at() if options.get("file") is None else None
+            if at is not None and at not in self._printed:
+                self._printed.add(at)
+                self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
+
+        return recording
+
     def _recording_next_index(self, next_index: Any) -> Any:
         def recording(iterator: Any) -> Any:
             index = next_index(iterator)
             if not hasattr(iterator, "_dp2ddp_number"):
                 iterator._dp2ddp_number = self._iterators
                 self._iterators += 1
-            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index))
+            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index), at=self._at())
             return index
 
         return recording

@@ -32,22 +32,24 @@ class Slot:
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step: which optimizer (in order of first use), its parameters' places, seconds since the start,
-    and the checksums of the global generators (`recorder.generators`)."""
+    """An optimizer step: which optimizer (in order of first use), its parameters' places, the number of their file,
+    seconds since the start, the checksums of the global generators (`recorder.generators`), and the script's line."""
 
     optimizer: int
     slots: tuple[Slot, ...]
-    offset: int
+    file: int
     time: float = math.nan
     generators: tuple[int, ...] = ()
+    at: str | None = None
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The sum of what `backward` was called on, before step `step`."""
+    """The sum of what `backward` was called on, before step `step`, and the script's line that called it."""
 
     step: int
     value: float
+    at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class Batch:
     iterator: int
     indices: Any
     step: int = 0
+    at: str | None = None
+
+
+@dataclass(frozen=True)
+class Print:
+    """The first thing that a line of the script printed."""
+
+    at: str
+    text: str
 
 
 @dataclass
@@ -65,6 +76,7 @@ class Recording:
 
     Attributes:
         starts: by optimizer, the parameters before its first step.
+        prints: what the script's lines printed first (of an original).
         draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
@@ -77,6 +89,7 @@ class Recording:
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
+    prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
     draws: int | None = None
     mixed: str | None = None
@@ -90,46 +103,77 @@ class Recording:
 
     def values(self, at: Step) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and values of the parameters at `at`, one of `steps` or `starts`."""
+        bytes_ = self.raw(at)
         for slot in at.slots:
-            start = at.offset + slot.start
-            yield slot.name, self._values[start : start + slot.size].view(slot.dtype).view(slot.shape)
+            yield slot.name, bytes_[slot.start : slot.start + slot.size].view(slot.dtype).view(slot.shape)
 
-    @property
-    def _values(self) -> torch.Tensor:
+    def raw(self, at: Step) -> torch.Tensor:
+        """The bytes of the parameters at `at`. Raises `FileNotFoundError` if they were discarded."""
+        path = self.path(at)
+        size = path.stat().st_size
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
         # Mapped, not read: hundreds of steps of a model need no memory at once.
-        path = self.folder / "steps.bin"
-        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+    def path(self, at: Step) -> Path:
+        """The file with the parameters at `at`."""
+        return self.folder / f"{at.file}.bin"
+
+
+class Reader:
+    """Reads a recording (a `rank<r>` folder of `record`'s `--out`) while it is written.
+
+    Attributes:
+        recording: what was read so far.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.recording = Recording(folder)
+        self._layouts: dict[int, tuple[Slot, ...]] = {}
+        self._read = 0  # bytes
+        self._rest = b""
+
+    def more(self) -> None:
+        """Read what was written since. Raises `FileNotFoundError` where nothing is recorded (yet)."""
+        with (self.recording.folder / "events.jsonl").open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["kind"] == "layout":
+                self._layouts[event["optimizer"]] = _slots(event["tensors"])
+            else:
+                _add(self.recording, event, self._layouts)
 
 
 def read(folder: Path) -> Recording:
-    """The recording in `folder` (a `rank<r>` folder of `record`'s `--out`).
+    """The recording in `folder`.
 
     Raises:
         FileNotFoundError: nothing was recorded there.
     """
-    recording = Recording(folder)
-    layouts: dict[int, tuple[Slot, ...]] = {}
-    for line in (folder / "events.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["kind"] == "layout":
-            layouts[event["optimizer"]] = _slots(event["tensors"])
-        else:
-            _add(recording, event, layouts)
-    return recording
+    reader = Reader(folder)
+    reader.more()
+    return reader.recording
 
 
 def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...]]) -> None:
     kind, step = event["kind"], event["step"]
     if kind == "start":
-        recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["offset"])
+        recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["file"])
     elif kind == "step":
         slots = layouts[event["optimizer"]]
         sums = tuple(event["generators"])
-        recording.steps.append(Step(event["optimizer"], slots, event["offset"], event["time"], sums))
+        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, event["at"]))
     elif kind == "loss":
-        recording.losses.append(Loss(step, event["value"]))
+        recording.losses.append(Loss(step, event["value"], event["at"]))
     elif kind == "batch":
-        recording.batches.append(Batch(event["iterator"], event["indices"], step))
+        recording.batches.append(Batch(event["iterator"], event["indices"], step, event["at"]))
+    elif kind == "print":
+        recording.prints.append(Print(event["at"], event["text"]))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "random" and recording.draws is None:

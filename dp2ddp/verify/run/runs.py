@@ -10,50 +10,23 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-from dp2ddp import RUNTIME_SOURCE
 from dp2ddp.verify.run import recording, scratch
+from dp2ddp.verify.run.options import Options as Options
 from dp2ddp.verify.run.recording import Recording
+from dp2ddp.verify.start import keeping
+from dp2ddp.verify.start.keeping import Keeping, Kept
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
+_LOOK_EVERY = 0.02  # seconds
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
 PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.world.PLACE`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How both sides of a comparison run.
-
-    Args:
-        replicas: N: DataParallel's replicas in the original, ranks of the converted script.
-        steps: end both after this many optimizer steps; None: run to the end.
-        float64: make float64 torch's default dtype.
-        cuda: use the machine's CUDA devices; else the CPU stands in for max(N, 2) of them.
-        seed: seeds the generators before the scripts start, for those that don't.
-        shift: is added to every seed that the scripts set.
-        threads: CPU threads a process.
-        synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
-        moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
-        timeout: seconds after which a run is ended.
-    """
-
-    replicas: int = 2
-    steps: int | None = None
-    float64: bool = False
-    cuda: bool = False
-    seed: int = 0
-    shift: int = 0
-    threads: int = 1
-    synthetic: int | None = None
-    moved: tuple[tuple[Path, Path], ...] = ()
-    timeout: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -114,71 +87,113 @@ def read(folder: Path) -> Run:
 
 
 class Running:
-    """A started run; `wait` for it. As a context manager it ends the processes that are still there."""
+    """A started run; `wait` for it, or `poll`. As a context manager it ends the processes that are still there.
 
-    def __init__(self, folder: Path, processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+    Args:
+        own: a keeper that only this run has; it ends with the context.
+    """
+
+    def __init__(self, folder: Path, processes: Sequence[Kept], timeout: float, own: Keeping | None = None) -> None:
         self.folder = folder
         self._processes = processes
         self._started = time.monotonic()
         self._timeout = timeout
+        self._deadline = self._started + timeout
+        self._own = own
 
-    def wait(self) -> Run:
-        """Wait until every process has ended, and give back the run.
+    def poll(self) -> Run | None:
+        """The run if every process has ended, else None.
 
         When a rank fails the others have `GRACE` seconds; after `timeout` seconds all are ended.
 
         Raises:
             subprocess.TimeoutExpired: the run took longer than its timeout.
         """
-        deadline = self._started + self._timeout
-        while any(code is None for code in self._poll()):
-            if any(self._poll_failed()):
-                deadline = min(deadline, time.monotonic() + GRACE)
-            if time.monotonic() > deadline:
-                failed = any(self._poll_failed())
+        codes = [process.poll() for process in self._processes]
+        if None in codes:
+            failed = any(codes)
+            if failed:
+                self._deadline = min(self._deadline, time.monotonic() + GRACE)
+            if time.monotonic() > self._deadline:
                 self.kill()
                 if not failed:
-                    raise subprocess.TimeoutExpired(str(self._processes[0].args), self._timeout)
-            time.sleep(0.02)
-        run = Run(self.folder, tuple(code or 0 for code in self._poll()), time.monotonic() - self._started)
+                    raise subprocess.TimeoutExpired("a run", self._timeout)
+            return None
+        run = Run(self.folder, tuple(code or 0 for code in codes), time.monotonic() - self._started)
         saved = {"exit_codes": run.exit_codes, "seconds": run.seconds}
         (self.folder / "run.json").write_text(json.dumps(saved))
+        self._close()
         return run
+
+    def wait(self) -> Run:
+        """Wait until every process has ended, and give back the run. Raises as `poll` does."""
+        return together({"": self})[""]
 
     def kill(self) -> None:
         """End every process that is still there."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-
-    def _poll(self) -> list[int | None]:
-        return [process.poll() for process in self._processes]
-
-    def _poll_failed(self) -> list[int]:
-        return [code for code in self._poll() if code]
+        left = [process for process in self._processes if process.poll() is None]
+        for process in left:
+            process.kill()
+        while any(process.poll() is None for process in left):
+            time.sleep(_LOOK_EVERY)
 
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._own is None:
+            self.kill()
+        self._close()
+
+    def _close(self) -> None:
+        """End the keeper that only this run has, and with it whatever is still there."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
 
-def start_original(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
+def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]], None] | None = None) -> dict[str, Run]:
+    """Wait until several runs have ended. `look` is called every so often with those that have.
+
+    Raises:
+        subprocess.TimeoutExpired: one took longer than its timeout; its `cmd` says which.
+    """
+    done: dict[str, Run] = {}
+    while True:
+        for name in running.keys() - done.keys():
+            try:
+                run = running[name].poll()
+            except subprocess.TimeoutExpired as late:
+                late.cmd = name
+                raise
+            if run is not None:
+                done[name] = run
+        if look is not None:
+            look(done)
+        if len(done) == len(running):
+            return done
+        time.sleep(_LOOK_EVERY)
+
+
+def start_original(
+    script: Path, arguments: Sequence[str], folder: Path, options: Options, keeper: Keeping | None = None
+) -> Running:
     """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
 
     On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`, which may be
-    filled beforehand (`scratch.fill`), the script being in it.
+    filled beforehand (`scratch.fill`), the script being in it. Without a `keeper` it has one of its own.
     """
-    recorder = _recorder(folder, options)
+    recorder = [*_recorder(folder, options), "--prints"]
     if not options.cuda:
         recorder += ["--emulate", str(options.replicas)]
-    return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}])
+    return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}], keeper)
 
 
-def start_converted(script: Path, arguments: Sequence[str], folder: Path, options: Options) -> Running:
+def start_converted(
+    script: Path, arguments: Sequence[str], folder: Path, options: Options, keeper: Keeping | None = None
+) -> Running:
     """Start a converted script on `options.replicas` ranks of this machine; each records into `folder`.
 
     The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script; and
@@ -187,7 +202,7 @@ def start_converted(script: Path, arguments: Sequence[str], folder: Path, option
     command = [*_recorder(folder, options), "--", os.path.abspath(script), *arguments]
     device = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
-        return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}])
+        return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}], keeper)
     common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     size = str(options.replicas)
     places = [
@@ -195,12 +210,11 @@ def start_converted(script: Path, arguments: Sequence[str], folder: Path, option
         for rank in map(str, range(options.replicas))
     ]
     ranks = [{**common, PLACE: json.dumps(place)} for place in places]
-    return _start(command, folder, options, ranks)
+    return _start(command, folder, options, ranks, keeper)
 
 
 def _recorder(folder: Path, options: Options) -> list[str]:
-    command = [sys.executable, "-m", "dp2ddp.verify.run.record", "--out", str(folder.resolve())]
-    command += ["--seed", str(options.seed), "--shift", str(options.shift)]
+    command = ["--out", str(folder.resolve()), "--seed", str(options.seed), "--shift", str(options.shift)]
     if options.steps is not None:
         command += ["--steps", str(options.steps)]
     if options.float64:
@@ -211,52 +225,35 @@ def _recorder(folder: Path, options: Options) -> list[str]:
         command += ["--synthetic", str(options.synthetic), "--synthetic-folder", str(place)]
     if not options.cuda:
         command += ["--cpu", str(max(options.replicas, 2))]
+    if options.gate is not None:
+        command += ["--gate", str(options.gate.resolve())]
     return command
 
 
-def _start(command: Sequence[str], folder: Path, options: Options, processes: Sequence[Mapping[str, str]]) -> Running:
-    """Start `command` once for each set of environment variables in `processes`."""
-    work = folder / "work"
+def _start(
+    arguments: Sequence[str],
+    folder: Path,
+    options: Options,
+    processes: Sequence[Mapping[str, str]],
+    keeper: Keeping | None,
+) -> Running:
+    """Start `record` once for each set of environment variables in `processes`."""
+    work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
-    inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    shared = {**inherited, "PYTHONPATH": _python_path(options.moved), "OMP_NUM_THREADS": str(options.threads)}
-    shared["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
+    shared = keeping.environment(options.moved, options.threads)
+    for name in _RANK_VARIABLES:
+        shared.pop(name, None)
     if options.cuda:  # nn.DataParallel takes all the devices it sees
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
-    started: list[subprocess.Popen[bytes]] = []
+    starter = Keeping() if keeper is None else keeper
+    started: list[Kept] = []
     for rank, variables in enumerate(processes):
-        here = folder / f"rank{rank}"
+        here = folder.resolve() / f"rank{rank}"
         here.mkdir(exist_ok=True)
-        with ExitStack() as files:
-            out, err = (files.enter_context((here / f"{name}.txt").open("wb")) for name in ("stdout", "stderr"))
-            started.append(
-                subprocess.Popen(
-                    command, cwd=work, env={**shared, **variables}, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-                )
-            )
-    return Running(folder, started, options.timeout)
-
-
-def _python_path(moved: Sequence[tuple[Path, Path]] = ()) -> str:
-    """`PYTHONPATH` under which the processes find this package and its version of the runtime, wherever they run.
-
-    The user's own entries follow, those in `moved` folders led to what stands for them: there lie the side's files.
-    """
-    package = Path(__file__).resolve().parents[2]
-    here = [str(RUNTIME_SOURCE.parent)]
-    if package not in RUNTIME_SOURCE.parents:  # a checkout; where it is installed, the same interpreter finds it
-        here.append(str(package.parent))
-    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join([*dict.fromkeys(here), *(_stand_in(entry, moved) for entry in given)])
-
-
-def _stand_in(folder: str, moved: Sequence[tuple[Path, Path]]) -> str:
-    path = Path(folder).resolve()
-    for source, target in moved:
-        if path == source or source in path.parents:
-            return str(target / path.relative_to(source))
-    return folder
+        # CUDA isn't made to be forked.
+        started.append(starter.start(arguments, work, {**shared, **variables}, here, fork=not options.cuda))
+    return Running(folder, started, options.timeout, starter if keeper is None else None)
 
 
 def _free_port() -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options as ConversionOptions
 from dp2ddp.source.syntax import without_async_arguments
 
+_SETTING = re.compile(r"[\"']TORCH[A-Z]*_[A-Z_]+[\"']")
+_TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -25,12 +29,14 @@ class Sides:
         original: the files that differ from what lies there (none but the script itself, as a rule), by absolute path.
         converted: the files of the conversion, by the absolute path that they take the place of.
         notes: what a reader has to know about them.
+        shared: modules that are imported once for both, as all runs do: what they would import anyway.
     """
 
     root: Path
     original: Mapping[Path, bytes]
     converted: Mapping[Path, bytes]
     notes: list[str] = field(default_factory=list)
+    shared: Sequence[str] = ()
 
 
 def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
@@ -56,7 +62,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     options = ConversionOptions(allow_ddp=allow_ddp)
     new = _convert(sources, program, options, notes) if converted is None else _given(converted, script)
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
-    return Sides(top, original, new, notes)
+    return Sides(top, original, new, notes, _shared(program))
 
 
 def _follow(script: Path) -> tuple[PythonFiles, Program]:
@@ -65,6 +71,19 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
     entry = _real(script).relative_to(root).as_posix()
     sources.give(entry, notebooks.read(str(script)))
     return sources, programs.follow(sources, Layout(sources, guess=False), entry)
+
+
+def _shared(program: Program) -> list[str]:
+    """What optimizers import at their first use, and torchvision where the script uses it.
+
+    Not what reads settings in the environment that the script may make (`TORCHDYNAMO_DISABLE`, `TORCH_LOGS`).
+    """
+    texts = program.files.values()
+    own = any(path.startswith("torchvision") for path in program.files)
+    found = [] if any(_SETTING.search(text) for text in texts) else ["torch._dynamo"]
+    if not own and any(_TORCHVISION.search(text) for text in texts):
+        found += ["torchvision", "torchvision.datasets", "torchvision.transforms"]
+    return found
 
 
 def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:

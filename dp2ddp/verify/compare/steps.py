@@ -1,0 +1,227 @@
+"""Compare parameters step by step, while the runs go on or afterwards; what was compared needs no room any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+from dp2ddp.verify.compare import saved
+from dp2ddp.verify.compare.saved import relative_difference
+from dp2ddp.verify.run.gate import Gate
+from dp2ddp.verify.run.recording import Reader, Recording, Step
+
+TOLERANCE = 1e-6
+AHEAD = 256 * 2**20  # bytes of parameters that a run may be ahead of the comparison
+_FIRST_AHEAD, _MOST_AHEAD = 2, 64  # steps
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
+
+    step: int
+    parameter: str
+    relative: float
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The first step (from 1) after which rank `rank` has another value of a parameter than rank 0."""
+
+    step: int
+    rank: int
+    parameter: str
+    relative: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.parameter} differs between rank 0 and rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class StartDifference:
+    """Two processes start from other parameters: which two, and the first step (from 1) that starts from them."""
+
+    who: str
+    step: int
+    parameter: str
+    relative: float
+
+
+class Steps:
+    """Walks through the steps of several processes, side by side.
+
+    Args:
+        folders: of the original's recording and of those of the converted script's ranks.
+        keep: leave the parameters on the disk; else those that were compared are removed, but for the first that
+            differ by more than one of `thresholds`, and those of the step before.
+        gate: is opened as far as the comparison has come, and a little further.
+        enough: asked after each step that was compared: end the runs?
+        auto: the gate is opened by a few steps at a time, so that the runs can be ended soon.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        keep: bool = True,
+        thresholds: Collection[float] = (TOLERANCE,),
+        gate: Gate | None = None,
+        enough: Callable[[Steps], bool] | None = None,
+    ) -> None:
+        self.differences: list[StepDifference] = []
+        self.apart: Apart | None = None
+        self.starts: list[StartDifference] = []
+        self.stopped = False
+        self._readers = [Reader(folder) for folder in folders]
+        self._keep = keep
+        self._thresholds = set(thresholds)
+        self._gate = gate
+        self._enough = enough
+        self._previous: dict[tuple[int, int], Step] = {}  # by process and optimizer
+        self._held: set[tuple[int, int]] = set()  # processes and numbers of their files
+        if gate is not None:
+            gate.open(_FIRST_AHEAD)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """What was read so far: the original's recording and the ranks'."""
+        return [reader.recording for reader in self._readers]
+
+    @property
+    def made(self) -> list[int]:
+        """How many steps each process has made so far."""
+        return [len(recording.steps) for recording in self.recordings]
+
+    def look(self, ended: bool = False) -> None:
+        """Compare the steps that all processes have made by now.
+
+        Args:
+            ended: a process has ended, so the others needn't wait for it.
+        """
+        for reader in self._readers:
+            with suppress(FileNotFoundError):  # not yet
+                reader.more()
+        while len(self.differences) < min(self.made) and not self.stopped:
+            self._compare(len(self.differences))
+            if self._gate is not None and self._enough is not None and not ended and self._enough(self):
+                self.stopped = True
+        if ended and not self._keep and not self.stopped:
+            self._discard_from(min(self.made))
+        if self._gate is not None:
+            self._open(self._gate, ended)
+
+    def finish(self) -> None:
+        """Compare what is left when all processes have ended.
+
+        Raises:
+            FileNotFoundError: one has recorded nothing.
+        """
+        for reader in self._readers:
+            reader.more()
+        self._gate, self._enough, self.stopped = None, None, False
+        self.look(ended=True)
+
+    def _open(self, gate: Gate, ended: bool) -> None:
+        if self.stopped:
+            if not gate.last:
+                gate.open(gate.limit, last=True)
+        elif ended:
+            if gate.limit != math.inf:
+                gate.open(math.inf)
+        elif self.differences:
+            ahead = self._ahead()
+            limit = len(self.differences) + ahead
+            if limit >= gate.limit + ahead // 4:  # not for each step
+                gate.open(limit)
+
+    def _ahead(self) -> int:
+        slots = self.recordings[0].steps[len(self.differences) - 1].slots
+        size = max(slots[-1].start + slots[-1].size if slots else 0, 1)
+        most = _MOST_AHEAD if self._enough is None else _MOST_AHEAD // 8
+        return max(_FIRST_AHEAD, min(most, AHEAD // size))
+
+    def _compare(self, step: int) -> None:
+        ours, *theirs = self.recordings
+        optimizer = ours.steps[step].optimizer
+        if (0, optimizer) not in self._previous:
+            self._compare_starts(optimizer, step)
+        difference = _difference(ours, theirs[0], step)
+        self.differences.append(difference)
+        for rank, other in enumerate(theirs[1:], start=1):
+            if self.apart is None:
+                apart = _difference(theirs[0], other, step)
+                if apart.relative:
+                    self.apart = Apart(apart.step, rank, apart.parameter, apart.relative)
+        passed = {threshold for threshold in self._thresholds if difference.relative > threshold}
+        self._thresholds -= passed
+        for process, recording in enumerate(self.recordings):
+            self._go_on(process, recording, recording.steps[step], hold=bool(passed))
+
+    def _compare_starts(self, optimizer: int, step: int) -> None:
+        """The parameters before an optimizer's first step: the ranks' among each other, then the two runs'."""
+        ours, *theirs = self.recordings
+        pairs = [(f"rank 0 and rank {r}", theirs[0], rank) for r, rank in enumerate(theirs[1:], start=1)]
+        for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
+            if optimizer in one.starts and optimizer in other.starts:
+                found = _of_starts(one, other, optimizer)
+                self.starts += [StartDifference(who, step + 1, name, size) for name, size in found]
+        for process, recording in enumerate(self.recordings):
+            if optimizer in recording.starts:
+                self._previous[process, optimizer] = recording.starts[optimizer]
+
+    def _go_on(self, process: int, recording: Recording, at: Step, hold: bool) -> None:
+        """`at` was compared; of the step before, the values are not needed any more."""
+        before = self._previous.get((process, at.optimizer))
+        self._previous[process, at.optimizer] = at
+        if hold:
+            self._held |= {(process, each.file) for each in (before, at) if each is not None}
+        if before is not None and not self._keep and (process, before.file) not in self._held:
+            recording.path(before).unlink(missing_ok=True)
+
+    def _discard_from(self, step: int) -> None:
+        """Nobody makes the steps from here on but some: there is nothing to compare them with."""
+        for recording in self.recordings:
+            for at in recording.steps[step:]:
+                recording.path(at).unlink(missing_ok=True)
+
+
+def _of_starts(one: Recording, other: Recording, optimizer: int) -> Iterator[tuple[str, float]]:
+    start = one.starts[optimizer]
+    least = saved.negligible(value for _, value in one.values(start))
+    for (name, a), (_, b) in zip(one.values(start), other.values(other.starts[optimizer])):
+        size = relative_difference(a, b, least)
+        if size > TOLERANCE:
+            yield name, size
+            return
+
+
+def _difference(ours: Recording, theirs: Recording, step: int) -> StepDifference:
+    """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
+    a, b = ours.steps[step], theirs.steps[step]
+    if [(slot.dtype, slot.shape) for slot in a.slots] == [(slot.dtype, slot.shape) for slot in b.slots] and torch.equal(
+        ours.raw(a), theirs.raw(b)
+    ):
+        return StepDifference(step + 1, "", 0.0)
+    return _largest(step + 1, list(zip_longest(ours.values(a), theirs.values(b))))
+
+
+_Pair = tuple["tuple[str, torch.Tensor] | None", "tuple[str, torch.Tensor] | None"]
+
+
+def _largest(step: int, pairs: Sequence[_Pair]) -> StepDifference:
+    both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+    if len(both) < len(pairs):
+        return StepDifference(step, "the number of parameters", math.inf)
+    largest = StepDifference(step, "", 0.0)
+    differing = [(name, a, b) for (name, a), (_, b) in both if not torch.equal(a, b)]
+    least = saved.negligible(a for (_, a), _ in both) if differing else 0.0
+    for name, a, b in differing:
+        relative = relative_difference(a, b, least)
+        if relative > largest.relative:
+            largest = StepDifference(step, name, relative)
+    return largest

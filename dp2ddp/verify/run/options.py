@@ -1,0 +1,41 @@
+"""How both sides of a comparison run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp2ddp.verify.start.keeping import THREADS
+
+
+@dataclass(frozen=True)
+class Options:
+    """How both sides of a comparison run.
+
+    Args:
+        replicas: N: DataParallel's replicas in the original, ranks of the converted script.
+        steps: end both after this many optimizer steps; None: run to the end.
+        float64: make float64 torch's default dtype.
+        cuda: use the machine's CUDA devices; else the CPU stands in for max(N, 2) of them.
+        seed: seeds the generators before the scripts start, for those that don't.
+        shift: is added to every seed that the scripts set.
+        threads: CPU threads a process.
+        synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
+        moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
+        timeout: seconds after which a run is ended.
+        auto: end both at the same step once what was seen of them leaves no doubt.
+        gate: where the runs are told how far they may go (see `gate`); None: to their end.
+    """
+
+    replicas: int = 2
+    steps: int | None = None
+    float64: bool = False
+    cuda: bool = False
+    seed: int = 0
+    shift: int = 0
+    threads: int = THREADS
+    synthetic: int | None = None
+    moved: tuple[tuple[Path, Path], ...] = ()
+    timeout: float = 600.0
+    auto: bool = False
+    gate: Path | None = None

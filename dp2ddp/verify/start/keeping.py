@@ -1,0 +1,157 @@
+"""Have a keeper start the runs: this process's end of `keeper`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dp2ddp import RUNTIME_SOURCE
+
+THREADS = 1  # CPU threads of a run
+_ENDS_WITHIN = 20.0  # seconds
+_ENDS_SOON = 2.0
+_ALL_IMPORT = ("torch", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
+
+
+class KeeperEndedError(RuntimeError):
+    """The keeper was killed, and the runs with it."""
+
+
+class Kept:
+    """A process that a keeper started."""
+
+    def __init__(self, keeper: Keeping, pid: int) -> None:
+        self.pid = pid
+        self._keeper = keeper
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code (-n: signal n ended it); None as long as it runs."""
+        if self._code is None:
+            self._code = self._keeper.ask({"poll": self.pid})
+        return self._code
+
+    def kill(self) -> None:
+        """End it, and its children that are in its group."""
+        self._keeper.tell({"end": self.pid})
+
+
+class Keeping:
+    """A keeper: starts at once, importing what every run does. As a context manager it ends with the context.
+
+    Args:
+        folder: it removes that when this process has ended, or the context.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        command = [sys.executable, "-m", "dp2ddp.verify.start.keeper"]
+        command += [] if folder is None else ["--folder", str(folder)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+        # Away from the user's files: a `random.py` beside the script is the script's business, not the keeper's.
+        elsewhere = str(folder or Path(sys.prefix))
+        self._process = subprocess.Popen(
+            command, cwd=elsewhere, env=environment(), start_new_session=True, bufsize=1, **pipes
+        )
+        self.share(_ALL_IMPORT)
+
+    def share(self, modules: Sequence[str]) -> None:
+        """Import modules before any run does; what isn't there is left out."""
+        self.tell({"import": list(modules)})
+
+    def start(self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Path, fork: bool) -> Kept:
+        """Start `record` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
+
+        Args:
+            fork: from the keeper, where that may be; a Python of its own otherwise.
+        """
+        files = {"out": str(streams / "stdout.txt"), "err": str(streams / "stderr.txt")}
+        fork = fork and env.get("OMP_NUM_THREADS") == str(THREADS)
+        order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "fork": fork, **files}
+        return Kept(self, self.ask({"start": order}))
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give an order that has no answer."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise KeeperEndedError from error
+
+    def ask(self, order: Mapping[str, Any]) -> Any:
+        """Give an order, and wait for the answer."""
+        self.tell(order)
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise KeeperEndedError
+        return json.loads(answer)
+
+    def close(self, within: float = _ENDS_WITHIN) -> None:
+        """End all that was started, and the keeper; kill it if that takes longer than `within` seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Keeping:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # In the middle of an import it may hear late that it is to end. What it has started ends with it.
+        self.close(_ENDS_WITHIN if kind is None else _ENDS_SOON)
+
+
+@contextmanager
+def opened(folder: Path | None) -> Iterator[Keeping]:
+    """A keeper for one comparison."""
+    with Keeping(folder) as keeper:
+        yield keeper
+
+
+def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS) -> dict[str, str]:
+    """The environment of a run, but for what tells it its place.
+
+    Args:
+        moved: folders of the user's, and what stands for them in the run: `PYTHONPATH` leads to these.
+        threads: CPU threads.
+    """
+    found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": str(threads)}
+    found["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
+    return found
+
+
+def python_path(moved: Sequence[tuple[Path, Path]] = ()) -> str:
+    """`PYTHONPATH` under which the processes find this package and its version of the runtime, wherever they run.
+
+    The user's own entries follow, those in `moved` folders led to what stands for them: there lie the side's files.
+    """
+    package = Path(__file__).resolve().parents[2]
+    here = [str(RUNTIME_SOURCE.parent)]
+    if package not in RUNTIME_SOURCE.parents:  # a checkout; where it is installed, the same interpreter finds it
+        here.append(str(package.parent))
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join([*dict.fromkeys(here), *(_stand_in(entry, moved) for entry in given)])
+
+
+def _stand_in(folder: str, moved: Sequence[tuple[Path, Path]]) -> str:
+    path = Path(folder).resolve()
+    for source, target in moved:
+        if path == source or source in path.parents:
+            return str(target / path.relative_to(source))
+    return folder

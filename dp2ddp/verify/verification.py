@@ -1,0 +1,291 @@
+"""Verify a conversion: run the original and the converted script side by side, and judge what they did."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dp2ddp.errors import BadInput
+from dp2ddp.verify.compare import over_seeds
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.enough import Enough, Seen
+from dp2ddp.verify.compare.over_seeds import Repeats
+from dp2ddp.verify.compare.recordings import Comparison, compare, rank_folders
+from dp2ddp.verify.compare.steps import Steps
+from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.precision import ROUNDING, Compared, Precision, beyond
+from dp2ddp.verify.progress import Show, Stage
+from dp2ddp.verify.request import REPEATS, Request
+from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.run.gate import Gate
+from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.runs import Run, Running, together
+from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.start.keeping import Keeping
+from dp2ddp.verify.start.place import Room
+from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
+
+LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
+_PATIENCE = 10.0  # seconds in which the original may fail, too
+_TRACEBACK = "Traceback (most recent call last)"
+_RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
+_OWN_FRAMES = re.compile(
+    r'^(?:\[rank\d+\]: )?  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|run/record)\.py)".*\n'
+    r"(?:(?:\[rank\d+\]: )?    .*\n)*",
+    re.MULTILINE,
+)
+_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
+
+
+class Verification:
+    """One verification.
+
+    Args:
+        folder: where the runs are.
+        keeper: what starts them.
+        both: the files of each side.
+        show: is told how far it is.
+
+    Raises:
+        BadInput: fewer GPUs than asked for.
+    """
+
+    def __init__(self, request: Request, folder: Path, keeper: Keeping, both: Sides, show: Show) -> None:
+        devices, wanted = torch.cuda.device_count(), request.options.replicas
+        if request.options.cuda and devices < wanted:
+            raise BadInput("--device cuda", what=f"{devices} GPU(s) here, {wanted} asked for", todo="try --device cpu")
+        self.request = request
+        self.folder = folder.resolve()
+        self.notes = both.notes
+        self._keeper = keeper
+        self._sides = both
+        self._show = show
+        self._runs = 0
+
+    def verdict(self) -> Verdict:
+        """Run both sides, and judge.
+
+        Raises:
+            BadInput: there is no room for what they write.
+        """
+        try:
+            return self._verdict()
+        except CouldNotRun as stopped:
+            return Verdict(self.request.options, notes=self.notes, failure=stopped.failure)
+
+    def _verdict(self) -> Verdict:
+        options, comparison, findings = Precision(self.request, self._once, self.notes).compared()
+        verdict = Verdict(options, comparison, findings, self.notes)
+        if options.synthetic is not None:
+            self.notes.append(_synthetic(verdict.synthetic))
+        if comparison.names:
+            self.notes.append(_renamed(comparison.names))
+        if comparison.seen is not None:
+            self.notes.append(_ended(comparison.seen, bool(findings)))
+        if not comparison.steps and not any(finding.kind == "count" for finding in findings):
+            self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
+        if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
+            self.notes.append("the original called no nn.DataParallel: no batch was split, so this run proves little")
+        draws = any(recording.draws is not None for recording in comparison.recordings)
+        if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
+            return verdict
+        hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
+        self.notes.append(
+            "fetching samples draws random numbers (augmentation), and the ranks draw others than the original: for an "
+            "exact comparison switch it off, or load without worker processes"
+        )
+        if hard:
+            return replace(verdict, findings=hard)
+        repeated = self._repeat(options, comparison)
+        return replace(verdict, findings=repeated.findings(), repeats=repeated)
+
+    def _once(self, options: Options, tolerance: float) -> Compared:
+        steps, original, converted = self._run(options, tolerance)
+        self._show(Stage.COMPARING, None)
+        try:
+            comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE, steps)
+        except FileNotFoundError as missing:
+            raise CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
+        if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
+            reason = f"exit code {original.exit_code} before the first optimizer step"
+            raise CouldNotRun(Failure("original", reason, original.stderr))
+        return options, comparison, beyond(explain(comparison), tolerance)
+
+    def _repeat(self, options: Options, first: Comparison) -> Repeats:
+        pairs = [(_final(first.original, options), _final(first.converted, options))]
+        for shift in range(1, max(2, self.request.repeats or REPEATS)):
+            shifted = replace(options, shift=shift, seed=options.seed + shift)
+            _, original, converted = self._run(shifted, first.tolerance)
+            pairs.append((_final(original, options), _final(converted, options)))
+        return over_seeds.judge(pairs)
+
+    def _run(self, options: Options, tolerance: float) -> tuple[Steps, Run, Run]:
+        """Both sides, at the same time unless they share GPUs; what they do is compared meanwhile."""
+        self._runs += 1
+        self._show(Stage.STARTING, None)
+        folder = self.folder / str(self._runs)
+        places = {"original": folder / "original", "converted": folder / "converted"}
+        options = replace(options, gate=None if options.cuda or self.request.keep else folder / "gate.json")
+        steps = self._steps(places, options, tolerance)
+        room = Room(self.folder)
+        done: dict[str, Run] = {}
+        patience = Patience()
+
+        def look(ended: Mapping[str, Run]) -> None:
+            room.look()
+            steps.look(ended=bool(ended) and not options.cuda)
+            self._show(Stage.TRAINING, steps)
+            done.update(ended)
+            patience.check(done)
+
+        with ExitStack() as running:
+            started: dict[str, Running] = {}
+            try:
+                for side, place in places.items():
+                    started[side] = running.enter_context(self._start(side, place, options))
+                    if options.cuda:
+                        together({side: started[side]}, lambda ended: look({**done, **ended}))
+                together({side: each for side, each in started.items() if side not in done}, look)
+            except subprocess.TimeoutExpired as late:
+                raise CouldNotRun(_late(str(late.cmd), late.timeout, places)) from late
+            except CouldNotRun as stopped:
+                room.check(stopped.failure.stderr)
+                raise
+        room.check()
+        return steps, done["original"], done["converted"]
+
+    def _steps(self, places: Mapping[str, Path], options: Options, tolerance: float) -> Steps:
+        enough = None
+        if options.auto:
+            work = runs.Run(places["original"], (), 0.0)
+            enough = Enough(tolerance, exact=not options.float64, writes=lambda: bool(work.files()))
+        folders = rank_folders(places["original"], places["converted"], options.replicas)
+        gate = None
+        if options.gate is not None:
+            options.gate.parent.mkdir(parents=True, exist_ok=True)
+            gate = Gate(options.gate)
+        # Which tolerance counts in the end is decided when they have run.
+        thresholds = {tolerance, self.request.tolerance, max(self.request.tolerance, ROUNDING)}
+        return Steps(folders, self.request.keep, thresholds, gate, enough)
+
+    def _start(self, side: str, folder: Path, options: Options) -> Running:
+        script, moved = self._lay_out(folder, side)
+        start = runs.start_original if side == "original" else runs.start_converted
+        return start(script, _absolute(self.request.arguments), folder, replace(options, moved=moved), self._keeper)
+
+    def _lay_out(self, folder: Path, side: str) -> tuple[Path, tuple[tuple[Path, Path], ...]]:
+        """Fill the side's working directory from the current one, the script being in it or beside it.
+
+        Returns where the script is, and what stands for which folder of the user's.
+        """
+        here, script = Path.cwd().resolve(), self.request.script.resolve()
+        files = self._sides.original if side == "original" else self._sides.converted
+        scratch.fill(folder / "work", here, script)
+        root, top = here, folder / "work"
+        if here not in self._sides.root.parents and here != self._sides.root:
+            root, top = self._sides.root, folder / runs.SCRIPT
+            scratch.fill(top, root, script)
+        for number, (path, data) in enumerate(files.items()):
+            source = folder / f"{side}{number or ''}.py"
+            source.write_bytes(data)
+            scratch.put(top, path.relative_to(root), source)
+        return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
+
+
+def _synthetic(datasets: Sequence[MadeUp]) -> str:
+    """What to say about data that was made up."""
+    if not datasets:
+        return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
+    return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
+
+
+def _ended(seen: Seen, differ: bool) -> str:
+    """What to say where both were ended early."""
+    return f"ended after {seen.steps} steps" + (", as they differ" if differ else f": {seen}")
+
+
+def _renamed(names: Mapping[str, str]) -> str:
+    """What to say about names that a clock gave."""
+    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
+    return f"files are named after the clock; taken as one: {pairs}"
+
+
+def _is_first_shuffle(comparison: Comparison) -> bool:
+    """Whether even the first batches differ, which augmentation doesn't explain: they were drawn before it."""
+    return comparison.batch is not None and comparison.batch.iterator == 0
+
+
+def _final(run: Run, options: Options) -> str:
+    """Where a run says how well it trained: in its output; in its last losses, if it was ended early."""
+    if options.steps is None:
+        return run.stdout
+    last = run.losses()[-max(1, options.steps // 4) :]
+    return f"mean of the last losses {statistics.fmean(last):.6g}" if last else ""
+
+
+def _absolute(arguments: Sequence[str]) -> list[str]:
+    """Arguments that lead out of the current directory, as absolute paths: the scripts run elsewhere."""
+    return [
+        os.path.abspath(argument) if argument.startswith("..") and os.path.exists(argument) else argument
+        for argument in arguments
+    ]
+
+
+def _late(side: str, seconds: float, places: Mapping[str, Path]) -> Failure:
+    stderr = "".join(path.read_text(errors="replace") for path in sorted(places[side].glob("rank*/stderr.txt")))
+    return Failure(side, f"still running after {seconds:.0f} seconds", stderr)
+
+
+def _tidied(stderr: str, folder: Path) -> str:
+    """Without the frames of this package that started the script, and where its copies lay."""
+    return _OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}{os.sep}", "")
+
+
+def _exception_in(stderr: str) -> str:
+    """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
+    lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
+    return next((line for line in lines if line.strip() and not line.startswith(" ")), "an exception")
+
+
+class Patience:
+    """Ends a comparison where a side could not run. Of what fails on both sides, the original is told of."""
+
+    def __init__(self) -> None:
+        self._until = math.inf
+
+    def check(self, done: Mapping[str, Run]) -> None:
+        """Look at the sides that have ended.
+
+        Raises:
+            CouldNotRun: one could not run, and the original has ended as well or had its time.
+        """
+        for side in ("original", "converted"):
+            failure = _failure(side, done) if side in done else None
+            if failure is None:
+                continue
+            self._until = min(self._until, time.monotonic() + _PATIENCE)
+            if "original" in done or time.monotonic() > self._until:
+                raise CouldNotRun(failure)
+
+
+def _failure(side: str, done: Mapping[str, Run]) -> Failure | None:
+    """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
+    run = done[side]
+    if not run.exit_code:
+        return None
+    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
+    own = next((text for text in outputs if _TRACEBACK in text), None)
+    if own is not None:
+        return Failure(side, _exception_in(own), _tidied(own, run.folder))
+    alone = side == "converted" and "original" in done and not done["original"].exit_code
+    return Failure(side, f"exit code {run.exit_code}", run.stderr) if run.exit_code < 0 or alone else None

@@ -1,0 +1,161 @@
+"""The page of a verdict: what it says, and how it looks and works in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+from browser import NARROW, WIDE, Browser
+from click.testing import CliRunner, Result
+from nursery import Nursery
+
+from dp2ddp.cli import main
+from dp2ddp.verify.page import chart, numbers
+from dp2ddp.verify.page.chart import Curve
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\\x1b[31m"
+LOUD = tiny.ORIGINAL.replace("criterion =", f'print("{HOSTILE}")\ncriterion =').replace("range(3)", "range(12)")
+BROKEN = ("optimizer.step()", "[p.grad.mul_(1.5 if epoch == 2 else 1) for p in net.parameters()]; optimizer.step()")
+
+
+@pytest.fixture(scope="module")
+def pages(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of scripts that agree, that differ from step 7 on, and of one that fails."""
+    here = tmp_path_factory.mktemp("pages")
+    tiny.lay_out(here, LOUD)
+    (here / "wrong.py").write_text(tiny.converted(LOUD).replace(*BROKEN))
+    (here / "fails.py").write_text(LOUD + f"raise ValueError('{HOSTILE}')\n")
+    asked = {"agree": ["train.py"], "differ": ["train.py", "--converted", "wrong.py"], "fail": ["fails.py"]}
+    with nursery.installed(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        for code, (name, arguments) in enumerate(asked.items()):
+            result = _verify(*arguments, "--quiet", "--html", f"{name}.html")
+            assert result.exit_code == code, result.output
+    return {name: here / f"{name}.html" for name in asked}
+
+
+def _verify(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["verify", *arguments])
+
+
+@pytest.mark.parametrize("name", ["agree", "differ", "fail"])
+def test_it_opens_in_both_themes_and_widths_in_silence(browser: Browser, pages: dict[str, Path], name: str) -> None:
+    for width in (WIDE, NARROW):
+        for dark in (False, True):
+            browser.open(pages[name], width=width, dark=dark)
+            assert not browser.overflows()
+            assert browser.complaints() == []
+            assert browser.requests() == []
+            assert browser.unnamed() == []
+
+
+def test_agreement_comes_first_with_all_that_was_compared(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["agree"])
+    assert browser.shown(".verdict .badge") == ["Agree"]
+    said = browser.one(".sentence").text
+    assert (
+        said == "Both scripts train the same model: the same bits in every parameter after each of 36 optimizer steps."
+    )
+    rows = [row.text.split("\n")[-1] for row in browser.all("table.compared tbody tr")]
+    assert rows[0] == "parameters, step by step 36 steps the same bits"
+    assert "files written 1 file the same" in rows
+    assert browser.all("#findings") == []
+    titles = browser.shown("figure.chart figcaption")
+    assert titles == ["Loss", "Difference of the parameters", "correct", "accuracy"]
+
+
+def test_what_differs_is_told_with_step_parameter_cause_and_line(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["differ"])
+    assert browser.shown(".verdict .badge") == ["Differ"]
+    assert browser.one(".sentence").text.startswith("The scripts part at optimizer step 7: ")
+    first = browser.all(".findings > li")[0].text
+    assert "The update has another size at optimizer step 7" in first
+    assert "Likely cause: the update is 1.5 times the original's" in first
+    assert "Parameter: " in first
+    line = next(n for n, text in enumerate(LOUD.splitlines(), start=1) if "optimizer.step()" in text)
+    assert f"Seen at train.py:{line} of the original" in first
+    (here,) = browser.all(".findings > li:first-child .here")
+    assert (here.get_attribute("data-n"), here.text.strip()) == (str(line), "optimizer.step()")
+    assert len(browser.all("circle.first")) == 1
+    assert browser.one(".output").is_displayed()
+    wrong = [each.text for each in browser.all("del.l, ins.l")]
+    assert wrong
+    assert all("epoch" in each for each in wrong)
+
+
+def test_curves_are_read_by_pointer_and_by_keys(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["differ"])
+    figure = browser.one('figure[data-chart="difference"]')
+    svg, read = (figure.find_element("css selector", each) for each in ("svg", ".read"))
+    browser.run("arguments[0].focus()", svg)
+    svg.send_keys("\ue010")  # End
+    assert read.text.startswith("optimizer step 36: difference ")
+    for _ in range(30):
+        svg.send_keys("\ue012")  # left
+    assert read.text == "optimizer step 6: difference 0"
+    browser.run("arguments[0].dispatchEvent(new PointerEvent('pointermove', {clientX: 0}))", svg)
+    assert read.text.startswith("optimizer step 1: ")
+
+
+def test_a_script_that_fails_is_told_in_its_own_words(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["fail"])
+    assert browser.shown(".verdict .badge") == ["Could not run"]
+    said = browser.one("pre.said").text
+    line = len(LOUD.splitlines()) + 1
+    assert f'File "fails.py", line {line}, in <module>' in said
+    assert "keeper.py" not in said
+    assert "record.py" not in said
+    assert browser.run("return document.images.length") == 0
+
+
+def test_it_goes_over_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("precious")
+    result = _verify("train.py", "--html", "train.py")
+    assert result.exit_code == 2
+    assert (tmp_path / "train.py").read_text() == "precious"
+
+
+def test_numbers_are_followed_through_lines_of_a_kind() -> None:
+    epochs = "".join(f"epoch {n}, loss: {1 / n:.4f} in {n}.1 s\n" for n in (1, 2, 3))
+    found = numbers.of(f"2000 training images, 500 test images\n{epochs}", epochs.replace("0.5000", "nan"))
+    told = [(each.name, each.single, each.agree) for each in found]
+    assert told == [("training images", True, False), ("test images", True, False), ("loss", False, False)]
+    assert found[2].sides == ([1.0, 0.5, 0.3333], [1.0, None, 0.3333])
+
+
+def _first_y(path: str) -> float:
+    return float(path.split("L")[0].split()[1])
+
+
+def test_no_peak_of_a_long_curve_is_lost() -> None:
+    values = [0.0] * 20_000
+    values[12_345] = 7.0
+    drawn = chart.of_values("a", "a", "x", "y", "", [Curve("original", "original", values)])
+    heights = [float(point.split()[1]) for point in drawn.lines[0].path[1:].split("L")]
+    assert len(heights) < 1000
+    top = next(mark.at for mark in drawn.ys if mark.text == "8")
+    foot = next(mark.at for mark in drawn.ys if mark.text == "0")
+    assert min(heights) == pytest.approx(foot + (top - foot) * 7 / 8, abs=0.2)
+
+
+def test_the_same_bits_are_at_the_foot_and_the_tolerance_is_drawn() -> None:
+    drawn = chart.of_differences("a", "a", "x", [0.0, 1e-12, 1e-6, 1e-2, float("inf")], 1e-6, "")
+    heights = [float(point.split()[1]) for point in drawn.lines[0].path[1:].split("L")]
+    marks = {mark.text: mark.at for mark in drawn.ys}
+    assert heights[0] == marks["0"]
+    assert heights == sorted(heights, reverse=True)
+    assert drawn.level is not None
+    assert heights[2] == drawn.level.at
+    assert drawn.first is not None
+    assert drawn.first[1] == heights[3]
+
+
+@pytest.mark.parametrize("values", [[], [None], [3.0], [0.0, 0.0], [1e300, -1e300], [5.0, None, 5.0]])
+def test_any_values_make_a_chart(values: list[float | None]) -> None:
+    made: Callable[..., chart.Chart] = chart.of_values
+    drawn = made("a", "a", "x", "y", "", [Curve("original", "original", values)])
+    assert "nan" not in drawn.lines[0].path
+    assert len(drawn.ys) >= 2

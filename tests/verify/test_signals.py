@@ -1,0 +1,165 @@
+"""Whatever ends `dp2ddp verify`, no process of its and no temporary folder stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+from dp2ddp.verify.start import keeping, place
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+#: A script that goes on and on, with a worker of a loader and a child in a session of its own.
+LONG = tiny.ORIGINAL.replace("range(3)", "range(10**9)")
+LONG = LONG.replace("shuffle=True", "shuffle=True, num_workers=1, persistent_workers=True")
+LONG = "import subprocess\nsubprocess.Popen(['sleep', '3600'], start_new_session=True)\n" + LONG
+_SOON = 10.0  # seconds; far less on a machine that does nothing else
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    tiny.lay_out(tmp_path, LONG)
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def start(work: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command in a group of its own, with its own folder for temporary files."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*before: str) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, "-m", "dp2ddp", "verify", "train.py", "--quiet"]
+        env = {**os.environ, "TMPDIR": str(work / "tmp"), "PYTHONPATH": keeping.python_path()}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=work, env=env, start_new_session=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def processes(work: Path) -> dict[int, str]:
+    """The processes that use the folder for temporary files, by their ids: their command lines."""
+    found = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (each / "environ").read_bytes().split(b"\0")
+            if f"TMPDIR={work / 'tmp'}".encode() in environment:
+                found[int(each.name)] = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def train(work: Path) -> None:
+    """Wait until all three processes train."""
+    events = "dp2ddp-verify-*/1/*/rank*/events.jsonl"
+    made = lambda: [path.read_text().count('"kind": "step"') for path in (work / "tmp").glob(events)]  # noqa: E731
+    assert until(lambda: len(made()) == 3 and min(made()) > 3, 200)
+
+
+def nothing_stays(work: Path) -> None:
+    assert until(lambda: not processes(work), _SOON), processes(work)
+    assert until(lambda: not list((work / "tmp").glob(f"{place.PREFIX}*")), _SOON), list((work / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGINT, 128 + signal.SIGINT),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else "",
+)
+def test_nothing_stays_after_a_signal(
+    start: Callable[..., subprocess.Popen[str]], work: Path, number: int, code: int
+) -> None:
+    running = start()
+    train(work)
+    assert len(processes(work)) >= 8  # the command, its keeper, three runs, with workers and children
+    os.kill(running.pid, number)
+    output = running.communicate(timeout=60)
+    assert (running.returncode, output) == (code, ("", ""))
+    nothing_stays(work)
+
+
+def test_nothing_stays_of_a_group_that_is_killed(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
+    running = start()
+    train(work)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate(timeout=60)
+    nothing_stays(work)
+
+
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no `timeout` here")
+def test_nothing_stays_when_the_time_is_up(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
+    running = start("timeout", "3")
+    running.communicate(timeout=60)
+    assert running.returncode == 124
+    nothing_stays(work)
+
+
+def test_runs_end_with_their_keeper(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
+    running = start()
+    train(work)
+    (keeper,) = [
+        pid
+        for pid, command in processes(work).items()
+        if "start.keeper" in command and f"\nPPid:\t{running.pid}\n" in Path(f"/proc/{pid}/status").read_text()
+    ]
+    os.kill(keeper, signal.SIGKILL)
+    output = running.communicate(timeout=60)
+    assert running.returncode == 2
+    why = "the process that starts the scripts was killed; is the machine out of memory?"
+    assert output == ("", f"dp2ddp: verify: {why}\n")
+    orphans = lambda: [each for each in processes(work).values() if "sleep" not in each]  # noqa: E731
+    assert until(lambda: not orphans(), _SOON), processes(work)
+    for pid in processes(work):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_what_is_left_of_a_killed_comparison_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.tempfile, "tempdir", str(tmp_path))
+    names = {name: tmp_path / f"{place.PREFIX}{name}" for name in ("left", "other", "link")}
+    outside = tmp_path / "outside"
+    for folder in (names["left"], names["other"], outside):
+        (folder / "read only").mkdir(parents=True)
+        (folder / "read only" / "file").touch()
+    (names["left"] / "read only" / "link").symlink_to(outside)
+    (names["left"] / "in-use").touch()  # a lock that nobody holds
+    (names["left"] / "read only").chmod(0o500)
+    (outside / "in-use").touch()
+    names["link"].symlink_to(outside)
+    with place.temporary() as mine:
+        assert not names["left"].exists()
+        assert (mine / "in-use").exists()
+        place.remove_abandoned()
+        assert mine.exists()
+    assert not mine.exists()
+    assert names["other"].exists()  # no lock: who knows whose it is
+    assert names["link"].exists()
+    assert (outside / "read only" / "file").exists()
