@@ -14,6 +14,7 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.uses import Uses
 from dp2ddp.source import syntax
+from dp2ddp.source.depth import with_room
 from dp2ddp.source.nodes import is_main_guard
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
@@ -47,6 +48,7 @@ class Guess:
     unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+@with_room
 def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
@@ -67,6 +69,7 @@ def started(sources: PythonFiles, installed: Iterable[commands.Command]) -> dict
     return found
 
 
+@with_room
 def importing(
     sources: PythonFiles, layout: Layout, changed: Collection[str], known: Collection[str]
 ) -> dict[str, list[str]]:
