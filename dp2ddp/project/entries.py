@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -221,4 +222,4 @@ def _imported_words(data: bytes) -> frozenset[bytes] | None:
 def _module_name(path: str) -> bytes:
     folder, name = posixpath.split(path)
     stem = posixpath.splitext(name)[0]
-    return (posixpath.basename(folder) if stem == "__init__" else stem).encode()
+    return os.fsencode(posixpath.basename(folder) if stem == "__init__" else stem)

@@ -88,7 +88,7 @@ def check_compiles(text: str, filename: str) -> None:
             warnings.simplefilter("ignore")
             compile(text, filename, "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise _bad_syntax(error, text, filename) from None
+        raise _syntax_error(error, filename) from None
 
 
 def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
@@ -104,6 +104,10 @@ def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
             what="`async=True`, from before `async` became a keyword of Python",
             todo="write `non_blocking=True`, as PyTorch calls it since 0.4",
         )
+    return _syntax_error(error, filename)
+
+
+def _syntax_error(error: SyntaxError, filename: str) -> BadInput:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return BadInput(
         filename,
