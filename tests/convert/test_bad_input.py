@@ -1,4 +1,4 @@
-"""Odd input: it works, or there is one clear line, exit code 2, and nothing written. Never a traceback, never a hang."""
+"""Odd input: it works, or there is one clear line, exit code 2, and nothing written. No traceback, no hang."""
 
 from __future__ import annotations
 
