@@ -182,7 +182,7 @@ def test_a_name_that_is_no_text() -> None:
     assert done.stdout.startswith(r'--- "project/tr\377\012ain\033[2J.py"')
     assert "\x1b" not in done.stderr
     assert r"project/tr\udcff\nain\x1b[2J.py: " in done.stderr
-    done = dp2ddp("convert", "project", "-o", "out", "--report", "json")
+    done = dp2ddp("convert", "project", "-o", "out", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "wrap_model" in Path("out", ODD).read_text()
 
