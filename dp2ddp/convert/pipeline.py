@@ -114,7 +114,10 @@ def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) 
     try:
         return _conversions(source, texts, options)
     except RecursionError:
-        raise too_deep({file.name: file.tree for file in source.files}) from None
+        error = too_deep({file.name: file.tree for file in source.files})
+        if error is None:
+            raise
+        raise error from None
 
 
 def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

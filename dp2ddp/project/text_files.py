@@ -89,7 +89,7 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
     if data.startswith(_WIDE_MARKS):
         raise BadInput(name, what="UTF-16 or UTF-32, which Python doesn't read", todo="save it as UTF-8")
     if b"\0" in data:
-        raise BadInput(name, what="binary, not a Python script")
+        raise BadInput(name, what="a binary file, not a Python script")
     has_mark = data.startswith(codecs.BOM_UTF8)
     body = data[len(codecs.BOM_UTF8) :] if has_mark else data
     encoding = _encoding(body, name, has_mark)

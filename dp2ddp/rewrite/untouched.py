@@ -21,6 +21,7 @@ _MARK = "__dp2ddp_kept__"
 _PUT_BACK = re.compile(rf"(?:if )?{_MARK}\('''(\d+)[\r\n]*'''\)(?:: pass)?")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _END_OF_LINE = re.compile(r"[ \t\f]*(?:#|[\r\n]|\Z)")
+_LONE_RETURN = re.compile(r"\r(?!\n)")
 _RUNTIME = re.compile(rf"\b{RUNTIME}\b")
 #: What moves a statement to another indentation, or away.
 _MOVING = (ReplaceStatement, RemoveStatement, WrapStatement)
@@ -160,7 +161,9 @@ class _Finder:
             return None
         if body:
             end = self._with_footer(end, body[0])
-        if _RUNTIME.search(_between(self._lines, start, end)):  # a name that decides what the runtime is called
+        text = _between(self._lines, start, end)
+        # A name that decides what the runtime is called; a line's end that libcst doesn't count in a string.
+        if _RUNTIME.search(text) or _LONE_RETURN.search(text):
             return None
         return _Run(start, end, bool(body))
 

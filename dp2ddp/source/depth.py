@@ -24,6 +24,9 @@ _STACKS = (1024 * _MIB, 256 * _MIB, 64 * _MIB)
 #: What a frame of Python takes of the stack at most, where calls go through C.
 _FRAME = 4096
 
+#: Levels of nesting that no program has by chance.
+_DEEP = 300
+
 _here = threading.local()
 _lock = threading.Lock()
 _limits: list[int] = []  # of the runs that are under way; the first is the one from before
@@ -98,13 +101,16 @@ def _frames(count: int) -> Iterator[None]:
                 _limits.clear()
 
 
-def too_deep(trees: Mapping[str, ast.AST]) -> BadInput:
-    """The error about programs that are nested too deeply all the same; it names the deepest place.
+def too_deep(trees: Mapping[str, ast.AST]) -> BadInput | None:
+    """The error about programs that are nested too deeply all the same; it names the deepest place. None where they are
+    as flat as others: then it is our own mistake that frames ran out.
 
     Args:
         trees: the syntax trees, by the files' names.
     """
     depth, line, name = max((*_deepest(tree), name) for name, tree in trees.items())
+    if depth < _DEEP:
+        return None
     what = f"nested too deeply for dp2ddp ({depth} levels)"
     return BadInput(name, line=line, what=what, todo="break what begins there into several statements")
 

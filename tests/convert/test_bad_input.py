@@ -77,7 +77,7 @@ def test_a_pipe_with_a_writer_is_a_script() -> None:
 
 
 def test_a_device_without_end() -> None:
-    refused(dp2ddp("convert", "/dev/zero"), "/dev/zero: binary, not a Python script")
+    refused(dp2ddp("convert", "/dev/zero"), "/dev/zero: a binary file, not a Python script")
 
 
 def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +269,13 @@ def test_the_limit_of_frames_is_what_it_was() -> None:
     before = sys.getrecursionlimit()
     convert_source(SCRIPT, "train.py", Options())
     assert sys.getrecursionlimit() == before
+
+
+def test_lines_that_end_in_a_carriage_return_alone() -> None:
+    text = f"import torch\nimport torch.nn as nn\ndef f(a,\r b):\n    return a\n{SCRIPT}"
+    converted = convert_source(text, "train.py", Options()).new_text
+    assert "def f(a,\r b):" in converted
+    assert "net = ddp.wrap_model(nn.Linear(4, 2))\n" in converted
 
 
 def test_what_is_left_out_while_libcst_reads_comes_back() -> None:
