@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -48,11 +50,39 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         """``file:line:col: what; todo``, leaving out what is not known."""
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         text = f"{place}: {self.what}"
-        return f"{text}; {self.todo}" if self.todo else text
+        return printable(f"{text}; {self.todo}" if self.todo else text)
 
 
 def _bad_input(file: str, what: str, todo: str, line: int | None, column: int | None, rule: str) -> BadInput:
     return BadInput(file, what=what, todo=todo, line=line, column=column, rule=rule)
+
+
+def of_system(error: OSError) -> BadInput:
+    """What the operating system refused, where nobody could say more about it: no open files left, a full disk..."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "input or output"
+    return BadInput(name, what=f"can't be read or written ({error.strerror or error})")
+
+
+def printable(text: str) -> str:
+    r"""`text` as one line that a terminal shows as it is: what would move its cursor, turn the writing direction, or be
+    no text at all (bytes of a file name that are not UTF-8) is written as ``\x1b``, ``\u202e``, ``\udcff``."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+#: The colors that we use ourselves.
+_STYLE = re.compile("(\x1b\\[[0-9]{1,2}m)")
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, of several lines, and with our own colors in them."""
+    if text.replace("\n", "").isprintable():
+        return text
+    parts = _STYLE.split(text)
+    return "".join(
+        part if number % 2 else "\n".join(map(printable, part.split("\n"))) for number, part in enumerate(parts)
+    )
 
 
 class NotRewritable(Exception):  # noqa: N818 - nothing failed; the source is out of libcst's reach

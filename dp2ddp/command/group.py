@@ -8,7 +8,8 @@ import click
 
 from dp2ddp import __version__
 from dp2ddp.command import progress, terminal
-from dp2ddp.errors import BadInput, EditError, blame, suggestion
+from dp2ddp.errors import BadInput, EditError, blame, of_system, suggestion
+from dp2ddp.project import standard_streams
 
 #: Exit codes. 0: done, or nothing to do. `FOUND`: notes open under --strict, something to convert, or a difference.
 FOUND = 1
@@ -24,12 +25,18 @@ class Group(click.Group):
     """Commands; a user's mistakes come out as one line, our own as one message, each with its exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
+        standard_streams.complete()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BadInput as error:
             terminal.show_error(f"dp2ddp: {error}")
+            ctx.exit(BAD_INPUT)
+        except BrokenPipeError:  # whoever read the output has left, as `head` does
+            raise
+        except OSError as error:
+            terminal.show_error(f"dp2ddp: {of_system(error)}")
             ctx.exit(BAD_INPUT)
         except KeyboardInterrupt:
             terminal.show_error("dp2ddp: interrupted")

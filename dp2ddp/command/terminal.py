@@ -10,6 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from dp2ddp.command import progress
+from dp2ddp.errors import printable_lines
+from dp2ddp.project import standard_streams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +67,7 @@ def show_results(lines: Iterable[str]) -> None:
 def show_messages(lines: Iterable[str]) -> None:
     """Prints what a person should know on standard error, if he wants to."""
     if not is_quiet():
-        _show(lines, to_error=True)
+        _show((line.replace("\n", "\\n") for line in lines), to_error=True)
 
 
 def show_error(line: str) -> None:
@@ -77,8 +79,7 @@ def write_result(data: bytes) -> None:
     """Writes bytes to standard output."""
     progress.end()
     try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        standard_streams.write(data)
     except BrokenPipeError:
         _let_go(sys.stdout)
 
@@ -95,7 +96,7 @@ def _show(lines: Iterable[str], *, to_error: bool) -> None:
     progress.end()
     for line in lines:
         try:
-            click.echo(line, err=to_error, color=is_colored(to_error=to_error))
+            click.echo(printable_lines(line), err=to_error, color=is_colored(to_error=to_error))
         except BrokenPipeError:
             _let_go(sys.stderr if to_error else sys.stdout)
             return

@@ -13,6 +13,7 @@ from click import style
 
 from dp2ddp import __version__
 from dp2ddp.convert.findings import CHANGE, REFUSED, Found
+from dp2ddp.errors import printable
 from dp2ddp.rules import all_rules
 
 #: The version of the JSON (docs/findings.schema.json): it changes where a reader would have to.
@@ -39,10 +40,10 @@ def as_text(found: Sequence[Found]) -> str:
 
 def _line(each: Found) -> str:
     cell = "" if each.cell is None else f"cell {each.cell}:"
-    place = style(f"{each.file}:{cell}{each.line}:{each.column}:", bold=True)
+    place = style(f"{printable(each.file)}:{cell}{each.line}:{each.column}:", bold=True)
     rule = f"{style(each.rule, fg='cyan')} " if each.rule else ""
     kind = "" if each.kind == CHANGE else style(f"{each.kind}: ", fg="red" if each.kind == REFUSED else "yellow")
-    return f"{place} {rule}{kind}{each.message}"
+    return f"{place} {rule}{kind}{printable(each.message)}"
 
 
 def in_sum(found: Sequence[Found]) -> str:
@@ -139,7 +140,7 @@ def as_sarif(found: Sequence[Found]) -> str:
 def _result(each: Found, mark: str) -> dict[str, Any]:
     from urllib.parse import quote
 
-    name = _from_the_top(each.file)
+    name = os.fsencode(_from_the_top(each.file))
     uri = f"file://{quote(name)}" if os.path.isabs(name) else quote(name)
     region = {"startLine": each.line, "startColumn": each.column}
     return {

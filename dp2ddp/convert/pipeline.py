@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -18,6 +17,8 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
+from dp2ddp.source import syntax
+from dp2ddp.source.depth import too_deep, with_room
 from dp2ddp.source.program import File, ParsedProgram, link, parse
 from dp2ddp.source.spans import Span, moved
 
@@ -58,6 +59,7 @@ class Conversion:
     places: Places | None = None
 
 
+@with_room
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
     """Converts the source `text`, which has no byte order mark, as a script by itself.
 
@@ -73,6 +75,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         return _convert(parse(text, filename), {filename: text}, options)[filename]
 
 
+@with_room
 def convert_files(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
     """Converts scripts of one project together with what they import from it.
 
@@ -117,6 +120,16 @@ def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, d
 
 
 def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
+    try:
+        return _conversions(source, texts, options)
+    except RecursionError:
+        error = too_deep({file.name: file.tree for file in source.files})
+        if error is None:
+            raise
+        raise error from None
+
+
+def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:
     converted = {file.name for file in source.files if refusals.is_converted(file)}
     if converted:
         notes = {file.name: _left_behind(file, converted) for file in source.files if file.name not in converted}
@@ -219,10 +232,9 @@ def _rewrite(text: str, filename: str, edits: Sequence[Edit]) -> str:
             filename, line=error.line, what=error.what, todo="change that line, or convert by hand"
         ) from None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(new_text)
-    except SyntaxError as error:
+        syntax.check_compiles(new_text, filename)
+    except BadInput as error:
+        syntax.check_compiles(text, filename)
         # Better no file than a broken one.
-        raise EditError(f"the conversion is no Python: line {error.lineno}: {error.msg}") from error
+        raise EditError(f"the conversion is no Python: {error}") from error
     return new_text

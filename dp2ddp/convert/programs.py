@@ -22,6 +22,7 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.uses import Uses
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
+from dp2ddp.source.depth import with_room
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -54,13 +55,18 @@ class Program:
     @cached_property
     def wraps(self) -> bool:
         """Whether the script may come to a wrap; true as well where it names `DataParallel`, or no file does."""
-        naming = [path for path, text in self.files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
-        if self.entry in naming or not naming:
-            return True
-        trees = {path: syntax.shared(text, path) for path, text in self.files.items()}
-        classes = wrapcalls.subclasses(trees.values())
-        lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
-        return bool(Uses(trees, lines).wraps(self.entry, self.files, whole=True))
+        return _comes_to_a_wrap(self.entry, self.files)
+
+
+@with_room
+def _comes_to_a_wrap(entry: str, files: Mapping[str, str]) -> bool:
+    naming = [path for path, text in files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
+    if entry in naming or not naming:
+        return True
+    trees = {path: syntax.shared(text, path) for path, text in files.items()}
+    classes = wrapcalls.subclasses(trees.values())
+    lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+    return bool(Uses(trees, lines).wraps(entry, files, whole=True))
 
 
 @dataclass
@@ -110,6 +116,7 @@ def root_of(scripts: Sequence[Path]) -> Path:
     return here if here == shared or here in shared.parents else shared
 
 
+@with_room
 def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence[str] = ()) -> Program:
     """The program that the script `entry` starts, or that commands start by its `functions`.
 

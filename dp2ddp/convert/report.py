@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,11 +27,21 @@ def diff(name: str, old: str, new: str) -> str:
 
     As git has it, a hunk says behind its line numbers which function or class it is in.
     """
+    name = _quoted(name)
     before = _LINE.findall(old)
     lines = difflib.unified_diff(before, _LINE.findall(new), fromfile=name, tofile=name)
     # A file without a final newline must say so, or the next line of the diff ends up on the same line.
     whole = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return "".join(_with_heading(line, before) for line in whole)
+
+
+def _quoted(name: str) -> str:
+    """A file's name as git and patch write it where it isn't plain text: in quotes, bytes as octal numbers."""
+    if name.isprintable() and '"' not in name:
+        return name
+    data = os.fsencode(name)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in data)
+    return f'"{"".join(plain)}"'
 
 
 def _with_heading(line: str, before: Sequence[str]) -> str:

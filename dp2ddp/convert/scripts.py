@@ -96,11 +96,17 @@ def outcome_of(request: Request) -> tuple[Names, Outcome]:
 
 
 def _folder(request: Request, given: Sequence[TextFile]) -> Path | None:
-    """The folder that the output is, None where it is a file or nothing."""
+    """The folder that the output is, None where it is a file or nothing.
+
+    Raises:
+        BadInput: several files, or one without a name, for which that output has no place.
+    """
     if request.output in (None, STANDARD):
         return None
     assert request.output is not None
     if request.output.endswith(("/", os.sep)) or os.path.isdir(request.output):
+        if given[0].path is None:
+            raise BadInput(request.output, what="a folder, and standard input has no name there", todo="name a file")
         return Path(request.output)
     if len(given) > 1:
         raise BadInput(request.output, what="several files need a folder to go to", todo="write it with a / at its end")

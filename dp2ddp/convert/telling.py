@@ -25,7 +25,13 @@ def show_diffs(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[st
             terminal.show_results([report.colored(text).removesuffix("\n")])
         else:
             # In the file's own bytes, so that the diff can be applied to it.
-            terminal.write_result(text.encode(source.encoding))
+            terminal.write_result(_encoded(text, source.encoding))
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """The diff as bytes: its first two lines, with the file's name, need not be in the file's encoding."""
+    start = text.find("\n@@")
+    return text[:start].encode("utf-8") + text[start:].encode(encoding)
 
 
 def show(done: overview.Scripts | overview.Project, request: Request) -> None:

@@ -42,7 +42,7 @@ def read(root: Path, paths: Iterable[str]) -> list[Command]:
             continue
         try:
             said = list(reader((root / path).read_text("utf-8")))
-        except (OSError, ValueError, SyntaxError, RecursionError, configparser.Error):
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError, configparser.Error):
             continue
         for text in said:
             match = _COMMAND.match(text)

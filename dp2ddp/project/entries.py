@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.uses import Uses
 from dp2ddp.source import syntax
+from dp2ddp.source.depth import with_room
 from dp2ddp.source.nodes import is_main_guard
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
@@ -47,6 +49,7 @@ class Guess:
     unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+@with_room
 def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
@@ -67,6 +70,7 @@ def started(sources: PythonFiles, installed: Iterable[commands.Command]) -> dict
     return found
 
 
+@with_room
 def importing(
     sources: PythonFiles, layout: Layout, changed: Collection[str], known: Collection[str]
 ) -> dict[str, list[str]]:
@@ -218,4 +222,4 @@ def _imported_words(data: bytes) -> frozenset[bytes] | None:
 def _module_name(path: str) -> bytes:
     folder, name = posixpath.split(path)
     stem = posixpath.splitext(name)[0]
-    return (posixpath.basename(folder) if stem == "__init__" else stem).encode()
+    return os.fsencode(posixpath.basename(folder) if stem == "__init__" else stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def reason(folder: Path) -> str | None:
         return "version control"
     if folder.name in _CACHES or folder.name.endswith(".egg-info"):
         return "caches and builds"
-    if (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir():
+    if os.path.isfile(folder / "pyvenv.cfg") or os.path.isdir(folder / "conda-meta"):
         return "virtual environments"
     return None
 
@@ -71,6 +72,6 @@ class GitIgnore:
 
 def _load(folder: Path) -> GitIgnoreSpec | None:
     path = folder / ".gitignore"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     return GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())

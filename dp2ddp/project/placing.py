@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
+from dp2ddp.project.text_files import shortened
 
 if TYPE_CHECKING:
     from dp2ddp.project.tree import Tree
@@ -31,7 +32,7 @@ def staging(target: Path) -> Iterator[Path]:
     """
     place = target if target.is_dir() else target.parent
     try:
-        scratch = tempfile.mkdtemp(dir=place, prefix=f".{target.name}.")
+        scratch = tempfile.mkdtemp(dir=place, prefix=f".{shortened(target.name)}.")
     except OSError as error:
         raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
     try:
@@ -211,7 +212,7 @@ def _leaves(folder: Path) -> list[Path]:
 
 
 def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    return target.with_name(f".{shortened(target.name)}.{secrets.token_hex(4)}")
 
 
 def _unwritable(path: Path, error: OSError) -> BadInput:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
+from dp2ddp.project import raw_bytes
 
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
@@ -55,10 +57,10 @@ def read(name: str) -> TextFile:
         BadInput: it is missing, unreadable, a directory, a notebook, binary, or not in the encoding it says.
     """
     if name == STANDARD:
-        return decode(sys.stdin.buffer.read(), "<stdin>", None)
+        return decode(_standard_input(), "<stdin>", None)
     path = Path(name)
     try:
-        data = path.read_bytes()
+        data = raw_bytes.read(path, name)
     except FileNotFoundError:
         raise BadInput(name, what="no such file") from None
     except IsADirectoryError:
@@ -66,6 +68,16 @@ def read(name: str) -> TextFile:
     except OSError as error:
         raise BadInput(name, what=f"can't be read ({error.strerror})") from None
     return decode(data, name, path)
+
+
+def _standard_input() -> bytes:
+    name = "<stdin>"
+    try:
+        return raw_bytes.read_all(sys.stdin.fileno(), name)
+    except io.UnsupportedOperation:  # a stand-in, as tests have it
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 
 
 def decode(data: bytes, name: str, path: Path | None) -> TextFile:
@@ -160,7 +172,7 @@ def write(path: Path, data: bytes, *, mode_of: Path | None = None) -> None:
 
 
 def _write_file(target: Path, data: bytes, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{shortened(target.name)}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -172,6 +184,11 @@ def _write_file(target: Path, data: bytes, mode: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def shortened(name: str) -> str:
+    """The beginning of a file's name: for temporary names, which may not be longer than a name may be."""
+    return name[:40]
 
 
 def _mode(target: Path, mode_of: Path | None) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,20 +65,27 @@ def scan(root: Path) -> Tree:
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        rules.enter(folder)
-        for entry in _entries(root, folder):
-            _enter(tree, rules, posixpath.join(folder, entry.name), entry, waiting)
+        with _readable(folder):
+            rules.enter(folder)
+            for entry in _entries(root, folder):
+                _enter(tree, rules, posixpath.join(folder, entry.name), entry, waiting)
     for found in (tree.folders, tree.files, tree.links):
         found.sort()
     return tree
 
 
 def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(root / folder) as entries:
+        return list(entries)
+
+
+@contextlib.contextmanager
+def _readable(folder: str) -> Iterator[None]:
     try:
-        with os.scandir(root / folder) as entries:
-            return list(entries)
+        yield
     except OSError as error:
-        raise BadInput(folder or ".", what=f"can't be read ({error.strerror})") from None
+        todo = "make it readable, or name it in .gitignore" if folder else ""
+        raise BadInput(folder or ".", what=f"can't be read ({error.strerror})", todo=todo) from None
 
 
 def _enter(tree: Tree, rules: ignored.GitIgnore, path: str, entry: os.DirEntry[str], waiting: list[str]) -> None:

@@ -21,6 +21,7 @@ from dp2ddp.rewrite.imports import place_imports, runtime_name
 from dp2ddp.rewrite.locate import EditWithHoles, Located, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
+from dp2ddp.rewrite.untouched import shortened
 from dp2ddp.rewrite.written import Positions, written
 
 _Block = Union[cst.IndentedBlock, cst.Module]
@@ -45,8 +46,9 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     edits = [edit for edit in edits if not isinstance(edit, Done)]
     if not edits:
         return text
-    head, body, tail = _split(text)
-    module, positions = _parse(body)
+    head, body, tail, tree = _split(text)
+    short = shortened(body, tree, edits)
+    module, positions = _parse(short.text)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
@@ -55,7 +57,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     for node, asked in located.statements.items():
         if asked and node not in rewriter.whole:
             raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
-    return head + changed.code + tail
+    return head + short.whole(changed.code) + tail
 
 
 def _parse(body: str) -> tuple[cst.Module, Positions]:
@@ -72,17 +74,18 @@ def _parse(body: str) -> tuple[cst.Module, Positions]:
     return module, positions
 
 
-def _split(text: str) -> tuple[str, str, str]:
-    """What comes before the code (byte order mark, form feeds), the code, and what comes after its last statement.
+def _split(text: str) -> tuple[str, str, str, ast.Module]:
+    """What comes before the code (byte order mark, form feeds), the code, and what comes after its last statement; and
+    the code's syntax tree.
 
     libcst would lose some of the white space outside.
     """
     head = text[: len(text) - len(text.lstrip("\ufeff\f"))]
-    statements = ast.parse(text[len(head) :]).body
-    last = (statements[-1].end_lineno or 0) if statements else 0
+    tree = ast.parse(text[len(head) :])
+    last = (tree.body[-1].end_lineno or 0) if tree.body else 0
     ends = (match.start() for number, match in enumerate(_NEWLINE.finditer(text), start=1) if number == last)
     end = next(ends, len(text))
-    return head, text[len(head) : end], text[end:]
+    return head, text[len(head) : end], text[end:], tree
 
 
 class _Rewriter(cst.CSTTransformer):

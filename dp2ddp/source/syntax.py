@@ -77,6 +77,20 @@ def parse(text: str, filename: str) -> ast.Module:
         raise BadInput(filename, what=f"no Python source ({error})") from None
 
 
+def check_compiles(text: str, filename: str) -> None:
+    """Checks what Python's compiler checks behind its parser: `return` outside of a function, late `__future__`...
+
+    Raises:
+        BadInput: it doesn't compile; with line and column (from 1).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, filename, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise _syntax_error(error, filename) from None
+
+
 def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
     lines = re.split(r"\r\n|\r|\n", text)
     python_2 = _python_2(lines, error.lineno or 0)
@@ -90,6 +104,10 @@ def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
             what="`async=True`, from before `async` became a keyword of Python",
             todo="write `non_blocking=True`, as PyTorch calls it since 0.4",
         )
+    return _syntax_error(error, filename)
+
+
+def _syntax_error(error: SyntaxError, filename: str) -> BadInput:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return BadInput(
         filename,

@@ -86,5 +86,5 @@ def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\)$"):
+    with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\); make it readable, or name it"):
         tree.scan(tmp_path)

@@ -39,16 +39,22 @@ class Values:
         self.classes = Classes(source, names, self.roles)
         self._settled = False  # whether `bindings` will stay as they are
         self._final: dict[ast.AST, frozenset[Role]] = {}
+        # Until then, what was found for one question; without it each level of `x[0][0][0]` would be asked for twice.
+        self._now: dict[ast.AST, frozenset[Role]] = {}
+        self._asked = 0  # how many questions lead to the one that is open
         self._called: dict[ast.Call, list[Function]] = {}
         self._selves: dict[FunctionNode, tuple[str | None, frozenset[Role]]] = {}
 
     def roles(self, node: ast.AST) -> frozenset[Role]:
         """The roles that an expression can play."""
-        found = self._final.get(node)
+        known = self._final if self._settled else self._now
+        found = known.get(node)
         if found is None:
-            found = self._found(node)
-            if self._settled:
-                self._final[node] = found
+            self._asked += 1
+            found = known[node] = self._found(node)
+            self._asked -= 1
+            if not self._asked:
+                self._now.clear()
         return found
 
     def _found(self, node: ast.AST) -> frozenset[Role]:

@@ -1,0 +1,290 @@
+"""Odd input: it works, or there is one clear line, exit code 2, and nothing written. No traceback, no hang."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.errors import BadInput
+from dp2ddp.project import raw_bytes
+from dp2ddp.rules import Options
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """\
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+
+
+def dp2ddp(*args: str, shell: str = "", given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, as a shell starts it."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
+    command = 'exec "$0" -m dp2ddp "$@" ' + shell
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, *args],
+        input=given,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=100,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
+    """One line that says so, and exit code 2."""
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("dp2ddp: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+# -- what is given ---------------------------------------------------------------------------------------------------
+
+
+def test_standard_input_has_no_name_in_a_folder(tmp_path: Path) -> None:
+    refused(dp2ddp("convert", "-", "-o", "out/", given=SCRIPT), "out/: a folder, and standard input has no name there")
+    assert sorted(os.listdir(tmp_path)) == ["train.py"]
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("pipe.py")
+    monkeypatch.setattr(raw_bytes, "PATIENCE", 0.2)
+    with pytest.raises(BadInput, match=r"^pipe.py: a pipe that nobody has written to for 0.2 s"):
+        raw_bytes.read(Path("pipe.py"), "pipe.py")
+
+
+def test_a_pipe_with_a_writer_is_a_script() -> None:
+    os.mkfifo("pipe.py")
+    done = dp2ddp("convert", "pipe.py", "-o", "out.py", shell="& cat train.py > pipe.py; wait $!")
+    assert done.returncode == 0, done.stderr
+    assert "wrap_model" in Path("out.py").read_text()
+
+
+def test_a_device_without_end() -> None:
+    refused(dp2ddp("convert", "/dev/zero"), "/dev/zero: a binary file, not a Python script")
+
+
+def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_bytes, "LONGEST", 100)
+    Path("long.py").write_text("x = 1\n" * 100)
+    with pytest.raises(BadInput, match=r"^long.py: more than \d+ MiB"):
+        raw_bytes.read(Path("long.py"), "long.py")
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".py", "a" * 300 + "/out.py"])
+def test_names_that_are_too_long(name: str, tmp_path: Path) -> None:
+    refused(dp2ddp("convert", "train.py", "-o", name), "File name too long")
+    assert sorted(os.listdir(tmp_path)) == ["train.py"]
+
+
+def test_a_name_as_long_as_names_may_be() -> None:
+    name = "a" * 252 + ".py"
+    assert dp2ddp("convert", "train.py", "-o", name).returncode == 0
+    assert "wrap_model" in Path(name).read_text()
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_folder_that_cannot_be_read(mode: int) -> None:
+    Path("project/locked").mkdir(parents=True)
+    Path("project/train.py").write_text(SCRIPT)
+    Path("project/locked/one.py").write_text("x = 1\n")
+    os.chmod("project/locked", mode)
+    try:
+        as_nobody(_scan_locked)
+    finally:
+        os.chmod("project/locked", 0o755)
+
+
+def _scan_locked() -> None:
+    from dp2ddp.project import tree
+
+    with pytest.raises(BadInput, match=r"locked: can't be read \(Permission denied\); make it readable, or name it"):
+        tree.scan(Path("project"))
+
+
+def as_nobody(check: Callable[[], None]) -> None:
+    """Runs a check as a user who may not read everything."""
+    if os.geteuid():
+        check()
+        return
+    above = Path.cwd()
+    while above != above.parent and os.stat(above).st_uid == 0:
+        os.chmod(above, os.stat(above).st_mode | 0o055)
+        above = above.parent
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.setuid(65534)
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- what surrounds it -----------------------------------------------------------------------------------------------
+
+
+def test_no_file_descriptors_left() -> None:
+    Path("project").mkdir()
+    for number in range(6):
+        Path(f"project/train{number}.py").write_text(SCRIPT)
+    limited = "ulimit -n 11; exec"
+    done = subprocess.run(
+        ["sh", "-c", f'{limited} "$0" -m dp2ddp convert project -o out', sys.executable],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])},
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or (done.returncode == 2 and not Path("out").exists()), done.stderr
+
+
+def test_closed_standard_streams() -> None:
+    refused(dp2ddp("convert", "-", shell="<&-"), "<stdin>: can't be read (Bad file descriptor)")
+    refused(dp2ddp("convert", "train.py", shell=">&-"), "standard output: can't be written (Bad file descriptor)")
+    assert dp2ddp("convert", "train.py", "-o", "out.py", shell=">&- 2>&- <&-").returncode == 0
+    assert "wrap_model" in Path("out.py").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output() -> None:
+    refused(dp2ddp("convert", "train.py", shell="> /dev/full"), "standard output: can't be written (No space left")
+
+
+# -- names and texts -------------------------------------------------------------------------------------------------
+
+ODD = os.fsdecode(b"tr\xff\nain\x1b[2J.py")
+
+
+def test_a_name_that_is_no_text() -> None:
+    Path("project").mkdir()
+    os.rename("train.py", f"project/{ODD}")
+    done = dp2ddp("convert", f"project/{ODD}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(r'--- "project/tr\377\012ain\033[2J.py"')
+    assert "\x1b" not in done.stderr
+    assert r"project/tr\udcff\nain\x1b[2J.py: " in done.stderr
+    done = dp2ddp("convert", "project", "-o", "out", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "wrap_model" in Path("out", ODD).read_text()
+
+
+@pytest.mark.parametrize("form", ["text", "github", "gitlab", "sarif", "json"])
+def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
+    os.rename("train.py", ODD)
+    done = dp2ddp("check", ODD, "--format", form)
+    assert done.returncode == 1, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    if form in ("text", "github"):
+        assert all(line.startswith(("tr", "::")) or "to change" in line for line in done.stdout.splitlines())
+
+
+def test_messages_show_what_a_script_contains_as_text() -> None:
+    Path("odd.py").write_text('import torch\nx = "\x1b]0;gone\x07\u202e" if\n')
+    done = dp2ddp("convert", "odd.py")
+    refused(done, "odd.py:2:")
+    assert not set("\x1b\x07\u202e") & set(done.stderr)
+
+
+# -- what is in it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("await x\n", "5:1: syntax error: 'await' outside"),
+        ("return 1\n", "5:1: syntax error: 'return' outside function"),
+        ("from __future__ import annotations\n", "from __future__ imports must occur at the beginning"),
+        ("def f():\n    nonlocal q\n", "no binding for nonlocal 'q' found"),
+        ("def f(a, a): pass\n", "duplicate argument 'a'"),
+    ],
+)
+def test_what_parses_but_does_not_compile(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=r"^train.py:\d+:\d+: syntax error") as error:
+        convert_source(SCRIPT + text, "train.py", Options())
+    assert says in str(error.value)
+
+
+DEEP = {
+    "a sum": "s = " + " + ".join("a" for _ in range(800)),
+    "a long sum": "s = " + " + ".join("a" for _ in range(2500)),
+    "chained calls": "s = a" + "".join(f".f({i})" for i in range(150)),
+    "attributes": "s = a" + ".b" * 1400,
+    "items": "s = a" + "[0]" * 1400,
+    "elif": "if a == 0:\n    b = 0\n" + "".join(f"elif a == {i}:\n    b = {i}\n" for i in range(1, 250)),
+    "lambdas": "s = " + "lambda: " * 300 + "1",
+    "nots": "s = " + "not " * 500 + "a",
+    "conditions": "s = " + "1 if a else " * 800 + "2",
+    "texts": "s = (" + "\n".join("'a'" for _ in range(2000)) + ")",
+    "assignments": "x0 = net\n" + "".join(f"x{i + 1} = x{i}\n" for i in range(3000)) + "torch.save(x3000, 'a')",
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_nesting_converts(kind: str) -> None:
+    text = f"{SCRIPT}{DEEP[kind]}\ntorch.save(net.state_dict(), 'net.pt')\n"
+    converted = convert_source(text, "train.py", Options()).new_text
+    assert "ddp.wrap_model" in converted
+    assert "ddp.save(net.state_dict(), 'net.pt')" in converted
+    if kind != "assignments":
+        assert DEEP[kind] in converted
+
+
+def test_where_something_is_to_be_changed_deep_inside() -> None:
+    text = SCRIPT + "s = torch.rand(2).cuda(0)" + ".b" * 1200 + "\n"
+    with pytest.raises(BadInput, match=r"^train.py:5: an expression of more than 1000 levels; change that line"):
+        convert_source(text, "train.py", Options())
+
+
+def test_one_deep_file_leaves_the_rest_of_a_project() -> None:
+    Path("project").mkdir()
+    os.rename("train.py", "project/train.py")
+    Path("project/other.py").write_text(SCRIPT + "s = torch.rand(2).cuda(0)" + ".b" * 1200 + "\n")
+    done = dp2ddp("convert", "project", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert "project/other.py:5: an expression of more than 1000 levels" in done.stderr
+    assert "wrap_model" in Path("out/train.py").read_text()
+    assert "wrap_model" not in Path("out/other.py").read_text()
+
+
+def test_the_limit_of_frames_is_what_it_was() -> None:
+    before = sys.getrecursionlimit()
+    convert_source(SCRIPT, "train.py", Options())
+    assert sys.getrecursionlimit() == before
+
+
+def test_lines_that_end_in_a_carriage_return_alone() -> None:
+    text = f"import torch\nimport torch.nn as nn\ndef f(a,\r b):\n    return a\n{SCRIPT}"
+    converted = convert_source(text, "train.py", Options()).new_text
+    assert "def f(a,\r b):" in converted
+    assert "net = ddp.wrap_model(nn.Linear(4, 2))\n" in converted
+
+
+def test_what_is_left_out_while_libcst_reads_comes_back() -> None:
+    untouched = "".join(
+        f"def f{i}(x):  # {i}\n    # above\n    y = x.a['''\n  text''']\n    # below\n\n" for i in range(50)
+    )
+    text = f"import torch\nimport torch.nn as nn\n\n\nclass A:\n\tdef f(self):\n\t\treturn 1\n\n{untouched}"
+    text += "if a:\n\tnet = nn.DataParallel(m)  # é\nelse:\n\tnet = m\n"
+    converted = convert_source(text, "train.py", Options()).new_text
+    assert untouched in converted
+    assert "\tnet = ddp.wrap_model(m)  # é\n" in converted
+    ast.parse(converted)
