@@ -37,7 +37,7 @@ _SLOW = (
     _OWN_STARTS,
     _OWN_START,
     "tests/runtime/test_converted_files.py",
-    "tests/verify/test_signals.py",
+    "tests/verify/test_ended.py",
 )
 
 
