@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,10 +99,15 @@ class RankPool:
     def _start(self, rank: int) -> Worker:
         path = os.pathsep.join(filter(None, sys.path))
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        if rank % 2 not in self._parents:
-            self._parents[rank % 2] = forks.Parent(_MODULES, variables)
         ours, theirs = socket.socketpair()
         with theirs:
+            if sys.version_info < (3, 11):
+                # On 3.9 a loader's worker that is forked from a fork stays in PyOS_AfterFork_Child now and then.
+                command = [sys.executable, "-c", f"import rank_pool; rank_pool.serve({theirs.fileno()})"]
+                started: Any = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
+                return started, Connection(ours.detach())
+            if rank % 2 not in self._parents:
+                self._parents[rank % 2] = forks.Parent(_MODULES, variables)
             place = {"variables": variables, "folder": os.getcwd()}
             fork = self._parents[rank % 2].fork("rank_pool:serve", descriptors=[theirs.fileno()], **place)
         return fork, Connection(ours.detach())

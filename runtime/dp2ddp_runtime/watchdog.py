@@ -71,6 +71,7 @@ class _Watchdog:
         self._turn = 0
         self._rounds = 0
         self._moved_at = 0.0
+        self._debugged_at = 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # by rank: its latest turn, and when it came
         launcher = world.environment().get("LAUNCHER")
         self._launcher = Path(f"/proc/{launcher}/stat") if launcher and sys.platform == "linux" else None
@@ -129,8 +130,10 @@ class _Watchdog:
         told = [state for state in now if state]
         limit = world.current().timeout
         if any(state["debugs"] for state in told):
+            self._debugged_at = waiting.clock
             return []
-        waits = [state["for"] for state in told if state["waits"] and not state["left"]]
+        waiting_for = (state["for"] for state in told if state["waits"] and not state["left"])
+        waits = [min(seconds, waiting.clock - self._debugged_at) for seconds in waiting_for]
         if not _cannot_move(before, now):
             self._moved_at = waiting.clock
         elif waiting.clock - self._moved_at >= _SETTLED_AFTER:

@@ -121,6 +121,7 @@ def test_a_signal_to_one_rank_reaches_all(tmp_path: Path) -> None:
 
 
 def test_timers_children_and_errors_are_each_process_s_own() -> None:
-    passed_on = {signal.Signals(number).name for number in signals.FROM_OUTSIDE if number <= signal.SIGSYS}
+    # (Some numbers have no name on Python 3.9.)
+    passed_on = {each.name for each in signal.Signals if each in signals.FROM_OUTSIDE}
     assert {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"} <= passed_on
     assert not {"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGALRM", "SIGSEGV", "SIGPIPE", "SIGWINCH"} & passed_on

@@ -19,7 +19,7 @@ from starts import ENVIRONMENT, TORCHRUN, start, write
 SCRIPT = """
     import signal
     way = sys.argv[1]
-    ddp.setup(timeout=6)
+    ddp.setup(timeout=12)
     net = ddp.wrap_model(torch.nn.Linear(2, 1))
     def train():
         loss = net(torch.ones(4, 2)).sum()
@@ -58,7 +58,7 @@ SCRIPT = """
         train()
     print("through")
     """
-STILL = "nothing has moved for 6 s"
+STILL = "nothing has moved for 12 s"
 APART = "the ranks wait for each other in different places"
 STEP = ("loss = net(", "waits for ")
 
