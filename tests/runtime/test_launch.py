@@ -182,7 +182,7 @@ def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> Non
         job.process.send_signal(number)
         begin = time.monotonic()
         done = job.wait()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 20, "2.4 s on a quiet machine"
     assert done.returncode == (-9 if name == "SIGKILL" else 128 + number)
     assert wait_for_end(list(ranks)) == []
     assert wait_for_end(list(workers), 2) == [], "torch itself looks every 5 seconds"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,10 +27,12 @@ _SOON = 10.0  # seconds; far less on a machine that does nothing else
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    tiny.lay_out(tmp_path, LONG)
-    (tmp_path / "tmp").mkdir()
-    return tmp_path
+def work() -> Iterator[Path]:
+    """A folder with a short name: a loader's worker makes a socket below TMPDIR, whose path may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ended") as name:
+        tiny.lay_out(Path(name), LONG)
+        (Path(name) / "tmp").mkdir()
+        yield Path(name)
 
 
 @pytest.fixture
