@@ -8,7 +8,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +143,7 @@ class Verification:
 
         def look(ended: Mapping[str, Run]) -> None:
             room.look()
-            steps.look(ended=bool(ended) and not options.cuda)
+            steps.look(_processes(ended, options.replicas) if not options.cuda else ())
             self._show(Stage.TRAINING, steps)
             done.update(ended)
             patience.check(done)
@@ -200,6 +200,12 @@ class Verification:
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
+
+
+def _processes(sides: Collection[str], replicas: int) -> list[int]:
+    """The processes of these sides, as `rank_folders` counts them."""
+    ranks = range(1, replicas + 1) if "converted" in sides else ()
+    return [*([0] if "original" in sides else []), *ranks]
 
 
 def _synthetic(datasets: Sequence[MadeUp]) -> str:

@@ -97,11 +97,11 @@ class Steps:
         """How many steps each process has made so far."""
         return [len(recording.steps) for recording in self.recordings]
 
-    def look(self, ended: bool = False) -> None:
+    def look(self, ended: Collection[int] = ()) -> None:
         """Compare the steps that all processes have made by now.
 
         Args:
-            ended: a process has ended, so the others needn't wait for it.
+            ended: the processes that have ended, counted as `folders`: the others needn't wait for them.
         """
         for reader in self._readers:
             with suppress(FileNotFoundError):  # not yet
@@ -111,9 +111,9 @@ class Steps:
             if self._gate is not None and self._enough is not None and not ended and self._enough(self):
                 self.stopped = True
         if ended and not self._keep and not self.stopped:
-            self._discard_from(min(self.made))
+            self._discard_from(min(self.made[process] for process in ended))
         if self._gate is not None:
-            self._open(self._gate, ended)
+            self._open(self._gate, bool(ended))
 
     def finish(self) -> None:
         """Compare what is left when all processes have ended.
@@ -124,7 +124,7 @@ class Steps:
         for reader in self._readers:
             reader.more()
         self._gate, self._enough, self.stopped = None, None, False
-        self.look(ended=True)
+        self.look(ended=range(len(self._readers)))
 
     def _open(self, gate: Gate, ended: bool) -> None:
         if self.stopped:
@@ -184,7 +184,7 @@ class Steps:
             recording.path(before).unlink(missing_ok=True)
 
     def _discard_from(self, step: int) -> None:
-        """Nobody makes the steps from here on but some: there is nothing to compare them with."""
+        """A process has ended before these steps: there is nothing to compare the others' with."""
         for recording in self.recordings:
             for at in recording.steps[step:]:
                 recording.path(at).unlink(missing_ok=True)
