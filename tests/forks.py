@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -112,10 +113,71 @@ def run(*command: str) -> None:
         runpy.run_path(name, run_name="__main__")
 
 
+def launch(ranks: int, *command: str) -> None:
+    """As `run`, where the script will start ranks: these are forked, too, beforehand, as it has threads then."""
+    waiting: list[_Rank] = []
+    for _ in range(ranks):
+        waiting.append(_Rank(waiting))
+    launcher: Any = importlib.import_module("dp2ddp_runtime.launcher")
+    begin = iter(waiting)
+
+    def popen(line: Sequence[str], **options: Any) -> _Rank:
+        return next(begin).go_on(line[1:], **options)
+
+    launcher.subprocess = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+    run(*command)
+
+
+class _Rank:
+    """A child that waits to be told what to run, with what the launcher needs of a `subprocess.Popen`."""
+
+    def __init__(self, others: Sequence[_Rank]) -> None:
+        self._code: int | None = None
+        self._channel, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid()
+            for each in (self, *others):
+                each._channel.close()
+            theirs.sendall(b".")
+            try:
+                told, streams = _receive(theirs)
+            except EOFError:
+                os._exit(0)
+            theirs.close()
+            os._exit(_be_child(told, streams))
+        theirs.close()
+        self._channel.recv(1)  # leads a session of its own from here on
+
+    def go_on(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        start_new_session: bool,
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> _Rank:
+        assert start_new_session
+        told = {"target": "forks:run", "arguments": command, "variables": dict(env), "folder": cwd, "streams": 3}
+        with open(os.devnull, "r+") as nothing:
+            given = [own if each is None else each for own, each in enumerate((stdin, stdout, None))]
+            _send(self._channel, told, [nothing.fileno() if each == subprocess.DEVNULL else each for each in given])
+        self._channel.close()
+        return self
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
 def _send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     text = json.dumps(message).encode() + b"\n"
     sent = socket.send_fds(channel, [text], descriptors) if descriptors else 0
-    channel.sendall(text[sent:])
+    if text[sent:]:  # the other end may have all, and be closed
+        channel.sendall(text[sent:])
 
 
 def _receive(channel: socket.socket) -> tuple[Any, list[int]]:

@@ -23,6 +23,8 @@ ENVIRONMENT = {
 }
 START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+#: Whether a loader's workers can be forked from a forked rank: on Python 3.9 they hang now and then.
+WORKERS_OF_FORKS = sys.version_info >= (3, 11)
 _WITHIN = 120.0  # seconds
 
 
@@ -65,9 +67,9 @@ class Started:
 
 
 class Warm:
-    """Starts single processes, and those that start the ranks, warm: forked. Ranks are always started anew.
+    """Starts single processes, and those that start the ranks, warm: forked. A launcher ends without its interpreter.
 
-    An interpreter that ends by itself is a part of what ranks are tested for. A launcher ends without that.
+    Ranks don't, so they are started anew, unless a test says that it needs no such end: `forked=True`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +84,13 @@ class Warm:
 
     @contextmanager
     def started(
-        self, *command: object, nproc: int | None = 2, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        *command: object,
+        nproc: int | None = 2,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int | None = None,
+        forked: bool = False,
     ) -> Iterator[Started]:
         """As `start`, while it runs; it is ended at the end of the block."""
         self._started += 1
@@ -91,9 +99,10 @@ class Warm:
         place: dict[str, Any] = {"variables": environment(nproc, env), "folder": os.fspath(cwd or Path.cwd())}
         place["variables"]["STDOUT"] = str(folder / "stdout")
         with open(os.devnull) as nothing, open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
-            descriptors = [nothing.fileno(), out.fileno(), err.fileno()]
+            descriptors = [nothing.fileno() if stdin is None else stdin, out.fileno(), err.fileno()]
             line = list(map(str, command))
-            process = self._parent.fork("forks:run", *line, streams=descriptors, **place)
+            called = ["forks:launch", nproc] if forked else ["forks:run"]
+            process = self._parent.fork(*called, *line, streams=descriptors, **place)
         process.args = line
         try:
             yield Started(process, folder)

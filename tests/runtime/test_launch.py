@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dp2ddp_runtime import launcher, world
-from starts import ENVIRONMENT, START, TORCHRUN, Warm, start, write
+from starts import ENVIRONMENT, START, TORCHRUN, WORKERS_OF_FORKS, Warm, start, write
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
@@ -97,10 +97,10 @@ def test_exit_code_and_message_of_a_rank(warm: Warm, tmp_path: Path) -> None:
     done = warm.start(write(tmp_path, body))
     assert (done.returncode, done.stderr.count("Traceback")) == (3, 0)
     assert "rank 1 of 2 ended with exit code 3" in done.stderr
-    done = warm.start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"))
+    done = warm.start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"), forked=True)
     assert (done.returncode, done.stderr) == (1, "no data found\n")
     done = warm.start(
-        write(tmp_path, "ddp.setup()\nif ddp.rank() == 1:\n    sys.exit('no data here')\nddp.barrier()\n")
+        write(tmp_path, "ddp.setup()\nif ddp.rank() == 1:\n    sys.exit('no data here')\nddp.barrier()\n"), forked=True
     )
     assert (done.returncode, done.stderr) == (1, "no data here\n")
 
@@ -112,7 +112,7 @@ def test_killed_rank_is_named(warm: Warm, tmp_path: Path) -> None:
             os.kill(os.getpid(), 9)
         ddp.barrier()
         """
-    done = warm.start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body), forked=True)
     assert done.returncode == 128 + 9
     assert "rank 1 of 2 was ended by signal 9 (Killed; is the machine out of memory?)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -139,7 +139,7 @@ def test_signal_that_the_script_handles(warm: Warm, tmp_path: Path) -> None:
             os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(100)
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stderr) == (7, "")
     assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["whole"] * 2
 
@@ -155,7 +155,7 @@ def test_second_signal_ends_a_script_that_goes_on_after_the_first(warm: Warm, tm
             time.sleep(1)
         time.sleep(100)
         """
-    done = warm.start(write(tmp_path, body))
+    done = warm.start(write(tmp_path, body), forked=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
@@ -170,7 +170,7 @@ def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> Non
         os.rename(f"pid{ddp.rank()}.part", f"pid{ddp.rank()}")
         time.sleep(100)
         """
-    with warm.started(write(tmp_path, body), cwd=tmp_path) as job:
+    with warm.started(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS) as job:
         files = [tmp_path / "pid0", tmp_path / "pid1"]
         deadline = time.monotonic() + 60
         while not all(file.exists() for file in files):
@@ -222,7 +222,7 @@ def test_store_is_this_machines_and_nothing_in_it_is_run(warm: Warm, tmp_path: P
         except json.JSONDecodeError:
             os.write(2, b"what the attacker told was read, and is no JSON")
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert done.stdout.splitlines() == ["True", "went on True"], done.stderr
     assert done.stderr == "what the attacker told was read, and is no JSON"
     assert not (tmp_path / "executed").exists()
@@ -425,7 +425,7 @@ BESIDE_DDP = """
 
 def test_beside_the_scripts_own_ddp(warm: Warm, tmp_path: Path) -> None:
     path = write(tmp_path, BESIDE_DDP)
-    plain = warm.start(path, tmp_path / "a")
+    plain = warm.start(path, tmp_path / "a", forked=True)
     assert plain.stdout.splitlines() == ["world (0, 2) group (0, 2) model True"], plain.stderr
     own = warm.start(path, "--own", tmp_path / "b")
     assert own.stdout.splitlines() == ["world (0, 1) group (0, 1) model False"], own.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import world
-from starts import ENVIRONMENT, start, write
+from starts import ENVIRONMENT, Warm, write
 
 TRAIN = """
     import json, pathlib
@@ -118,10 +118,10 @@ def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine
 
 
 @pytest.fixture(scope="module")
-def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+def on_one_machine(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What four ranks of one machine train."""
     folder = tmp_path_factory.mktemp("one")
-    done = start(write(folder, TRAIN), folder, folder, nproc=4, env={"OMP_NUM_THREADS": "1"}, timeout=200)
+    done = warm.start(write(folder, TRAIN), folder, folder, nproc=4, env={"OMP_NUM_THREADS": "1"}, forked=True)
     assert done.returncode == 0, done.stderr
     return (folder / "told").read_text()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import signals
-from starts import ENVIRONMENT, TORCHRUN, write
+from starts import TORCHRUN, WORKERS_OF_FORKS, Started, Warm, write
 
 #: Rank 0 is in a collective most of the time, where Python can run no handler.
 TRAIN = """
@@ -50,15 +50,10 @@ TRAIN = """
 class Job:
     """A started script, whose ranks tell how far they are."""
 
-    def __init__(self, folder: Path, *launch: str) -> None:
+    def __init__(self, folder: Path, started: Started) -> None:
         self.folder = folder
-        # Someone who started the tests in the background may have had SIGINT ignored.
-        restore = (
-            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-        )
-        command = [sys.executable, "-c", restore, sys.executable, *launch, str(write(folder, TRAIN))]
-        env = {**ENVIRONMENT, "PYTHONHASHSEED": "0", **({} if launch else {"DP2DDP_NPROC": "2"})}
-        self.process = subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.PIPE, text=True)
+        self.started = started
+        self.process = started.process
         self.wait_for("step")
 
     def told(self, what: str, rank: int = 0) -> list[str]:
@@ -68,18 +63,26 @@ class Job:
     def wait_for(self, what: str, more_than: int = 0) -> None:
         deadline = time.monotonic() + 150
         while min(len(self.told(what, rank)) for rank in range(2)) <= more_than:
-            assert self.process.poll() is None, self.process.stderr and self.process.stderr.read()
+            assert self.process.poll() is None, self.started.wait().stderr
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
     def ends(self) -> tuple[int, str]:
-        errors = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, errors
+        done = self.started.wait()
+        return done.returncode, done.stderr
+
+
+@pytest.fixture
+def job(warm: Warm, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    launch = getattr(request, "param", ())
+    options = {"nproc": None} if launch else {"nproc": 2, "forked": WORKERS_OF_FORKS}
+    script = write(tmp_path, TRAIN)
+    with warm.started(*launch, script, env={"PYTHONHASHSEED": "0"}, cwd=tmp_path, **options) as started:
+        yield Job(tmp_path, started)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks see in /proc that the launcher is stopped")
-def test_handlers_run_together_and_the_ranks_stop_and_go_on(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_handlers_run_together_and_the_ranks_stop_and_go_on(job: Job, tmp_path: Path) -> None:
     job.process.send_signal(signal.SIGUSR2)
     job.wait_for("looked")
     job.process.send_signal(signal.SIGSTOP)
@@ -98,9 +101,8 @@ def test_handlers_run_together_and_the_ranks_stop_and_go_on(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path)) == ["net.pt", "told0", "told1", "train.py"]
 
 
-def test_ctrl_c_interrupts_all_ranks_at_the_same_line(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_all_ranks_at_the_same_line(job: Job, tmp_path: Path) -> None:
     """So that what follows may need all of them, which a forward does."""
-    job = Job(tmp_path)
     job.process.send_signal(signal.SIGINT)
     assert job.ends() == (0, "")
     (first,), (second,) = (job.told("interrupted", rank) for rank in range(2))
@@ -109,9 +111,9 @@ def test_ctrl_c_interrupts_all_ranks_at_the_same_line(tmp_path: Path) -> None:
     assert (tmp_path / "net.pt").exists()
 
 
-def test_a_signal_to_one_rank_reaches_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", [TORCHRUN], indirect=True, ids=["torchrun"])
+def test_a_signal_to_one_rank_reaches_all(job: Job, tmp_path: Path) -> None:
     """Under torchrun, which ends at a signal that it doesn't know."""
-    job = Job(tmp_path, *TORCHRUN)
     pid = int(job.told("step", 1)[0].split()[0])
     os.kill(pid, signal.SIGUSR1)
     assert job.ends()[0] == 1, "torchrun's for any"

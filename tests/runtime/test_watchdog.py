@@ -7,20 +7,22 @@ import re
 import select
 import subprocess
 import sys
+import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-import torch
 from dp2ddp_runtime import waiting
-from starts import ENVIRONMENT, TORCHRUN, start, write
+from starts import ENVIRONMENT, START, TORCHRUN, WORKERS_OF_FORKS, Started, Warm, write
 
 SCRIPT = """
     import signal
     way = sys.argv[1]
-    ddp.setup(timeout=12)
+    ddp.setup(timeout=14)
     net = ddp.wrap_model(torch.nn.Linear(2, 1))
     def train():
         loss = net(torch.ones(4, 2)).sum()
@@ -59,7 +61,7 @@ SCRIPT = """
         train()
     print("through")
     """
-STILL = "nothing has moved for 12 s"
+STILL = "nothing has moved for 14 s"
 APART = "the ranks wait for each other in different places"
 STEP = ("loss = net(", "waits for ")
 
@@ -78,27 +80,38 @@ CASES = {
     "input": Case(STILL, ("input()", "is at work: input()"), STEP),
     "workers": Case(STILL, STEP, ("for _ in DataLoader", "is at work: for _ in DataLoader(")),
     "nobody writes": Case(STILL, ("time.sleep(99)", "is at work: time"), ("ddp.load", "waits for rank 0 to write ")),
-    "main stopped": Case(STILL, ("", "doesn't answer: it is stopped"), STEP, TORCHRUN),
+    "main stopped": Case(STILL, ("", "doesn't answer: it is stopped"), STEP),
     "backward": Case(APART, ("net(torch.zeros", "waits for "), ("out.sum()", "waits for the gradients of a backward")),
     "left": Case(APART, STEP, ("sys.exit(0)", "has left the script"), TORCHRUN),
     "more": Case(APART, ("its end", "has left the script"), STEP),
 }
 
 
-@pytest.mark.parametrize("way", CASES)
-def test_who_hangs_and_where(tmp_path: Path, way: str) -> None:
-    if way == "main stopped" and torch.__version__.startswith("2.1."):
-        pytest.skip("open: with torch 2.1's agent the end is told, but not the warning before it")
-    why, *ranks, launch = CASES[way]
-    script = write(tmp_path, SCRIPT)
-    lines = script.read_text().splitlines()
-    env = {"DP2DDP_STUCK_AFTER": "2", "PYTHONHASHSEED": "0"}
+@pytest.fixture(scope="module")
+def hangs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
+    """All of them at once, as most of what they do is to wait."""
+    script = write(tmp_path_factory.mktemp("hangs"), SCRIPT)
+    env = {"DP2DDP_STUCK_AFTER": "6", "PYTHONHASHSEED": "0"}
     silent, keyboard = os.pipe()
-    done = start(
-        *launch, script, way, tmp_path / "a.pt", nproc=None if launch else 2, env=env, stdin=silent, timeout=150
-    )
+    with ExitStack() as running:
+        started = {}
+        for way, case in CASES.items():
+            given = (*case.launch, script, way, script.parent / f"{way}.pt")
+            forked = not case.launch and (way != "workers" or WORKERS_OF_FORKS)
+            nproc = None if case.launch else 2
+            started[way] = running.enter_context(
+                warm.started(*given, nproc=nproc, env=env, stdin=silent, forked=forked)
+            )
+        yield started
     os.close(keyboard)
     os.close(silent)
+
+
+@pytest.mark.parametrize("way", CASES)
+def test_who_hangs_and_where(hangs: dict[str, Started], way: str) -> None:
+    why, *ranks, launch = CASES[way]
+    lines = textwrap.dedent(START + textwrap.dedent(SCRIPT)).splitlines()
+    done = hangs[way].wait()
     assert done.returncode == 1
     assert ("through" in done.stdout) == (way == "more")
     assert done.stderr.count("dp2ddp: a rank has waited for the others") == (why == STILL), done.stderr
@@ -148,8 +161,8 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("given", ["soon", "1 s"])
-def test_a_time_that_is_no_number_is_refused(tmp_path: Path, given: str) -> None:
-    done = start(write(tmp_path, "ddp.setup()\n"), env={"DP2DDP_STUCK_AFTER": given})
+def test_a_time_that_is_no_number_is_refused(warm: Warm, tmp_path: Path, given: str) -> None:
+    done = warm.start(write(tmp_path, "ddp.setup()\n"), env={"DP2DDP_STUCK_AFTER": given}, forked=True)
     assert (done.returncode, done.stderr) == (
         1,
         f"dp2ddp: DP2DDP_STUCK_AFTER must be a number of seconds, not {given!r}\n",
@@ -168,7 +181,7 @@ def test_a_device_that_still_waits_is_waited_for() -> None:
     assert waiting.oldest() is None
 
 
-def test_a_slow_save_is_named_and_waited_for(tmp_path: Path) -> None:
+def test_a_slow_save_is_named_and_waited_for(warm: Warm, tmp_path: Path) -> None:
     body = """
         ddp.setup(timeout=60)
         class Slow:
@@ -178,7 +191,7 @@ def test_a_slow_save_is_named_and_waited_for(tmp_path: Path) -> None:
         ddp.save(Slow(), "net.pt")
         print(ddp.load("net.pt", weights_only=False))
         """
-    done = start(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1.5"}, cwd=tmp_path, timeout=150)
+    done = warm.start(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1.5"}, cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
     assert done.stderr.count("dp2ddp: a rank has waited for the others for ") == 1, done.stderr
     assert re.search(r"  rank 0 at train\.py:8 for \d+ s: is at work: time\.sleep\(5\)\n", done.stderr)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from dp2ddp.verify.start import keeping, place
+from dp2ddp.verify.start import family, keeping, place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
@@ -166,3 +166,10 @@ def test_what_is_left_of_a_killed_comparison_is_removed_by_the_next(
     assert names["other"].exists()  # no lock: who knows whose it is
     assert names["link"].exists()
     assert (outside / "read only" / "file").exists()
+
+
+def test_a_process_that_leads_no_group_yet_is_ended() -> None:
+    """As one that was forked a moment ago."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    family.end_group(process.pid)
+    assert process.wait(10) == -signal.SIGKILL

@@ -33,9 +33,10 @@ def adopt_orphans() -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill a process that leads a group, and its group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    """Kill this process's child `pid`, and the group that it leads, or is about to: it may have been forked just now."""
+    for kill in (os.kill, os.killpg):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def end_children() -> None:
