@@ -142,10 +142,9 @@ class _Watchdog:
             self._end(f"nothing has moved for {limit:.0f} s", now)
         self._rounds = self._rounds + 1 if before else 0  # not all ranks have heard of an alarm at once
         known = all(now) or self._rounds > _SILENT_AFTER
-        if waits and max(waits) > self._stuck_after and known and not _wait_apart(now):
-            if self._is_new(now):
-                end = f"The job goes on when they do, and ends if nothing moves for {limit:.0f} s."
-                _say(f"dp2ddp: a rank has waited for the others for {max(waits):.0f} s{_text(now)}\n{end}\n")
+        if waits and max(waits) > self._stuck_after and known and not _wait_apart(now) and self._is_new(now):
+            end = f"The job goes on when they do, and ends if nothing moves for {limit:.0f} s."
+            _say(f"dp2ddp: a rank has waited for the others for {max(waits):.0f} s{_text(now)}\n{end}\n")
         return now
 
     def _is_new(self, states: list[State]) -> bool:
@@ -153,7 +152,7 @@ class _Watchdog:
         culprits = sorted({state["line"] if state else "" for state in states if not state or not state["waits"]})
         _, rank, passed = max((s["for"], rank, s["passed"]) for rank, s in enumerate(states) if s and s["waits"])
         keys = f"stuck {culprits}", f"stuck {rank}/{passed}"
-        return not any(counted(self._store, key) for key in keys) and all([failure.may_speak(key) for key in keys])
+        return not any(counted(self._store, key) for key in keys) and all(failure.may_speak(key) for key in keys)
 
     def _end(self, why: str, states: list[State]) -> NoReturn:
         if failure.may_speak(failure.FAILED):

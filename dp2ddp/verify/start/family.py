@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill this process's child `pid`, and the group that it leads, or is about to: it may have been forked just now."""
+    """Kill this process's child `pid` and the group that it leads, or is about to lead."""
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
