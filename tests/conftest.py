@@ -25,17 +25,19 @@ SMALL, SMALLER = (1207, 301), (607, 151)
 
 
 #: Folders whose tests share: the ranks' pool, the runs of fixtures, the runs of a tiny script.
-_SHARING = ("tests/runtime/", "tests/e2e/", "tests/verify/")
-#: But these tests start their own processes: any worker may have each of them, or the file's.
-_OWN_STARTS, _OWN_START = "tests/runtime/test_launch.py", "tests/runtime/test_start.py"
+#: The longest first, so that the short ones fill what is left of the others' time.
+_SHARING = ("tests/e2e/", "tests/verify/", "tests/runtime/")
+#: But these start processes of their own: any worker may have each test, or each file.
+_OWN_STARTS = ("tests/runtime/test_launch.py", "tests/runtime/test_signals.py")
+_OWN_START = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
 _SLOW = (
     "tests/e2e/",
     "tests/benchmarks/",
-    _OWN_STARTS,
-    _OWN_START,
+    *_OWN_STARTS,
+    *_OWN_START,
     "tests/runtime/test_converted_files.py",
     "tests/verify/test_ended.py",
 )
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_SLOW):
             item.add_marker("slow")
+    items.sort(key=lambda item: _SHARING.index(scope) if (scope := _scope(item.nodeid)) in _SHARING else len(_SHARING))
+
+
+def _scope(nodeid: str) -> str:
+    """The tests that have this in common run in one of pytest-xdist's workers."""
+    file = nodeid.partition("::")[0]
+    if file in _OWN_STARTS:
+        return nodeid
+    folders = _SHARING if file not in _OWN_START else ()
+    return next((folder for folder in folders if file.startswith(folder)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,12 +66,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BySharing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file == _OWN_STARTS:
-                return nodeid
-            folders = _SHARING if file != _OWN_START else ()
-            return next((folder for folder in folders if file.startswith(folder)), file)
+            return _scope(nodeid)
 
+    config.option.loadscopereorder = False
     return BySharing(config, log)
 
 
