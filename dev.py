@@ -1,4 +1,4 @@
-"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `docs`, `dist`.
+"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `docs`, `dist`, `audit`.
 
 Needs nothing but Python 3.10 or newer: the first run makes `.venv` beside this file and installs the project into it,
 later runs start at once. Standard library only.
@@ -214,17 +214,37 @@ def dist(arguments: Sequence[str]) -> int:
     return MAIN.run("-m", "twine", "check", "--strict", *(str(path) for path in sorted(target.iterdir())))
 
 
+def audit(arguments: Sequence[str]) -> int:
+    """What dp2ddp brings along: a bill of materials, build/sbom.json, and known vulnerabilities."""
+    if arguments:
+        raise SetupError(f"audit takes no arguments (got {' '.join(arguments)})")
+    MAIN.make()
+    folder, bill = ROOT / "build" / "audit", ROOT / "build" / "sbom.json"
+    uv, user = ("-m", "uv", "-q"), Environment(folder, ())
+    code = (
+        MAIN.run(*uv, "venv", "--clear", str(folder))
+        or MAIN.run(*uv, "pip", "install", "--python", user.python, str(ROOT))
+        or MAIN.run(
+            *uv, "tool", "run", "--from", "cyclonedx-bom", "cyclonedx-py", "environment", user.python, "-o", str(bill)
+        )
+    )
+    if code:
+        return code
+    packages = next(folder.glob("**/site-packages"))
+    return MAIN.run(*uv, "tool", "run", "pip-audit", "--progress-spinner", "off", "--path", str(packages))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    commands = {"demo": demo, "test": test, "check": check, "docs": docs, "dist": dist}
+    commands = {"demo": demo, "test": test, "check": check, "docs": docs, "dist": dist, "audit": audit}
     parser = argparse.ArgumentParser(
         prog="dev.py",
-        usage="dev.py [-h] {demo,test,check,docs,dist} [arguments of the command]",
+        usage="dev.py [-h] {demo,test,check,docs,dist,audit} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="demo | test | check | docs | dist")
+    parser.add_argument("command", choices=commands, metavar="demo | test | check | docs | dist | audit")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2

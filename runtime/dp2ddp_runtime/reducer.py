@@ -11,7 +11,9 @@ afterwards is new. A hook where a bucket's last gradient arrives sends the bucke
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,11 +40,17 @@ class Reducer:
     def __init__(self, params: Params, sparse_params: Params = ()) -> None:
         self.enabled = True
         self.piled_up = False  # there are gradients that were never averaged (`no_sync`)
-        self._group = dist.new_group(backend=str(dist.get_backend_config()), timeout=waiting.NEVER)
+        backend = str(dist.get_backend_config())
+        self._group = dist.new_group(backend=backend, timeout=waiting.NEVER)
+        # A script that makes a model for each fold would be left with the threads of hundreds of groups. (NCCL's wait
+        # for the other ranks when they are destroyed, which may be elsewhere.)
+        if "nccl" not in backend:
+            weakref.finalize(self, _destroy, self._group).atexit = False
         self._order: Params = []  # backward's
         self._first: set[torch.nn.Parameter] = set()  # reached before any output: the script uses them, too
         self._nested = False  # gradients came in backwards inside the backward (reentrant checkpoints)
         self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
         self._signature: Any = None
         self.refresh(params, sparse_params)
 
@@ -68,14 +76,13 @@ class Reducer:
 
     def _build(self) -> None:
         """Make the buckets; put hooks on the last parameter of each, or on all as long as the order isn't known."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
         dense = [param for param in self._order if param in self.params and param not in self._sparse]
         self._buckets = [Bucket(group) for group in plan(dense)]
         hooked = {bucket.params[-1] for bucket in self._buckets[:-1]} | self._first
         hooked = {param for param in self.params if self._observing or param in hooked}
         add: Any = torch.nn.Parameter.register_post_accumulate_grad_hook
-        self._handles = [add(param, self._on_gradient) for param in hooked]
+        self._handles += [add(param, _Hook(self)) for param in hooked]
 
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take part in each backward through `outputs`, even if it reaches no parameter on this rank."""
@@ -90,7 +97,7 @@ class Reducer:
             self._arrived: dict[torch.nn.Parameter, None] = {}  # in backward's order
             _running.add(self, reached)
 
-    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+    def on_gradient(self, param: torch.nn.Parameter) -> None:
         if self.enabled and param not in _running.before:
             self._first.add(param)
             self._take_part(None, reached=param)
@@ -132,6 +139,22 @@ class Reducer:
             self._order = list(dict.fromkeys([*order, *self._order]))
             self._observing = False
             self._build()
+
+
+class _Hook:
+    """Hands a parameter's gradient to its reducer.
+
+    Python's garbage collector doesn't see what hooks on parameters hold: with a reference to the reducer, which holds
+    them, a model that is gone would keep its memory.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = weakref.ref(reducer)
+
+    def __call__(self, param: torch.nn.Parameter) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.on_gradient(param)
 
 
 class _Backward:
@@ -212,12 +235,23 @@ class _Backward:
 _running = _Backward()
 
 
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _destroy(group: Any) -> None:
+    with suppress(AssertionError, RuntimeError, ValueError):  # the script has destroyed all groups itself
+        dist.destroy_process_group(group)
+
+
 def _graph_task() -> int:
     return int(torch._C._current_graph_task_id())
 
 
 def _is_scripts(hook: Any) -> bool:
-    return not isinstance(getattr(hook, "__self__", None), Reducer)
+    return not isinstance(hook, _Hook)
 
 
 def _call(hooks: Any, value: Any) -> Any:

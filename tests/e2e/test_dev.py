@@ -76,7 +76,7 @@ def test_without_an_old_python_the_oldest_torch_is_skipped(
     assert "skipped" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["check", "now"], ["dist", "now"]])
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["check", "now"], ["dist", "now"], ["audit", "now"]])
 def test_wrong_usage_ends_with_code_2(dev: ModuleType, arguments: list[str]) -> None:
     try:
         code = dev.main(arguments)

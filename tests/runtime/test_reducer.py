@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -527,3 +531,23 @@ def frozen_and_thawed() -> None:
 
 def test_parameters_are_observed_once(ranks: RankPool) -> None:
     ranks(2, frozen_and_thawed)
+
+
+def _threads_left_by(models_made: int) -> int:
+    """How many more threads there are after some models that were trained and are gone."""
+    gc.collect()  # those of other tests
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(models_made):
+        net = models.wrap_model(nn.Linear(2, 1))
+        net(torch.ones(4, 2)).sum().backward()
+        del net
+        gc.collect()
+    end = time.monotonic() + 10  # the system may need a moment
+    while (left := len(os.listdir("/proc/self/task")) - before) > 1 and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_models_that_are_gone_leave_no_threads(ranks: RankPool) -> None:
+    assert max(ranks(2, _threads_left_by, 4)) <= 1, "autograd's may have begun"
