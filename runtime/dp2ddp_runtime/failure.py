@@ -8,14 +8,16 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
 from . import file_sync, world
 from .place import here
 
-#: The store's counters: of failed ranks (the launcher adds those that ended without a word), and of ranks at their end.
-FAILED, LEFT = "failed", "left"
+#: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, and
+#: of ranks that were told to exit with a code.
+FAILED, LEFT, EXITS = "failed", "left", "exits"
 #: What a shell adds to the number of the signal that ended a process.
 SIGNAL_BASE = 128
 
@@ -25,6 +27,7 @@ failed = False
 exit_at = ""
 
 _DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
+_EXITS_ARE_COUNTED_WITHIN = 10.0  # seconds: an interpreter with torch takes some to end
 _EXIT_WITHIN = 30  # seconds
 
 
@@ -47,7 +50,7 @@ def install() -> None:
         faulthandler.dump_traceback_later(_EXIT_WITHIN, exit=True, file=2)
         interrupted = issubclass(kind, KeyboardInterrupt)
         if not interrupted:
-            time.sleep(_DEAD_ARE_COUNTED_WITHIN)  # this error may follow from another rank's death
+            _let_the_dead_be_counted()
         if world.is_main() if interrupted else may_speak(FAILED, error):
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
@@ -57,10 +60,24 @@ def install() -> None:
     def exit_once(code: int | str | None = None, /) -> NoReturn:
         global failed, exit_at
         failed, exit_at = failed or code not in (None, 0), here().line
+        store = file_sync.store()
+        if store is not None and code not in (None, 0):
+            with suppress(RuntimeError):  # its host is gone
+                store.add(EXITS, 1)
         leave(1 if isinstance(code, str) and not may_speak(f"exit: {code}") else code)
 
     sys.excepthook = hook
     sys.exit = exit_once
+
+
+def _let_the_dead_be_counted() -> None:
+    """This rank's error may follow from another rank's end."""
+    time.sleep(_DEAD_ARE_COUNTED_WITHIN)
+    store = file_sync.store()
+    with suppress(RuntimeError):  # its host is gone, or nobody was counted
+        if store is not None and "LAUNCHER" in world.environment() and file_sync.counted(store, EXITS):
+            counted = lambda: file_sync.counted(store, FAILED) > 0  # noqa: E731
+            file_sync.wait_until(counted, "the end of a rank", _EXITS_ARE_COUNTED_WITHIN)
 
 
 def may_speak(counter: str, error: BaseException | None = None) -> bool:

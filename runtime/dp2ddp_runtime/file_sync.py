@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Callable
@@ -123,19 +123,38 @@ def before_read(path: object) -> None:
         return
     key = f"read {here().line}"
     reads = _pass(key, found)
-    with _lock:
-        behind = {
-            what: count for what, count in _passed.items() if what.startswith("wrote ") and count > _done.get(what, 0)
-        }
+    behind = _behind()
     if world.is_main() or not behind:
         return
 
     def done() -> bool:
-        passed = all(counted(found, what) >= count for what, count in behind.items())
-        return passed or counted(found, key) >= reads
+        return _all_done(found, behind) or counted(found, key) >= reads
 
     wait_until(done, f"rank 0 to write {path}")
     _done.update(behind)
+
+
+def before_end(seconds: float) -> None:
+    """Return when rank 0 has done all writes that this rank has passed: the rank that ends first may end the job.
+
+    Raises:
+        PeerError: it hasn't within `seconds`.
+    """
+    found = shared()
+    if found is not None and not world.is_main():
+        behind = _behind()
+        wait_until(lambda: _all_done(found, behind), "rank 0's writes", seconds)
+
+
+def _behind() -> dict[str, int]:
+    """The writes that this rank has passed, without those that rank 0 is known to have done."""
+    with _lock:
+        passed = list(_passed.items())
+    return {what: count for what, count in passed if what.startswith("wrote ") and count > _done.get(what, 0)}
+
+
+def _all_done(found: Store, behind: Mapping[str, int]) -> bool:
+    return all(counted(found, what) >= count for what, count in behind.items())
 
 
 def next_turn(what: str) -> str:

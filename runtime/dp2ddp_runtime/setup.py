@@ -26,6 +26,7 @@ from .quiet import hold_until_setup, quiet
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
+_WRITES_WITHIN = 300.0  # seconds
 
 _held = hold_until_setup()
 
@@ -240,8 +241,11 @@ def _leave() -> None:
         return
     # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
     time.sleep(_DRAIN)
-    if failure.failed:
-        return  # the others may never answer
+    if failure.failed:  # the others may never answer
+        if failure.exit_at:
+            with suppress(RuntimeError):
+                file_sync.before_end(_WRITES_WITHIN)
+        return
     with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
         waiting.left_at = failure.exit_at or "its end"
         store.add(failure.LEFT, 1)

@@ -490,3 +490,21 @@ def test_a_machine_that_has_next_to_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["nameless", "IPv6: []"]
     assert sorted(os.listdir(tmp_path)) == ["net.pt", "train.py"]
+
+
+def test_a_rank_that_exits_lets_rank_0_finish_what_it_writes(warm: Warm, tmp_path: Path) -> None:
+    """Else the others' three seconds would end in the middle of it."""
+    body = """
+        ddp.setup()
+        class Slow:
+            def __reduce__(self):
+                time.sleep(5)
+                return str, ("saved",)
+        ddp.barrier()
+        ddp.save(Slow(), "net.pt")
+        sys.exit(5)
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stderr) == (5, "")
+    assert torch.load(tmp_path / "net.pt", weights_only=False) == "saved"
+    assert sorted(os.listdir(tmp_path)) == ["net.pt", "train.py"]
