@@ -124,11 +124,10 @@ class _Finder:
         self._close(row)
 
     def _close(self, row: list[_Run]) -> None:
-        """Enters statements in a row as one."""
-        if len(row) == 1:
-            self.runs += row
-        elif row:
-            self.runs.append(_Run(row[0].start, row[-1].end, False))
+        """Enters statements in a row as one, unless a line between them ends as libcst doesn't count it in a string."""
+        whole = [_Run(row[0].start, row[-1].end, False)] if len(row) > 1 else []
+        apart = any(_LONE_RETURN.search(_between(self._lines, each.start, each.end)) for each in whole)
+        self.runs += row if apart else whole or row
         row.clear()
 
     def _inside(self, statement: ast.stmt) -> Iterator[list[ast.stmt]]:

@@ -123,3 +123,45 @@ def test_memory_is_linear() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 6 * peaks[0]
+
+
+CALLS_ITSELF = """\
+import argparse
+import torch.nn as nn
+parser = argparse.ArgumentParser()
+net = nn.DataParallel(nn.Linear(4, 2))
+def main(again):
+    args = parser.parse_args()
+    main(args.a)
+    main(args.b)
+main(1)
+"""
+LONE_RETURN = """\
+import torch.nn as nn
+class Data(Dataset):
+    def __getitem__(self, i):
+        return self.x[i % len(self.x)], self.y[i % len(self.y)]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+RETURN        self.conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        self.fc2 = nn.Linear(128, 10)
+def main():
+    net = nn.DataParallel(Net()).to(device)
+    for x, y in loader:
+        correct += (net(x).argmax(1) == y).sum().item()
+""".replace("RETURN", "\r")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALLS_ITSELF,
+        LONE_RETURN,
+    ],
+    ids=["calls itself", "a carriage return between statements"],
+)
+def test_what_was_found(text: str) -> None:
+    begin = time.process_time()
+    assert fuzz.check(text, Options()) == "converted"
+    assert time.process_time() - begin < 5

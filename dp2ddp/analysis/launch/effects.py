@@ -25,6 +25,7 @@ class Effects:
         self.callers = callers
         self._parsers: set[str] = self._parser_names()
         self._building: dict[ast.Module, bool] = {}
+        self._parsing: dict[FunctionNode, bool] = {}
 
     def wraps(self, node: ast.AST) -> bool:
         """Whether a node is a call that wraps a model."""
@@ -131,10 +132,14 @@ class Effects:
         return bool(found) and all(self._is_parsing(f.definition) for f in found)
 
     def _is_parsing(self, function: FunctionNode) -> bool:
-        parses = any(
-            isinstance(n, ast.Attribute) and n.attr in ("parse_args", "parse_known_args") for n in ast.walk(function)
-        )
-        return parses and all(isinstance(s, ast.Return) or self._inert(s) for s in function.body)
+        if function not in self._parsing:
+            self._parsing[function] = False  # for where it calls itself
+            parses = any(
+                isinstance(n, ast.Attribute) and n.attr in ("parse_args", "parse_known_args")
+                for n in ast.walk(function)
+            )
+            self._parsing[function] = parses and all(isinstance(s, ast.Return) or self._inert(s) for s in function.body)
+        return self._parsing[function]
 
     def _parser_names(self) -> set[str]:
         """The names that hold argument parsers and their groups."""
