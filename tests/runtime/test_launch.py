@@ -404,6 +404,7 @@ def test_the_ranks_get_the_folder_that_hydra_named(monkeypatch: pytest.MonkeyPat
         sweep=SimpleNamespace(dir="/m"),
     )
     config = SimpleNamespace(initialized=lambda: True, get=lambda: values)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of other tests in this process
     monkeypatch.setattr(launcher.sys, "orig_argv", ["python", "train.py", "lr=0.1"], raising=False)
     plain = launcher.command()
     monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", SimpleNamespace(HydraConfig=config))
