@@ -27,17 +27,17 @@ SMALL, SMALLER = (1207, 301), (607, 151)
 #: Folders whose tests share: the ranks' pool, the runs of fixtures, the runs of a tiny script.
 #: The longest first, so that the short ones fill what is left of the others' time.
 _SHARING = ("tests/e2e/", "tests/verify/", "tests/runtime/")
-#: But these start processes of their own: any worker may have each test, or each file.
-_OWN_STARTS = ("tests/runtime/test_launch.py", "tests/runtime/test_signals.py")
-_OWN_START = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
+#: But these start processes of their own: any worker may have each test of the first, and each file of the others.
+_BY_TEST = ("tests/runtime/test_launch.py", "tests/runtime/test_signals.py")
+_BY_FILE = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
 
 
 #: Whole trainings and real starts: left out by `-m "not slow"`.
 _SLOW = (
     "tests/e2e/",
     "tests/benchmarks/",
-    *_OWN_STARTS,
-    *_OWN_START,
+    *_BY_TEST,
+    *_BY_FILE,
     "tests/runtime/test_converted_files.py",
     "tests/verify/test_ended.py",
 )
@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _scope(nodeid: str) -> str:
     """The tests that have this in common run in one of pytest-xdist's workers."""
     file = nodeid.partition("::")[0]
-    if file in _OWN_STARTS:
+    if file in _BY_TEST:
         return nodeid
-    folders = _SHARING if file not in _OWN_START else ()
+    folders = _SHARING if file not in _BY_FILE else ()
     return next((folder for folder in folders if file.startswith(folder)), file)
 
 

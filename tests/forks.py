@@ -20,6 +20,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+#: Whether a loader's workers can be forked from a forked process: on Python 3.9 they stay in `PyOS_AfterFork_Child` now
+#: and then.
+WORKERS_OF_FORKS = sys.version_info >= (3, 11)
+
 
 class Parent:
     """A process that has imported `modules`, and waits to be asked for children.

@@ -101,8 +101,7 @@ class RankPool:
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         ours, theirs = socket.socketpair()
         with theirs:
-            if sys.version_info < (3, 11):
-                # On 3.9 a loader's worker that is forked from a fork stays in PyOS_AfterFork_Child now and then.
+            if not forks.WORKERS_OF_FORKS:
                 command = [sys.executable, "-c", f"import rank_pool; rank_pool.serve({theirs.fileno()})"]
                 started: Any = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
                 return started, Connection(ours.detach())

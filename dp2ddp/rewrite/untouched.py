@@ -125,9 +125,9 @@ class _Finder:
 
     def _close(self, row: list[_Run]) -> None:
         """Enters statements in a row as one, unless a line between them ends as libcst doesn't count it in a string."""
-        whole = [_Run(row[0].start, row[-1].end, False)] if len(row) > 1 else []
-        apart = any(_LONE_RETURN.search(_between(self._lines, each.start, each.end)) for each in whole)
-        self.runs += row if apart else whole or row
+        if len(row) > 1 and not _LONE_RETURN.search(_between(self._lines, row[0].start, row[-1].end)):
+            row[:] = [_Run(row[0].start, row[-1].end, False)]
+        self.runs += row
         row.clear()
 
     def _inside(self, statement: ast.stmt) -> Iterator[list[ast.stmt]]:

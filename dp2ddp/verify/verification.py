@@ -8,7 +8,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from dp2ddp.verify.compare import over_seeds
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.enough import Enough, Seen
 from dp2ddp.verify.compare.over_seeds import Repeats
-from dp2ddp.verify.compare.recordings import Comparison, compare, rank_folders
+from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
 from dp2ddp.verify.compare.steps import Steps
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.precision import ROUNDING, Compared, Precision, beyond
@@ -143,7 +143,7 @@ class Verification:
 
         def look(ended: Mapping[str, Run]) -> None:
             room.look()
-            steps.look(_processes(ended, options.replicas) if not options.cuda else ())
+            steps.look(() if options.cuda else processes_of(ended, options.replicas))
             self._show(Stage.TRAINING, steps)
             done.update(ended)
             patience.check(done)
@@ -200,12 +200,6 @@ class Verification:
             source.write_bytes(data)
             scratch.put(top, path.relative_to(root), source)
         return top / script.relative_to(root), ((root, top.resolve()), (here, (folder / "work").resolve()))
-
-
-def _processes(sides: Collection[str], replicas: int) -> list[int]:
-    """The processes of these sides, as `rank_folders` counts them."""
-    ranks = range(1, replicas + 1) if "converted" in sides else ()
-    return [*([0] if "original" in sides else []), *ranks]
 
 
 def _synthetic(datasets: Sequence[MadeUp]) -> str:

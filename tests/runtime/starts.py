@@ -23,8 +23,6 @@ ENVIRONMENT = {
 }
 START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-#: Whether a loader's workers can be forked from a forked rank: on Python 3.9 they hang now and then.
-WORKERS_OF_FORKS = sys.version_info >= (3, 11)
 _WITHIN = 120.0  # seconds
 
 

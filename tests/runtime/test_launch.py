@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dp2ddp_runtime import launcher, world
-from starts import ENVIRONMENT, START, TORCHRUN, WORKERS_OF_FORKS, Warm, start, write
+from forks import WORKERS_OF_FORKS
+from starts import ENVIRONMENT, START, TORCHRUN, Warm, start, write
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import signals
-from starts import TORCHRUN, WORKERS_OF_FORKS, Started, Warm, write
+from forks import WORKERS_OF_FORKS
+from starts import TORCHRUN, Started, Warm, write
 
 #: Rank 0 is in a collective most of the time, where Python can run no handler.
 TRAIN = """

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 from dp2ddp_runtime import waiting
-from starts import ENVIRONMENT, START, TORCHRUN, WORKERS_OF_FORKS, Started, Warm, write
+from forks import WORKERS_OF_FORKS
+from starts import ENVIRONMENT, START, TORCHRUN, Started, Warm, write
 
 SCRIPT = """
     import signal
@@ -110,7 +111,7 @@ def hangs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 @pytest.mark.parametrize("way", CASES)
 def test_who_hangs_and_where(hangs: dict[str, Started], way: str) -> None:
     why, *ranks, launch = CASES[way]
-    lines = textwrap.dedent(START + textwrap.dedent(SCRIPT)).splitlines()
+    lines = (START + textwrap.dedent(SCRIPT)).splitlines()
     done = hangs[way].wait()
     assert done.returncode == 1
     assert ("through" in done.stdout) == (way == "more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
@@ -170,6 +170,12 @@ def compare(
 def rank_folders(original: Path, converted: Path, ranks: int) -> list[Path]:
     """Where the original and the ranks of the converted script record."""
     return [original / "rank0", *(converted / f"rank{rank}" for rank in range(ranks))]
+
+
+def processes_of(sides: Collection[str], ranks: int) -> list[int]:
+    """The processes of "original" and "converted", as `rank_folders` counts them."""
+    numbers = {"original": [0], "converted": range(1, ranks + 1)}
+    return [number for side in sides for number in numbers[side]]
 
 
 def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:
