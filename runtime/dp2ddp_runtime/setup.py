@@ -26,7 +26,6 @@ from .quiet import hold_until_setup, quiet
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
 _DRAIN = 0.05  # seconds
-_WRITES_WITHIN = 300.0  # seconds
 
 _held = hold_until_setup()
 
@@ -242,9 +241,9 @@ def _leave() -> None:
     # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
     time.sleep(_DRAIN)
     if failure.failed:  # the others may never answer
-        if failure.exit_at:
+        if failure.exit_at:  # all of them may be on their way out, and rank 0 at what it saves before that
             with suppress(RuntimeError):
-                file_sync.before_end(_WRITES_WITHIN)
+                file_sync.before_end(world.current().timeout)
         return
     with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
         waiting.left_at = failure.exit_at or "its end"

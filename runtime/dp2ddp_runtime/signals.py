@@ -7,6 +7,7 @@ meet in next: Ctrl-C (`KeyboardInterrupt`), SLURM's warnings. Where no exchange 
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ FROM_OUTSIDE = sorted(set(signal.valid_signals()) - {getattr(signal, f"SIG{name}
 
 _POLL = 0.005  # seconds
 _MEETS_WITHIN = 0.5  # seconds that a rank waits in an exchange for the others to be signalled
+_MEETS_AGAIN_WITHIN = 1.5  # seconds; longer than from one reminder to the next, or ranks could miss each other for ever
 _REMINDED_AFTER = 1.0  # seconds
 _ALONE_AFTER = 10.0  # seconds after which a rank handles a signal by itself
 
@@ -43,6 +45,7 @@ _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 _noted: dict[int, _Noted] = {}
 _turns: Counter[int] = Counter()
 _exchanges = 0
+_meets = False
 
 
 def install() -> None:
@@ -78,12 +81,18 @@ def look(exchanges: int | None = None) -> None:
     Args:
         exchanges: how many there have been, if this is at the end of one; then all ranks are at the same line.
     """
-    global _exchanges
+    global _exchanges, _meets
     _exchanges = _exchanges if exchanges is None else exchanges
-    if not _noted or threading.current_thread() is not threading.main_thread():
+    if not _noted or _meets or threading.current_thread() is not threading.main_thread():
         return
     for number, noted in list(_noted.items()):
-        if time.monotonic() - noted.since > _ALONE_AFTER or _all_are_here(f"{number}/{noted.turn}/{_exchanges}"):
+        _meets = True  # a signal that comes meanwhile would bring this rank here twice
+        try:
+            alone = time.monotonic() - noted.since > _ALONE_AFTER
+            handles = alone or _all_are_here(f"{number}/{noted.turn}/{_exchanges}", again=exchanges is None)
+        finally:
+            _meets = False
+        if handles:
             del _noted[number]
             _handlers[number](number, noted.frame)
 
@@ -111,12 +120,19 @@ def _note(number: int, frame: FrameType | None) -> None:
             found.add(f"signal{number}/{_turns[number]}", 1)
 
 
-def _all_are_here(what: str) -> bool:
-    """Whether all ranks have come to handle a signal, which those who waited in vain for another one don't any more."""
-    found, told = store(), b""
+def _all_are_here(what: str, again: bool) -> bool:
+    """Whether all ranks have come to handle a signal, which those who waited in vain for another one don't any more.
+
+    Args:
+        again: whether to meet once more after that, where no exchange comes.
+    """
+    found, told, within = store(), b"", _MEETS_WITHIN
     assert found is not None
-    end = time.monotonic() + _MEETS_WITHIN
+    rounds = (f"{what}/{turn}" for turn in itertools.count(1))
     try:
+        while again and found.compare_set(f"{what}/verdict", "", "") == b"go on":
+            what, within = next(rounds), _MEETS_AGAIN_WITHIN
+        end = time.monotonic() + within
         found.add(what, 1)
         while not told:
             complete = counted(found, what) >= world.world_size()

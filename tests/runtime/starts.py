@@ -53,12 +53,12 @@ class Started:
         self.process = process
         self._folder = folder
 
-    def wait(self) -> Done:
-        """Wait until it has ended; TimeoutExpired if it takes more than two minutes."""
-        deadline = time.monotonic() + _WITHIN
+    def wait(self, timeout: float = _WITHIN) -> Done:
+        """Wait until it has ended; TimeoutExpired if it takes more than `timeout` seconds."""
+        deadline = time.monotonic() + timeout
         while self.process.poll() is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self.process.args, _WITHIN)
+                raise subprocess.TimeoutExpired(self.process.args, timeout)
             time.sleep(0.02)
         out, err = ((self._folder / name).read_text() for name in ("stdout", "stderr"))
         return Done(self.process.args, self.process.wait(), out, err)

@@ -69,7 +69,7 @@ class Job:
             time.sleep(0.05)
 
     def ends(self) -> tuple[int, str]:
-        done = self.started.wait()
+        done = self.started.wait(60)
         return done.returncode, done.stderr
 
 
@@ -121,6 +121,32 @@ def test_a_signal_to_one_rank_reaches_all(job: Job, tmp_path: Path) -> None:
     (first,), (second,) = (job.told("saved", rank) for rank in range(2))
     assert first == second
     assert (tmp_path / "net.pt").exists()
+
+
+def test_ranks_that_missed_each_other_meet_once_more(warm: Warm, tmp_path: Path) -> None:
+    """Rank 1 is in C code when the signal comes, longer than rank 0 waits for it; and no exchange comes."""
+    body = """
+        ddp.setup(timeout=60)
+        ddp.barrier()
+        try:
+            if ddp.rank() == 1:
+                with open("busy", "w"):
+                    pass
+                sum(range(6 * 10**7))
+            time.sleep(100)
+        except KeyboardInterrupt:
+            print(ddp.all_reduce(1))
+        """
+    with warm.started(write(tmp_path, body), cwd=tmp_path, forked=True) as started:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "busy").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        started.process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        done = started.wait()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+    assert time.monotonic() - begin < signals._ALONE_AFTER
 
 
 def test_timers_children_and_errors_are_each_process_s_own() -> None:
