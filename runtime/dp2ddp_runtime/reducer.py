@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -242,7 +241,7 @@ def _remove(handles: list[Any]) -> None:
 
 
 def _destroy(group: Any) -> None:
-    with suppress(AssertionError, RuntimeError, ValueError):  # the script has destroyed all groups itself
+    if group in dist.distributed_c10d._world.pg_map:  # or the script has destroyed all groups itself
         dist.destroy_process_group(group)
 
 

@@ -84,11 +84,9 @@ class _Watchdog:
             if self._launcher is not None and _is_stopped(self._launcher):
                 os.killpg(os.getpgrp(), signal.SIGSTOP)  # Ctrl-Z; the launcher lets this go on when it does
             own, limit = waiting.oldest(), world.current().timeout
-            if own and not waiting.left_at and waiting.clock - max(own.since, self._looked_at) > limit:
-                if world.local_rank() == 0:  # without asking the store
-                    _say(
-                        f"dp2ddp: no other rank can be reached since {limit:.0f} s{_text([_state(0)], world.rank())}\n"
-                    )
+            later = world.local_rank() * self._every  # one speaks, without asking the store: the first that can
+            if own and not waiting.left_at and waiting.clock - max(own.since, self._looked_at) > limit + later:
+                _say(f"dp2ddp: no other rank can be reached since {limit:.0f} s{_text([_state(0)], world.rank())}\n")
                 _leave_at_once()
 
     def watch(self) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,8 +50,10 @@ def bucket_sizes(tiny: bool) -> Iterator[None]:
     before = buckets._FIRST_BUCKET, buckets._BUCKET
     if tiny:
         buckets._FIRST_BUCKET = buckets._BUCKET = 1
-    yield
-    buckets._FIRST_BUCKET, buckets._BUCKET = before
+    try:
+        yield
+    finally:
+        buckets._FIRST_BUCKET, buckets._BUCKET = before
 
 
 def averaged_gradients(tiny: bool) -> list[Any]:
@@ -551,3 +554,20 @@ def _threads_left_by(models_made: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_models_that_are_gone_leave_no_threads(ranks: RankPool) -> None:
     assert max(ranks(2, _threads_left_by, 4)) <= 1, "autograd's may have begun"
+
+
+def _parameters_left() -> int:
+    """How many parameters of a model in several buckets, which hooks are for, outlive it."""
+    with bucket_sizes(tiny=True):
+        net = models.wrap_model(Backwards())
+        for _ in range(2):
+            net(torch.ones(1, 2)).sum().backward()
+        assert param_hooks(net) > 0
+    params_of_it = [weakref.ref(param) for param in net.parameters()]
+    del net
+    gc.collect()
+    return sum(param() is not None for param in params_of_it)
+
+
+def test_models_that_are_gone_leave_no_parameters(ranks: RankPool) -> None:
+    assert ranks(2, _parameters_left) == [0, 0]
