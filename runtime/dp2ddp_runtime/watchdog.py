@@ -130,8 +130,9 @@ class _Watchdog:
         if any(state["debugs"] for state in told):
             self._debugged_at = waiting.clock
             return []
-        waiting_for = (state["for"] for state in told if state["waits"] and not state["left"])
-        waits = [min(seconds, waiting.clock - self._debugged_at) for seconds in waiting_for]
+        for state in told:  # a debugger takes its time, and what is told may be older than its end
+            state["for"] = min(state["for"], waiting.clock - self._debugged_at)
+        waits = [state["for"] for state in told if state["waits"] and not state["left"]]
         if not _cannot_move(before, now):
             self._moved_at = waiting.clock
         elif waiting.clock - self._moved_at >= _SETTLED_AFTER:

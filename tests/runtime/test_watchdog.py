@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dp2ddp_runtime import waiting
+from dp2ddp_runtime import waiting, watchdog, world
+from dp2ddp_runtime.file_sync import tell
 from forks import WORKERS_OF_FORKS
 from starts import ENVIRONMENT, START, TORCHRUN, Started, Warm, write
 
@@ -165,6 +166,24 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> N
     assert (job.returncode, errors) == (0, "")
     assert "'in the script'" in out
     assert out.endswith("sum 2\n")
+
+
+def test_what_a_rank_told_before_a_debugger_s_end_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 goes on, to its end, before the other rank has told that it does, too."""
+    found = torch.distributed.HashStore()
+    looks = watchdog._Watchdog(found, stuck_after=1e9)
+    ended: list[str] = []
+    monkeypatch.setattr(looks, "_end", lambda why, states: ended.append(why))
+    monkeypatch.setattr(world, "world_size", lambda: 2)
+    for turn, clock, debugs, left in ((1, 10.0, True, False), (2, 10.2, False, True), (3, 9999.0, False, True)):
+        monkeypatch.setattr(waiting, "clock", clock)
+        there = {"turn": turn, "line": "a.py:1", "does": "", "passed": 0, "polls": 0}
+        main = {**there, "for": 0.0, "debugs": debugs, "left": left, "waits": "the others' end" if left else ""}
+        other = {**there, "for": 9000.0, "debugs": False, "left": False, "waits": "rank 0"}
+        for rank, state in enumerate((main, other)):
+            tell(found, f"state{rank}", state)
+        looks._judge([])
+        assert bool(ended) == (turn == 3)
 
 
 @pytest.mark.parametrize("given", ["soon", "1 s"])
