@@ -1,6 +1,6 @@
 """Converts what nobody thought of, and checks that nothing breaks: no traceback, output that compiles, in time.
 
-    python benchmarks/fuzz.py --generated 10000 --files 20000 [--seed 1] [--minutes M]
+    python benchmarks/fuzz.py --generated 10000 --files 20000 [--seed 1] [--minutes M] [--from N]
 
 Generated: the fixtures and the scripts of this folder, with some lines and tokens lost, doubled, exchanged, and odd
 ones put in. Files: those of the installed packages and of Python's library, each as it is and with a use of
@@ -22,6 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from dp2ddp.convert.pipeline import convert_source
@@ -205,7 +206,7 @@ def options(number: int, seed: int) -> Options:
 
 
 def real_files(count: int, seed: int) -> Iterator[Path]:
-    """Python files of the running environment, in an order drawn by `seed`."""
+    """The first `count` Python files of the running environment, in an order drawn by `seed`."""
     folders = [Path(folder) for folder in (*site.getsitepackages(), sysconfig.get_path("stdlib"))]
     found = sorted({path for folder in folders for path in folder.rglob("*.py")})
     random.Random(seed).shuffle(found)
@@ -224,8 +225,12 @@ def texts_of(path: Path) -> list[tuple[str, str]]:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def run(count: int, files: int, seed: int, minutes: float) -> Tally:
-    """Goes through all inputs, or as many as the time allows; both kinds get half of it."""
+def run(count: int, files: int, seed: int, minutes: float, first: int) -> Tally:
+    """Goes through all inputs, or as many as the time allows; both kinds get half of it.
+
+    Args:
+        first: the number of the first file that is looked at, where another run was stopped.
+    """
     tally = Tally()
     start = time.monotonic()
     texts = seeds()
@@ -234,7 +239,7 @@ def run(count: int, files: int, seed: int, minutes: float) -> Tally:
             break
         measured(tally, f"generated {number} of seed {seed}", generated(number, seed, texts), options(number, seed))
         _progress("generated", number + 1, tally)
-    for number, path in enumerate(real_files(files, seed)):
+    for number, path in islice(enumerate(real_files(files, seed)), first, None):
         if time.monotonic() - start > 60 * minutes:
             break
         for name, text in texts_of(path):
@@ -254,8 +259,9 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=600, help="stop behind that; half of it for either kind")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="go on at this file, where a run was stopped")
     given = parser.parse_args()
-    tally = run(given.generated, given.files, given.seed, given.minutes)
+    tally = run(given.generated, given.files, given.seed, given.minutes, given.first)
     for failure in tally.failures:
         print(failure)
     rate, name = tally.slowest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -27,10 +27,13 @@ class Stage(Enum):
     COMPARING = "comparing what was printed and written"
 
 
-Show = Callable[[Stage, Optional["Steps"]], None]
+class Show(Protocol):
+    """Is told what is being done, and how far it is; `news` is shown at once."""
+
+    def __call__(self, stage: Stage, steps: Steps | None, news: str = "") -> None: ...
 
 
-def silent(stage: Stage, steps: Steps | None) -> None:
+def silent(stage: Stage, steps: Steps | None, news: str = "") -> None:
     """Shows nothing."""
 
 
@@ -45,7 +48,9 @@ def _changing(total: int | None) -> Iterator[Show]:
     with Progress(*columns, console=console, transient=True, refresh_per_second=_A_SECOND) as progress:
         task = progress.add_task(Stage.READING.value, total=total)
 
-        def show(stage: Stage, steps: Steps | None) -> None:
+        def show(stage: Stage, steps: Steps | None, news: str = "") -> None:
+            if news:
+                console.print(news, markup=False, end="")
             done = 0 if steps is None else len(steps.differences)
             progress.update(task, description=said(stage, steps), completed=done)
 
@@ -56,9 +61,11 @@ def _lines() -> Show:
     started = time.monotonic()
     following = started + _FIRST_LINE
 
-    def show(stage: Stage, steps: Steps | None) -> None:
+    def show(stage: Stage, steps: Steps | None, news: str = "") -> None:
         nonlocal following
         now = time.monotonic()
+        if news:
+            click.echo(news, nl=False, err=True)
         if now >= following:
             following = now + _LINES_EVERY
             click.echo(f"dp2ddp: verify: {said(stage, steps)} ({now - started:.0f} s)", err=True)

@@ -28,6 +28,7 @@ from dp2ddp.verify.progress import Show, Stage
 from dp2ddp.verify.request import REPEATS, Request
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.gate import Gate
+from dp2ddp.verify.run.hangs import Hangs
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.sides import Sides
@@ -140,11 +141,12 @@ class Verification:
         room = Room(self.folder)
         done: dict[str, Run] = {}
         patience = Patience()
+        hangs = Hangs([places["converted"] / f"rank{rank}" for rank in range(options.replicas)])
 
         def look(ended: Mapping[str, Run]) -> None:
             room.look()
             steps.look(() if options.cuda else processes_of(ended, options.replicas))
-            self._show(Stage.TRAINING, steps)
+            self._show(Stage.TRAINING, steps, "".join(hangs.news()))
             done.update(ended)
             patience.check(done)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from inspect import signature
 from pathlib import Path
@@ -278,6 +279,19 @@ def test_progress_goes_to_standard_error_and_results_do_not(verify, monkeypatch:
     assert quiet.stderr == ""
     assert quiet.stdout.startswith("They agree: 9 optimizer steps")
     assert quiet.stdout.count("\n") == 1
+
+
+def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_path: Path, monkeypatch) -> None:
+    slow = tmp_path / "slow.py"
+    at_work = "    if epoch == 1 and ddp.rank() == 1:\n        time.sleep(6)\n    correct = total = 0\n"
+    slow.write_text(tiny.edited(("    correct = total = 0\n", at_work)))
+    line = slow.read_text().splitlines().index("        time.sleep(6)") + 1
+    monkeypatch.setenv("DP2DDP_STUCK_AFTER", "2")
+    result = verify("train.py", "--converted", str(slow))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("dp2ddp: a rank has waited for the others for "), result.stderr
+    assert re.search(rf"^  rank 1 at train\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
+    assert "time.sleep" not in result.stdout
 
 
 def test_a_full_disk_is_told_as_that(verify, monkeypatch: pytest.MonkeyPatch) -> None:

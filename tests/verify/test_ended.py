@@ -43,8 +43,8 @@ def start(work: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*before: str) -> subprocess.Popen[str]:
         command = [*before, sys.executable, "-m", "dp2ddp", "verify", "train.py", "--quiet"]
         env = {**os.environ, "TMPDIR": str(work / "tmp"), "PYTHONPATH": keeping.python_path()}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, cwd=work, env=env, start_new_session=True, **pipes))  # type: ignore[call-overload]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heed_signals}
+        started.append(subprocess.Popen(command, cwd=work, env=env, start_new_session=True, **options))  # type: ignore[call-overload]
         return started[-1]
 
     yield start
@@ -52,6 +52,12 @@ def start(work: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def heed_signals() -> None:
+    """Those that `nohup` and a shell's background job ignore, should this be one."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def processes(work: Path) -> dict[int, str]:

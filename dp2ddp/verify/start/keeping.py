@@ -15,6 +15,7 @@ from typing import Any
 from dp2ddp import RUNTIME_SOURCE
 
 THREADS = 1  # CPU threads of a run
+STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
 _ENDS_SOON = 2.0
 _ALL_IMPORT = ("torch", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
@@ -133,6 +134,7 @@ def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS)
     """
     found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": str(threads)}
     found["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
+    found.setdefault("DP2DDP_STUCK_AFTER", str(STUCK_AFTER))
     return found
 
 
