@@ -88,6 +88,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: int | None = None,
+        stdout: int | None = None,
         forked: bool = False,
     ) -> Iterator[Started]:
         """As `start`, while it runs; it is ended at the end of the block."""
@@ -97,10 +98,10 @@ class Warm:
         place: dict[str, Any] = {"variables": environment(nproc, env), "folder": os.fspath(cwd or Path.cwd())}
         place["variables"]["STDOUT"] = str(folder / "stdout")
         with open(os.devnull) as nothing, open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
-            descriptors = [nothing.fileno() if stdin is None else stdin, out.fileno(), err.fileno()]
+            given = [nothing.fileno() if stdin is None else stdin, out.fileno() if stdout is None else stdout]
             line = list(map(str, command))
             called = ["forks:launch", nproc] if forked else ["forks:run"]
-            process = self._parent.fork(*called, *line, streams=descriptors, **place)
+            process = self._parent.fork(*called, *line, streams=[*given, err.fileno()], **place)
         process.args = line
         try:
             yield Started(process, folder)

@@ -288,6 +288,54 @@ def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
     assert errors == ["failed in attempt 0", "failed in attempt 1"]
 
 
+def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_path: Path) -> None:
+    """By the script's own `--resume`, after a rank was killed in the middle of an epoch."""
+    body = """
+        import signal
+        from torch.utils.data import DataLoader, TensorDataset
+        ddp.setup(timeout=60)
+        torch.set_num_threads(1)  # as torchrun has it; sums depend on that
+        dies = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and ddp.rank() == 1
+        torch.manual_seed(0)
+        samples = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+        net = ddp.wrap_model(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        loader = ddp.shard_loader(DataLoader(samples, batch_size=4, shuffle=True))
+        start = 0
+        if os.path.isfile("ckpt.pt"):  # --resume
+            found = ddp.load("ckpt.pt")
+            start = found["epoch"]
+            net.load_state_dict(found["model"])
+            optimizer.load_state_dict(found["optimizer"])
+        for epoch in range(start, 4):
+            torch.manual_seed(epoch)
+            for step, (x, y) in enumerate(loader):
+                if dies and (epoch, step) == (2, 3):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(net(x), y)
+                loss.backward()
+                optimizer.step()
+            state = {"epoch": epoch + 1, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
+            ddp.save(state, "ckpt.pt")
+            print("epoch", epoch, loss.item(), flush=True)
+        """
+    script = write(tmp_path, body)
+    folders = [tmp_path / "whole", tmp_path / "again"]
+    for folder in folders:
+        folder.mkdir()
+    whole = warm.start(script, cwd=folders[0], forked=True)
+    env = {"PYTHONHASHSEED": "0"}
+    again = warm.start(*TORCHRUN, "--max-restarts=1", script, nproc=None, env=env, cwd=folders[1])
+    assert (whole.returncode, again.returncode) == (0, 0), again.stderr
+    assert "failed (exitcode: " in again.stderr
+    assert again.stdout == whole.stdout
+    assert [line.split()[1] for line in again.stdout.splitlines()] == ["0", "1", "2", "3"]
+    one, other = (torch.load(folder / "ckpt.pt") for folder in folders)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert [os.listdir(folder) for folder in folders] == [["ckpt.pt"]] * 2
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [

@@ -1,0 +1,84 @@
+"""What goes on around a job: others on the machine, a reader of its output that ends, a terminal that is closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from starts import Warm, write
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
+
+
+def test_eight_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Path) -> None:
+    """Each with its own folder; nothing else tells them apart."""
+    body = """
+        ddp.setup(timeout=100)
+        net = ddp.wrap_model(torch.nn.Linear(2, 1, bias=False))
+        torch.nn.init.constant_(net.module.weight, float(sys.argv[1]))
+        for _ in range(20):
+            net(torch.ones(4, 2)).mean().backward()
+        ddp.save(net.module.state_dict(), "net.pt")
+        print(ddp.load("net.pt")["weight"].sum().item(), net.module.weight.grad.sum().item(), ddp.all_reduce(1))
+        """
+    script = write(tmp_path, body)
+    folders = [tmp_path / str(number) for number in range(8)]
+    with ExitStack() as running:
+        jobs = []
+        for number, folder in enumerate(folders):
+            folder.mkdir()
+            jobs.append(running.enter_context(warm.started(script, number, cwd=folder, forked=True)))
+        done = [job.wait() for job in jobs]
+    told = [(each.returncode, each.stdout, each.stderr) for each in done]
+    assert told == [(0, f"{2.0 * number} 40.0 2\n", "") for number in range(8)]
+    assert [os.listdir(folder) for folder in folders] == [["net.pt"]] * 8
+
+
+def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: Path) -> None:
+    """As `python train_ddp.py | head -1` does; Python's own error, once, and no rank waits for rank 0."""
+    body = """
+        ddp.setup(timeout=100)
+        while True:
+            print("step", flush=True)
+            ddp.barrier()
+        """
+    reads, writes = os.pipe()
+    with warm.started(write(tmp_path, body), stdout=writes, forked=True) as job:
+        os.close(writes)
+        assert os.read(reads, 4) == b"step"
+        os.close(reads)
+        begin = time.monotonic()
+        done = job.wait()
+    assert time.monotonic() - begin < 5
+    assert done.returncode == 1
+    assert done.stderr.startswith("dp2ddp: rank 0 of 2 failed:\n")
+    assert done.stderr.count("BrokenPipeError: ") == done.stderr.count("Traceback") == 1
+
+
+def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> None:
+    """As under `nohup`: the launcher and the ranks get it, and go on."""
+    body = """
+        import signal
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before the script begins
+        ddp.setup(timeout=100)
+        ddp.barrier()
+        open(f"began{ddp.rank()}", "w").close()
+        while not os.path.exists("sent"):
+            time.sleep(0.02)
+        time.sleep(1)
+        print("through", ddp.all_reduce(1))
+        """
+    with warm.started(write(tmp_path, body), cwd=tmp_path, forked=True) as job:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "began0").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        job.process.send_signal(signal.SIGHUP)
+        (tmp_path / "sent").touch()
+        done = job.wait()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "through 2\n", "")
