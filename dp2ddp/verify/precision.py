@@ -51,7 +51,7 @@ class Precision:
         if not largest or (largest > ROUNDING and not mixed):
             self.notes.append(f"compared in {own}")
             return first
-        why = f"in {own} they differ by at most {largest:.0e}, as rounding does"
+        why = f"in {own} they differ by {largest:.0e}, which may be rounding"
         return self._in_float64(why) or self._in_float32_only(first)
 
     def _in_float64(self, why: str) -> Compared | None:

@@ -17,6 +17,7 @@ from dp2ddp.verify.page.chart import Curve
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\\x1b[31m"
 LOUD = tiny.ORIGINAL.replace("criterion =", f'print("{HOSTILE}")\ncriterion =').replace("range(3)", "range(12)")
+LOUD = LOUD.replace("optimizer.step()\n", "optimizer.step()\n\n")  # an empty line where the code is shown
 BROKEN = ("optimizer.step()", "[p.grad.mul_(1.5 if epoch == 2 else 1) for p in net.parameters()]; optimizer.step()")
 
 
@@ -78,6 +79,8 @@ def test_what_differs_is_told_with_step_parameter_cause_and_line(browser: Browse
     assert f"Seen at train.py:{line} of the original" in first
     (here,) = browser.all(".findings > li:first-child .here")
     assert (here.get_attribute("data-n"), here.text.strip()) == (str(line), "optimizer.step()")
+    heights = "return [...document.querySelectorAll('.excerpt .l')].map(each => each.offsetHeight)"
+    assert min(browser.run(heights)) > 15, "the number of an empty line needs its place, too"
     assert len(browser.all("circle.first")) == 1
     assert browser.one(".output").is_displayed()
     wrong = [each.text for each in browser.all("del.l, ins.l")]
