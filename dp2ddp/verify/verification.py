@@ -41,7 +41,8 @@ _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
 _OWN_FRAMES = re.compile(
-    r'^(?:\[rank\d+\]: )?  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|run/record)\.py)".*\n'
+    r'^(?:\[rank\d+\]: )?  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|start/ending|run/record)\.py)"'
+    r".*\n"
     r"(?:(?:\[rank\d+\]: )?    .*\n)*",
     re.MULTILINE,
 )

@@ -19,10 +19,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from dp2ddp.verify.start import family, place
+from dp2ddp.verify.start import ending, family, place
 
 RECORD = "dp2ddp.verify.run.record"
 FORKS = sys.platform == "linux"
@@ -101,6 +102,7 @@ class Keeper:
 
     def _become(self, cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
         """In a forked process: be as one that was started in `cwd` with `env`."""
+        ending.share_all()
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
@@ -185,4 +187,4 @@ if __name__ == "__main__":
     if _arguments is not None:
         from dp2ddp.verify.run import record
 
-        record.main(_arguments)
+        ending.run_to_the_end(partial(record.main, _arguments))

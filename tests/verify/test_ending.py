@@ -1,0 +1,83 @@
+"""A forked run ends as a script ends that Python runs: the same exit code, output and files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from nursery import Nursery
+
+from dp2ddp.verify.start import keeping
+from dp2ddp.verify.verification import _OWN_FRAMES
+
+LEFT_OPEN = """
+import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import beside
+
+class Last:
+    def __del__(self, write=sys.stdout.write):
+        write("deleted\\n")
+
+def later():
+    time.sleep(0.3)
+    print("a thread that is no daemon ends first")
+
+here = open("here.txt", "w")
+here.write("never closed")
+last = Last()
+atexit.register(print, "called at the exit")
+threading.Thread(target=later).start()
+done = ThreadPoolExecutor(1).submit(later)
+"""
+DAEMON = """
+import threading, time
+
+def forever():
+    while True:
+        time.sleep(0.001)
+        len(name)
+
+name = "a global, for as long as there are any"
+threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.1)
+print("the end")
+"""
+ENDS = {
+    "left open": LEFT_OPEN,
+    "daemon": DAEMON,
+    "nothing": "",
+    "code": "import sys; print('first', end=''); sys.exit(300)",
+    "no code": "raise SystemExit",
+    "text": "import sys; sys.exit('no data')",
+    "error": "def fails():\n    raise ValueError('here')\nfails()",
+    "hook": "import sys; sys.excepthook = lambda *told: print('told', told[0].__name__)\nraise ValueError",
+    "interrupted": "raise KeyboardInterrupt",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux")
+@pytest.mark.parametrize("how", ENDS)
+def test_a_forked_run_ends_as_a_script_does(nursery: Nursery, tmp_path: Path, how: str) -> None:
+    places = [tmp_path / side for side in ("alone", "forked")]
+    for place in places:
+        (place / "rank0").mkdir(parents=True)
+        (place / "train.py").write_text(ENDS[how])
+        (place / "beside.py").write_text("opened = open('beside.txt', 'w')\nopened.write('neither')\n")
+    alone, forked = places
+    expected = subprocess.run([sys.executable, "train.py"], cwd=alone, capture_output=True, text=True)
+    with nursery.installed(), keeping.opened(None) as keeper:
+        arguments = ["--out", str(forked), "--", str(forked / "train.py")]
+        kept = keeper.start(arguments, forked, keeping.environment(), forked / "rank0", fork=True)
+        while kept.poll() is None:
+            time.sleep(0.01)
+    out, errors = ((forked / "rank0" / f"{name}.txt").read_text() for name in ("stdout", "stderr"))
+    assert (kept.poll(), out) == (expected.returncode, expected.stdout)
+    assert _OWN_FRAMES.sub("", errors).replace(f"{forked}/", "") == expected.stderr.replace(f"{alone}/", "")
+    files = [{path.name: path.read_text() for path in place.glob("*.txt")} for place in places]
+    assert files[0] == files[1]
+    assert len(files[0]) == (2 if how == "left open" else 0)
