@@ -171,12 +171,13 @@ def test(arguments: Sequence[str]) -> int:
 
 
 def workers(arguments: Sequence[str]) -> list[str]:
-    """Options of pytest-xdist: all tests are run by a process per core, some by one, as others take seconds to start.
+    """Options of pytest-xdist: all tests are run by a process per core and one more, as many of them wait.
 
-    At most four: a few long tests take the time, and each process has ranks of its own.
+    Some are run by one, as others take seconds to start. At most four: a few long tests take the time, and each process
+    has ranks of its own.
     """
     some = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
-    return [] if some else ["-n", "auto", "--maxprocesses", "4"]
+    return [] if some else ["-n", str(min(4, (os.cpu_count() or 1) + 1))]
 
 
 def check(arguments: Sequence[str]) -> int:

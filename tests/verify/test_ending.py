@@ -22,16 +22,16 @@ class Last:
     def __del__(self, write=sys.stdout.write):
         write("deleted\\n")
 
-def later():
-    time.sleep(0.3)
+def later(seconds):
+    time.sleep(seconds)
     print("a thread that is no daemon ends first")
 
 here = open("here.txt", "w")
 here.write("never closed")
 last = Last()
 atexit.register(print, "called at the exit")
-threading.Thread(target=later).start()
-done = ThreadPoolExecutor(1).submit(later)
+threading.Thread(target=later, args=(0.1,)).start()
+done = ThreadPoolExecutor(1).submit(later, 0.8)
 """
 DAEMON = """
 import threading, time
