@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -21,6 +22,7 @@ from . import collate, nesting, rng, samplers, world
 from .deferred import Deferred, is_small
 from .exchange import Divergence, Passenger, passengers
 
+_DRAIN = 0.05  # seconds
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
 
@@ -118,6 +120,9 @@ class _RankLoader(DataLoader[Any]):
         parts = (self, self.sampler, self.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
+        if self.num_workers and sys.version_info < (3, 11):
+            # Some workers hang that are forked just behind an exchange, while gloo's threads free its tensors.
+            time.sleep(_DRAIN)
         batches: Any = super().__iter__()
         return _RankIterator(batches, self) if isinstance(self.batch_sampler, samplers.RankBatchSampler) else batches
 
