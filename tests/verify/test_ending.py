@@ -46,7 +46,29 @@ threading.Thread(target=forever, daemon=True).start()
 time.sleep(0.1)
 print("the end")
 """
+#: As many scripts write a log: what comes through is in the buffer of the output that they replace.
+TEE = """
+import sys
+
+class Tee:
+    def __init__(self):
+        self.terminal = sys.stdout
+
+    def write(self, text):
+        self.terminal.write(text)
+
+    def flush(self):
+        pass
+
+sys.__stdout__ = sys.stdout = open(1, "w", closefd=False)  # with a buffer, whatever PYTHONUNBUFFERED says
+sys.stdout = Tee()
+print("through the tee")
+"""
 ENDS = {
+    "tee": TEE,
+    "no flush": TEE.replace("flush", "other") + "sys.unraisablehook = lambda told: None\n",
+    "closed": "import sys; print('before'); sys.stdout.close()",
+    "none": "import sys; print('before'); sys.stdout = None",
     "left open": LEFT_OPEN,
     "daemon": DAEMON,
     "nothing": "",

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+_NOT_FLUSHED = 120  # the interpreter's exit code where standard output can't be flushed
+
 
 def share_all() -> None:
     """What there is by now is nobody's garbage: a search for that would only copy what forked processes share.
@@ -31,8 +33,13 @@ def run_to_the_end(main: Callable[[], None]) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # threads that aren't daemons end first, pools of them, too
     atexit._run_exitfuncs()
     _release(shared)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    # A script may have put its own in their place, which write to those from the start and never flush them.
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:  # noqa: BLE001 - whatever the script's own raises
+            code = _NOT_FLUSHED
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
