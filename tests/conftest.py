@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, in each of the workers: there are as many as cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, in each of the workers: they fill the cores
 
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402

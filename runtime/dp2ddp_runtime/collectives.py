@@ -7,6 +7,7 @@ which between two layers takes longer than sending some kilobytes does.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,13 @@ import torch.distributed as dist
 
 from . import world
 from .waiting import Waiting
+
+_DRAIN = 0.05  # seconds
+
+
+def let_threads_go() -> None:
+    """Threads of gloo that have just run a collective still need the interpreter, to free its tensors."""
+    time.sleep(_DRAIN)
 
 
 def carrier(device: torch.device) -> torch.device:

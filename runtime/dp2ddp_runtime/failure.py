@@ -59,9 +59,9 @@ def install() -> None:
 
     def exit_once(code: int | str | None = None, /) -> NoReturn:
         global failed, exit_at
-        failed, exit_at = failed or code not in (None, 0), here().line
-        store = file_sync.store()
-        if store is not None and code not in (None, 0):
+        fails, store = code not in (None, 0), file_sync.store()
+        failed, exit_at = failed or fails, here().line
+        if fails and store is not None:
             with suppress(RuntimeError):  # its host is gone
                 store.add(EXITS, 1)
         leave(1 if isinstance(code, str) and not may_speak(f"exit: {code}") else code)

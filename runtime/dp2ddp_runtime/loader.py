@@ -18,11 +18,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import collate, nesting, rng, samplers, world
+from . import collate, collectives, nesting, rng, samplers, world
 from .deferred import Deferred, is_small
 from .exchange import Divergence, Passenger, passengers
 
-_DRAIN = 0.05  # seconds
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
 
@@ -121,8 +120,7 @@ class _RankLoader(DataLoader[Any]):
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
         if self.num_workers and sys.version_info < (3, 11):
-            # Some workers hang that are forked just behind an exchange, while gloo's threads free its tensors.
-            time.sleep(_DRAIN)
+            collectives.let_threads_go()  # some of the workers that are forked meanwhile would hang for ever
         batches: Any = super().__iter__()
         return _RankIterator(batches, self) if isinstance(self.batch_sampler, samplers.RankBatchSampler) else batches
 

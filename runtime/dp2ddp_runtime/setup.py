@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import socket
-import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,13 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import failure, file_sync, launcher, rng, signals, waiting, watchdog, world
+from . import collectives, failure, file_sync, launcher, rng, signals, waiting, watchdog, world
 from .exchange import exchange
 from .quiet import hold_until_setup, quiet
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 
-_DRAIN = 0.05  # seconds
 
 _held = hold_until_setup()
 
@@ -238,8 +236,7 @@ def _leave() -> None:
     store = file_sync.store()
     if store is None or not dist.is_initialized():
         return
-    # The threads of gloo that have just run a collective still need the interpreter, to free its tensors.
-    time.sleep(_DRAIN)
+    collectives.let_threads_go()
     if failure.failed:  # the others may never answer
         if failure.exit_at:  # all of them may be on their way out, and rank 0 at what it saves before that
             with suppress(RuntimeError):

@@ -53,6 +53,14 @@ class Started:
         self.process = process
         self._folder = folder
 
+    def wait_for(self, *files: Path) -> None:
+        """Wait until it has made these files. Raises AssertionError if it ends before that, or takes a minute."""
+        deadline = time.monotonic() + 60
+        while not all(file.exists() for file in files):
+            assert self.process.poll() is None, self.wait().stderr
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     def wait(self, timeout: float = _WITHIN) -> Done:
         """Wait until it has ended; TimeoutExpired if it takes more than `timeout` seconds."""
         deadline = time.monotonic() + timeout

@@ -191,11 +191,7 @@ def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> Non
         """
     with warm.started(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS) as job:
         files = [tmp_path / "pid0", tmp_path / "pid1"]
-        deadline = time.monotonic() + 60
-        while not all(file.exists() for file in files):
-            assert job.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        job.wait_for(*files)
         ranks, workers = zip(*(map(int, file.read_text().split()) for file in files))
         number = getattr(signal, name)
         job.process.send_signal(number)

@@ -138,10 +138,7 @@ def test_ranks_that_missed_each_other_meet_once_more(warm: Warm, tmp_path: Path)
             print(ddp.all_reduce(1))
         """
     with warm.started(write(tmp_path, body), cwd=tmp_path, forked=True) as started:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "busy").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        started.wait_for(tmp_path / "busy")
         started.process.send_signal(signal.SIGINT)
         begin = time.monotonic()
         done = started.wait()

@@ -18,14 +18,6 @@ from typing import NoReturn
 _NOT_FLUSHED = 120  # the interpreter's exit code where standard output can't be flushed
 
 
-def share_all() -> None:
-    """What there is by now is nobody's garbage: a search for that would only copy what forked processes share.
-
-    See https://docs.python.org/3/library/gc.html#gc.freeze
-    """
-    gc.freeze()
-
-
 def run_to_the_end(main: Callable[[], None]) -> NoReturn:
     """Call `main`, and exit as a script does that ends like this: with its code, or with a traceback."""
     shared = dict(sys.modules)

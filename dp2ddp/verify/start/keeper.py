@@ -9,6 +9,7 @@ so that signals for the command's group (Ctrl-C, `timeout`) don't reach it. If i
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import multiprocessing.process
@@ -102,7 +103,9 @@ class Keeper:
 
     def _become(self, cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
         """In a forked process: be as one that was started in `cwd` with `env`."""
-        ending.share_all()
+        # What was imported is nobody's garbage: to search it would only copy what all share. As Python's documentation
+        # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
+        gc.freeze()
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
