@@ -61,11 +61,12 @@ def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: 
 
 
 def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> None:
-    """As under `nohup`: the process that the user started gets it, and neither it nor the ranks end."""
+    """As under `nohup`: the process that the user started gets it, and neither ends nor passes it on."""
     body = """
         import signal
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before the script begins
         ddp.setup(timeout=100)
+        signal.signal(signal.SIGHUP, lambda *_: print("it was passed on", flush=True))
         ddp.barrier()
         open(f"began{ddp.rank()}", "w").close()
         while not os.path.exists("sent"):
@@ -73,7 +74,7 @@ def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> N
         time.sleep(1)
         print("through", ddp.all_reduce(1))
         """
-    with warm.started(write(tmp_path, body), cwd=tmp_path, forked=True) as job:
+    with warm.started(write(tmp_path, body), cwd=tmp_path) as job:  # its own launch: forks skip that of the script
         job.wait_for(tmp_path / "began0")
         job.process.send_signal(signal.SIGHUP)
         (tmp_path / "sent").touch()
