@@ -7,7 +7,9 @@ that was started by itself, but for the interpreter's own start and end: it ends
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -15,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,14 +48,17 @@ class Parent:
         folder: str,
         streams: Sequence[int] = (),
         descriptors: Sequence[int] = (),
+        network: str | None = None,
     ) -> Fork:
         """Start a child that calls `target` ("module:function") with `arguments`, which go as JSON, and `descriptors`.
 
         The child's environment is `variables`, its working directory `folder`; `streams` are its standard input, output
-        and error, those of this process's if there are none. It exits as a script would: with 0, with what `sys.exit`
-        was given, or with 1 and a traceback.
+        and error, those of this process's if there are none; `network` is the name of a namespace that it goes into, as
+        by `ip netns exec`. It exits as a script would: with 0, with what `sys.exit` was given, or with 1 and a
+        traceback.
         """
-        told = {"target": target, "arguments": arguments, "variables": dict(variables), "folder": folder}
+        told: dict[str, Any] = {"target": target, "arguments": arguments, "variables": dict(variables)}
+        told |= {"folder": folder, "network": network}
         return Fork(self, self.ask({**told, "streams": len(streams)}, [*streams, *descriptors]))
 
     def ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
@@ -102,6 +108,9 @@ class Fork:
 
 def run(*command: str) -> None:
     """In a child: what Python does with these arguments, a script's path or `-m` and a module, and the script's own."""
+    if command[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        command = command[1:]
     name, *arguments = command[1:] if command[0] == "-m" else command
     sys.orig_argv = [sys.executable, *command]
     if sys.version_info < (3, 10):  # where the runtime asks the system instead
@@ -118,18 +127,33 @@ def run(*command: str) -> None:
 
 
 def launch(ranks: int, *command: str) -> None:
-    """As `run`, where the script will start ranks: these are forked, too, beforehand, as it has threads then."""
+    """As `run`, where the script will start ranks: these are forked, too, beforehand, as it has threads then.
+
+    Whether it does so by itself or is torchrun, which takes some more for each time that it starts them again.
+    """
     waiting: list[_Rank] = []
     for _ in range(ranks):
         waiting.append(_Rank(waiting))
-    launcher: Any = importlib.import_module("dp2ddp_runtime.launcher")
     begin = iter(waiting)
 
-    def popen(line: Sequence[str], **options: Any) -> _Rank:
-        return next(begin).go_on(line[1:], **options)
+    def popen(args: Sequence[str], **options: Any) -> _Rank:
+        return next(begin).go_on(args[1:], **options)
 
-    launcher.subprocess = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+    stand_in = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+    launcher: Any
+    if command[:2] != ("-m", "torch.distributed.run"):
+        launcher = importlib.import_module("dp2ddp_runtime.launcher")
+        launcher.subprocess = stand_in
+    elif importlib.util.find_spec(f"{_ELASTIC}.subprocess_handler"):
+        launcher = importlib.import_module(f"{_ELASTIC}.subprocess_handler.subprocess_handler")
+        launcher.Popen = popen
+    else:  # before torch 2.2
+        launcher = importlib.import_module(f"{_ELASTIC}.api")
+        launcher.subprocess = stand_in
     run(*command)
+
+
+_ELASTIC = "torch.distributed.elastic.multiprocessing"
 
 
 class _Rank:
@@ -140,33 +164,34 @@ class _Rank:
         self._channel, theirs = socket.socketpair()
         self.pid = os.fork()
         if not self.pid:
-            os.setsid()
             for each in (self, *others):
                 each._channel.close()
-            theirs.sendall(b".")
             try:
                 told, streams = _receive(theirs)
             except EOFError:
                 os._exit(0)
+            if told["session"]:
+                os.setsid()
             theirs.close()
             os._exit(_be_child(told, streams))
         theirs.close()
-        self._channel.recv(1)  # leads a session of its own from here on
 
     def go_on(
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        cwd: str,
-        start_new_session: bool,
+        cwd: str | None = None,
+        start_new_session: bool = False,
         stdin: int | None = None,
         stdout: int | None = None,
+        stderr: int | None = None,
     ) -> _Rank:
-        assert start_new_session
-        told = {"target": "forks:run", "arguments": command, "variables": dict(env), "folder": cwd, "streams": 3}
+        told = {"target": "forks:run", "arguments": command, "variables": dict(env), "folder": cwd or os.getcwd()}
         with open(os.devnull, "r+") as nothing:
-            given = [own if each is None else each for own, each in enumerate((stdin, stdout, None))]
-            _send(self._channel, told, [nothing.fileno() if each == subprocess.DEVNULL else each for each in given])
+            given = [own if each is None else each for own, each in enumerate((stdin, stdout, stderr))]
+            streams = [nothing.fileno() if each == subprocess.DEVNULL else each for each in given]
+            _send(self._channel, {**told, "streams": 3, "session": start_new_session}, streams)
+        self._channel.recv(1)  # closed: it leads its session from here on
         self._channel.close()
         return self
 
@@ -175,6 +200,18 @@ class _Rank:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
+
+    def wait(self, timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def _send(channel: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -218,6 +255,9 @@ def _serve(channel: socket.socket) -> None:
 def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     """What a new process does from its start to its end; returns the exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if told.get("network"):
+        with open(f"/run/netns/{told['network']}") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
     os.environ.clear()
     os.environ.update(told["variables"])
     os.chdir(told["folder"])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class Warm:
         self._folder = folder
         self._started = 0
         # Not `torch.distributed.run`: a module that is run must not have been imported.
-        modules = ["torch", "torch.distributed", "torch.distributed.launcher.api", "forks"]
+        modules = ["torch", "torch._dynamo", "torch.distributed", "torch.distributed.launcher.api", "forks"]
         self._parent = forks.Parent(modules, ENVIRONMENT)
 
     def close(self) -> None:
@@ -98,8 +98,14 @@ class Warm:
         stdin: int | None = None,
         stdout: int | None = None,
         forked: bool = False,
+        network: str | None = None,
     ) -> Iterator[Started]:
-        """As `start`, while it runs; it is ended at the end of the block."""
+        """As `start`, while it runs; it is ended at the end of the block.
+
+        Args:
+            forked: its ranks, too.
+            network: the network namespace in which it runs.
+        """
         self._started += 1
         folder = self._folder / str(self._started)
         folder.mkdir()
@@ -108,8 +114,8 @@ class Warm:
         with open(os.devnull) as nothing, open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             given = [nothing.fileno() if stdin is None else stdin, out.fileno() if stdout is None else stdout]
             line = list(map(str, command))
-            called = ["forks:launch", nproc] if forked else ["forks:run"]
-            process = self._parent.fork(*called, *line, streams=[*given, err.fileno()], **place)
+            called = ["forks:launch", nproc or _ranks_of(line)] if forked else ["forks:run"]
+            process = self._parent.fork(*called, *line, streams=[*given, err.fileno()], network=network, **place)
         process.args = line
         try:
             yield Started(process, folder)
@@ -120,3 +126,9 @@ class Warm:
         """As `start`."""
         with self.started(*command, **options) as started:
             return started.wait()
+
+
+def _ranks_of(command: Sequence[str]) -> int:
+    """How many ranks torchrun will start, those included that it starts again."""
+    options = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
+    return int(options["--nproc-per-node"]) * (1 + int(options.get("--max-restarts", 0)))

@@ -277,7 +277,8 @@ def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
         with ddp.main_first():
             print("attempt", attempt, total.tolist())
         """
-    done = warm.start(*TORCHRUN, "--max-restarts=2", write(tmp_path, body), nproc=None, env={"PYTHONHASHSEED": "0"})
+    given = (*TORCHRUN, "--max-restarts=2", write(tmp_path, body))
+    done = warm.start(*given, nproc=None, env={"PYTHONHASHSEED": "0"}, forked=True)
     assert (done.returncode, done.stdout) == (0, "attempt 2 [2.0, 2.0, 2.0]\n"), done.stderr
     assert "hashes strings" not in done.stderr
     errors = [line.partition("ValueError: ")[2] for line in done.stderr.splitlines() if "ValueError: " in line]
@@ -322,7 +323,7 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
         folder.mkdir()
     whole = warm.start(script, cwd=folders[0], forked=True)
     env = {"PYTHONHASHSEED": "0"}
-    again = warm.start(*TORCHRUN, "--max-restarts=1", script, nproc=None, env=env, cwd=folders[1])
+    again = warm.start(*TORCHRUN, "--max-restarts=1", script, nproc=None, env=env, cwd=folders[1], forked=True)
     assert (whole.returncode, again.returncode) == (0, 0), again.stderr
     assert "failed (exitcode: " in again.stderr
     assert again.stdout == whole.stdout

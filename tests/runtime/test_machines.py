@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import world
-from starts import ENVIRONMENT, Warm, write
+from starts import ENVIRONMENT, Started, Warm, write
 
 TRAIN = """
     import json, pathlib
@@ -65,34 +65,20 @@ class Machines:
                 _ip("-n", name, "link", "set", device, "up")
             (folder / f"machine{number}").mkdir()
 
-    def torchrun(self, ranks: int, script: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+    @contextmanager
+    def torchrun(self, warm: Warm, ranks: int, script: Path, *arguments: str) -> Iterator[list[Started]]:
         """As `docs/launching.md` has it, an agent on each machine."""
-        agents = []
-        for number, name in enumerate(self.names[:-1]):
-            options = [f"--nnodes={len(self.names) - 1}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
-            options += ["--rdzv-endpoint=10.231.0.1:29500", f"--local-addr=10.231.0.{number + 1}"]
-            options += ["--rdzv-conf=is_host=true"] if number == 0 else []
-            command = [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *options,
-                str(script),
-            ]
-            agents.append(
-                subprocess.Popen(
-                    [*command, str(self.folder), str(self.folder / f"machine{number}"), *arguments],
-                    env={**ENVIRONMENT, "PYTHONHASHSEED": "0", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        return agents
+        env = {"PYTHONHASHSEED": "0", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        with ExitStack() as running:
+            agents = []
+            for number, name in enumerate(self.names[:-1]):
+                command = ["-m", "torch.distributed.run", f"--nnodes={len(self.names) - 1}"]
+                command += [f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=10.231.0.1:29500"]
+                command += [f"--local-addr=10.231.0.{number + 1}", *(["--rdzv-conf=is_host=true"] * (number == 0))]
+                command += [str(script), str(self.folder), str(self.folder / f"machine{number}"), *arguments]
+                started = warm.started(*command, nproc=None, env=env, network=name, forked=True)
+                agents.append(running.enter_context(started))
+            yield agents
 
     def close(self) -> None:
         for name in self.names:
@@ -127,11 +113,11 @@ def on_one_machine(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("machines", [4], indirect=True)
-def test_four_machines_train_as_one(machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
-    agents = machines.torchrun(1, write(tmp_path, TRAIN))
-    for agent in agents:
-        errors = agent.communicate(timeout=200)[1]
-        assert agent.returncode == 0, errors
+def test_four_machines_train_as_one(warm: Warm, machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
+    with machines.torchrun(warm, 1, write(tmp_path, TRAIN)) as agents:
+        for agent in agents:
+            done = agent.wait(200)
+            assert done.returncode == 0, done.stderr
     assert (tmp_path / "told").read_text() == on_one_machine
     for number in range(4):
         own = {"data", f"downloaded by {number}", f"through {number}"}
@@ -139,27 +125,27 @@ def test_four_machines_train_as_one(machines: Machines, tmp_path: Path, on_one_m
 
 
 @pytest.mark.parametrize("machines", [2], indirect=True)
-def test_two_machines_of_which_one_leaves(machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
+def test_two_machines_of_which_one_leaves(warm: Warm, machines: Machines, tmp_path: Path, on_one_machine: str) -> None:
     """It is killed with its agent: all ranks end, there and on the other machine, which says so once."""
-    first, second = machines.torchrun(2, write(tmp_path, TRAIN), "go on")
-    deadline = time.monotonic() + 200
-    while len(list(tmp_path.glob("machine*/through*"))) < 4:
-        ended = [agent.communicate()[1] for agent in (first, second) if agent.poll() is not None]
-        assert ended == []
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert (tmp_path / "told").read_text() == on_one_machine
-    assert sorted(path.name for path in tmp_path.glob("machine*/downloaded*")) == ["downloaded by 0", "downloaded by 2"]
-    os.kill(second.pid, signal.SIGKILL)  # `ip netns exec` has become the agent
-    begin = time.monotonic()
-    second.communicate()
-    errors = first.communicate(timeout=60)[1]
-    assert first.returncode == 1
-    assert time.monotonic() - begin < 30, "torchrun itself takes some seconds"
-    assert sum("of 4 failed:" in line for line in errors.splitlines()) == 1, errors
-    for name in machines.names[:-1]:
-        left = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
-        assert left.split() == []
+    with machines.torchrun(warm, 2, write(tmp_path, TRAIN), "go on") as (first, second):
+        deadline = time.monotonic() + 200
+        while len(list(tmp_path.glob("machine*/through*"))) < 4:
+            ended = [agent.wait().stderr for agent in (first, second) if agent.process.poll() is not None]
+            assert ended == []
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert (tmp_path / "told").read_text() == on_one_machine
+        downloaded = sorted(path.name for path in tmp_path.glob("machine*/downloaded*"))
+        assert downloaded == ["downloaded by 0", "downloaded by 2"]
+        second.process.kill()
+        begin = time.monotonic()
+        done = first.wait(60)
+        assert done.returncode == 1
+        assert time.monotonic() - begin < 30, "torchrun itself takes some seconds"
+        assert sum("of 4 failed:" in line for line in done.stderr.splitlines()) == 1, done.stderr
+        for name in machines.names[:-1]:
+            left = subprocess.run(["ip", "netns", "pids", name], check=True, capture_output=True, text=True).stdout
+            assert left.split() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SLURM's variables are read where SLURM is")

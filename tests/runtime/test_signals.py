@@ -76,9 +76,9 @@ class Job:
 @pytest.fixture
 def job(warm: Warm, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     launch = getattr(request, "param", ())
-    options = {"nproc": None} if launch else {"nproc": 2, "forked": WORKERS_OF_FORKS}
+    options = {"nproc": None if launch else 2, "env": {"PYTHONHASHSEED": "0"}, "forked": WORKERS_OF_FORKS}
     script = write(tmp_path, TRAIN)
-    with warm.started(*launch, script, env={"PYTHONHASHSEED": "0"}, cwd=tmp_path, **options) as started:
+    with warm.started(*launch, script, cwd=tmp_path, **options) as started:
         yield Job(tmp_path, started)
 
 

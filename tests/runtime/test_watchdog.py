@@ -25,7 +25,7 @@ from starts import ENVIRONMENT, START, TORCHRUN, Started, Warm, write
 SCRIPT = """
     import signal
     way = sys.argv[1]
-    ddp.setup(timeout=14)
+    ddp.setup(timeout=9)
     net = ddp.wrap_model(torch.nn.Linear(2, 1))
     def train():
         loss = net(torch.ones(4, 2)).sum()
@@ -64,9 +64,9 @@ SCRIPT = """
         train()
     print("through")
     """
-STILL = "nothing has moved for 14 s"
+STILL = "nothing has moved for 9 s"
 #: Before torch 2.2, torchrun lets rank 0 host the store; if it is stopped, the others can't ask for it.
-STOPPED = STILL if torch.__version__ >= "2.2" else "no other rank can be reached since 14 s"
+STOPPED = STILL if torch.__version__ >= "2.2" else "no other rank can be reached since 9 s"
 APART = "the ranks wait for each other in different places"
 STEP = ("loss = net(", "waits for ")
 
@@ -97,13 +97,13 @@ CASES = {
 def hangs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
     """All of them at once, as most of what they do is to wait."""
     script = write(tmp_path_factory.mktemp("hangs"), SCRIPT)
-    env = {"DP2DDP_STUCK_AFTER": "6", "PYTHONHASHSEED": "0"}
+    env = {"DP2DDP_STUCK_AFTER": "4", "PYTHONHASHSEED": "0"}
     silent, keyboard = os.pipe()
     with ExitStack() as running:
         started = {}
         for way, case in CASES.items():
             given = (*case.launch, script, way, script.parent / f"{way}.pt")
-            forked = not case.launch and (way != "workers" or WORKERS_OF_FORKS)
+            forked = way != "workers" or WORKERS_OF_FORKS
             nproc = None if case.launch else 2
             started[way] = running.enter_context(
                 warm.started(*given, nproc=nproc, env=env, stdin=silent, forked=forked)
