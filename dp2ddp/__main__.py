@@ -1,5 +1,7 @@
-"""``python -m dp2ddp`` is the command ``dp2ddp``."""
+"""The command ``dp2ddp``, also as ``python -m dp2ddp``."""
 
+import atexit
+import gc
 import os
 import sys
 
@@ -15,5 +17,18 @@ if (
 
 from dp2ddp.cli import main  # noqa: E402 - not before the path is safe
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the command, and exit as it does."""
+    atexit.register(_leave_it)
     main(prog_name="dp2ddp")
+
+
+def _leave_it() -> None:
+    """When the interpreter ends it looks for garbage in all that there is: trees of code, torch; that takes long."""
+    if "triton" not in sys.modules:  # which would complain of that
+        gc.freeze()
+
+
+if __name__ == "__main__":
+    run()

@@ -15,8 +15,6 @@ from dp2ddp.command.group import FOUND, Group
 from dp2ddp.command.options import CONVERSION, FORMAT, PATH, SPEECH, Command, RuleId, flag
 from dp2ddp.verify.cli import verify
 
-# As mypy does: what a command builds are trees that live until its end, and looking through them for garbage takes a
-# tenth of its time.
 _GARBAGE_AFTER = 200_000  # objects
 
 _MAIN_HELP = """Turn an nn.DataParallel training script into a DistributedDataParallel one that trains the same model:
@@ -79,6 +77,9 @@ Examples:
 @click.version_option(__version__, "-V", "--version", prog_name="dp2ddp")
 def main() -> None:
     """The command ``dp2ddp``."""
+    # As mypy does: what a command builds are trees that live until its end, and looking through them for garbage takes
+    # a tenth of its time.
+    gc.set_threshold(_GARBAGE_AFTER)
 
 
 # Settings of a project that make no sense for what was asked for: there, the command line decides alone.
@@ -124,7 +125,6 @@ def convert(
     **asked: Any,
 ) -> None:
     """Converts scripts or a project."""
-    gc.set_threshold(_GARBAGE_AFTER)
     # Each command imports what it needs itself: --help and --version need nothing, and libcst takes long.
     from dp2ddp import convert as conversion
 
@@ -161,7 +161,6 @@ def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
 @click.pass_context
 def check(ctx: click.Context, /, inputs: Sequence[str], entries: Sequence[str], form: str, **asked: Any) -> None:
     """Lists what would be converted."""
-    gc.set_threshold(_GARBAGE_AFTER)
     from dp2ddp.convert import check as checking
     from dp2ddp.convert import formats
 

@@ -106,6 +106,7 @@ class Keeper:
         # What was imported is nobody's garbage: to search it would only copy what all share. As Python's documentation
         # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
         gc.freeze()
+        gc.enable()
         os.setsid()
         for pipe in (self._orders, self._answers):
             pipe.close()
@@ -175,6 +176,7 @@ def main() -> list[str] | None:
     parser = argparse.ArgumentParser(prog="python -m dp2ddp.verify.start.keeper", description=__doc__)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="what to remove in the end")
     folder = parser.parse_args().folder
+    gc.disable()  # nothing but imports happens here
     # What is forked finds its standard input and output as if it had been started with them.
     orders, answers = (os.fdopen(os.dup(fd), mode, encoding="utf-8") for fd, mode in ((0, "r"), (1, "w")))
     silence = os.open(os.devnull, os.O_RDWR)
@@ -187,7 +189,8 @@ def main() -> list[str] | None:
 
 if __name__ == "__main__":
     _arguments = main()
-    if _arguments is not None:
-        from dp2ddp.verify.run import record
+    if _arguments is None:
+        os._exit(0)  # all is done, and taking torch apart takes a second
+    from dp2ddp.verify.run import record
 
-        ending.run_to_the_end(partial(record.main, _arguments))
+    ending.run_to_the_end(partial(record.main, _arguments))

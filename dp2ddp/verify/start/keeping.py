@@ -18,7 +18,7 @@ THREADS = 1  # CPU threads of a run
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
 _ENDS_SOON = 2.0
-_ALL_IMPORT = ("torch", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
+_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
 
 
 class KeeperEndedError(RuntimeError):
