@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 sys.path[:0] = [str(Path(__file__).parent)]
 import fixture_data  # noqa: E402
 from nursery import Nursery  # noqa: E402
+from starts import Warm  # noqa: E402
 
 if TYPE_CHECKING:
     from browser import Browser
@@ -109,6 +110,14 @@ def smaller_digits(small_digits: Path, tmp_path_factory: pytest.TempPathFactory)
 def nursery() -> Iterator[Nursery]:
     """Where runs are forked from: importing torch is most of a short run."""
     made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """Scripts that are started without importing torch anew: `warm.start(script, *arguments)`."""
+    made = Warm(tmp_path_factory.mktemp("warm"))
     yield made
     made.close()
 

@@ -47,9 +47,14 @@ def test_any_text(text: str, number: int) -> None:
     fuzz.check(f"{text}\n{fuzz.WRAP}", fuzz.options(number, 0))
 
 
-@pytest.mark.parametrize("path", list(fuzz.real_files(12, seed=7)), ids=lambda path: path.name)
-def test_files_of_the_environment(path: Path) -> None:
-    for name, text in fuzz.texts_of(path):
+@pytest.fixture(scope="module")
+def real_files() -> list[Path]:
+    return list(fuzz.real_files(12, seed=7))
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_files_of_the_environment(real_files: list[Path], number: int) -> None:
+    for name, text in fuzz.texts_of(real_files[number]):
         tally = fuzz.Tally()
         fuzz.measured(tally, name, text, Options())
         assert not tally.failures

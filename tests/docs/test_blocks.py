@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -16,6 +13,7 @@ import blocks
 import pytest
 from blocks import Block
 from click.testing import CliRunner
+from starts import Warm
 
 from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import convert_source
@@ -39,8 +37,8 @@ PRINTED = [block for block in BLOCKS if block.comment == "printed by: python tra
 # Before click 8.2 the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 _RUNNER = """
-import os, sys
-sys.path.insert(0, {runtime!r})
+import os, sys, torch
+torch.set_num_threads(1)
 if {ranks} > 1:
     import dp2ddp_runtime
     dp2ddp_runtime.setup()
@@ -54,16 +52,13 @@ for name, text in {scripts!r}:
 """
 
 
-def run(folder: Path, scripts: dict[str, str], ranks: int) -> dict[str, str]:
+def run(warm: Warm, folder: Path, scripts: dict[str, str], ranks: int) -> dict[str, str]:
     """What each script prints. They run one after the other in the same processes: importing torch takes seconds."""
     folder.mkdir()
     named = [(name.replace("/", "-"), text) for name, text in scripts.items()]
-    values = {"runtime": str(blocks.ROOT / "runtime"), "ranks": ranks, "scripts": named, "folder": str(folder)}
-    (folder / "runner.py").write_text(_RUNNER.format(**values))
-    variables = {**os.environ, "DP2DDP_NPROC": str(ranks), "DP2DDP_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "runner.py"], cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
+    runner = folder / "runner.py"
+    runner.write_text(_RUNNER.format(ranks=ranks, scripts=named, folder=str(folder)))
+    result = warm.start(runner, nproc=ranks, cwd=folder, forked=ranks > 1)
     assert result.returncode == 0, result.stderr
     _, *parts = re.split(r"^== (.*)\n", result.stdout, flags=re.MULTILINE)
     return dict(zip(scripts, parts[1::2]))
@@ -117,7 +112,7 @@ def test_verify_ends_with_what_is_shown(told: Callable[[Block], str]) -> None:
     }, command
 
 
-def test_scripts_print_the_same_on_two_ranks(tmp_path: Path) -> None:
+def test_scripts_print_the_same_on_two_ranks(warm: Warm, tmp_path: Path) -> None:
     originals = {str(block): blocks.before_and_after(block.text)[0] for block in DIFFS if not block.comment}
     conversions = {str(block): blocks.before_and_after(block.text)[1] for block in DIFFS if not block.comment}
     originals.update((str(block), block.text) for block in FILES)
@@ -125,8 +120,8 @@ def test_scripts_print_the_same_on_two_ranks(tmp_path: Path) -> None:
     by_hand = {str(block): block.text for block in BY_HAND}
     assert len(originals) >= 5
     assert len(by_hand) >= 6
-    expected = run(tmp_path / "alone", {**originals, **by_hand}, ranks=1)
-    got = run(tmp_path / "two", {**conversions, **by_hand}, ranks=2)
+    expected = run(warm, tmp_path / "alone", {**originals, **by_hand}, ranks=1)
+    got = run(warm, tmp_path / "two", {**conversions, **by_hand}, ranks=2)
     for name in originals:
         assert expected[name]
         assert got[name] == expected[name], name

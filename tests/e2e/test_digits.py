@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fixture_data
 import pytest
 import torch
-from torchvision.datasets import MNIST
 
 digits = fixture_data.digits
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Any:
+    """torchvision's class: importing it takes seconds, in each process that collects tests."""
+    return importlib.import_module("torchvision.datasets").MNIST
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +33,8 @@ def flat(sklearn_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_torchvision_reads_the_scaled_digits(sklearn_digits: Path) -> None:
-    train, test = (MNIST(str(sklearn_digits), train=part, download=True) for part in (True, False))
+def test_torchvision_reads_the_scaled_digits(mnist: Any, sklearn_digits: Path) -> None:
+    train, test = (mnist(str(sklearn_digits), train=part, download=True) for part in (True, False))
     assert (len(train), len(test)) == (1438, 359)
     assert train.data.shape[1:] == (28, 28)
     assert sorted(set(train.targets.tolist())) == list(range(10))
@@ -35,9 +42,9 @@ def test_torchvision_reads_the_scaled_digits(sklearn_digits: Path) -> None:
     assert int(train.data[:, :4].max()) == 0  # centred, with MNIST's margin
 
 
-def test_a_folder_is_copied_and_unpacked(flat: Path, sklearn_digits: Path, tmp_path: Path) -> None:
+def test_a_folder_is_copied_and_unpacked(mnist: Any, flat: Path, sklearn_digits: Path, tmp_path: Path) -> None:
     assert digits.prepare(tmp_path / "new", flat) == tmp_path / "new"
-    copied, expected = (MNIST(str(root), train=False) for root in (tmp_path / "new", sklearn_digits))
+    copied, expected = (mnist(str(root), train=False) for root in (tmp_path / "new", sklearn_digits))
     assert torch.equal(copied.data, expected.data)
     assert torch.equal(copied.targets, expected.targets)
 
@@ -68,22 +75,22 @@ def test_a_folder_without_the_files_is_an_error_of_one_line(tmp_path: Path) -> N
 
 
 def test_without_source_and_network_the_digits_are_scikit_learn_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mnist: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
 
     monkeypatch.delenv("DP2DDP_MNIST", raising=False)
-    monkeypatch.setattr(MNIST, "download", no_network)
+    monkeypatch.setattr(mnist, "download", no_network)
     digits.prepare(tmp_path)
     assert "scikit-learn" in capsys.readouterr().out
     assert digits.complete(digits.raw_folder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
 
 
-def test_a_subset_is_the_beginning(small_digits: Path, sklearn_digits: Path, tmp_path: Path) -> None:
-    assert len(MNIST(str(small_digits), train=True)) == 1207
-    subset = MNIST(str(digits.subset(sklearn_digits, tmp_path, 10, 3)), train=True)
-    whole = MNIST(str(sklearn_digits), train=True)
+def test_a_subset_is_the_beginning(mnist: Any, small_digits: Path, sklearn_digits: Path, tmp_path: Path) -> None:
+    assert len(mnist(str(small_digits), train=True)) == 1207
+    subset = mnist(str(digits.subset(sklearn_digits, tmp_path, 10, 3)), train=True)
+    whole = mnist(str(sklearn_digits), train=True)
     assert torch.equal(subset.data, whole.data[:10])
     assert torch.equal(subset.targets, whole.targets[:10])

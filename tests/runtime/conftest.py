@@ -10,7 +10,6 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 from rank_pool import RankPool  # noqa: E402
-from starts import Warm  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +18,3 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """Scripts that are started without importing torch anew: `warm.start(script, *arguments)`."""
-    made = Warm(tmp_path_factory.mktemp("warm"))
-    yield made
-    made.close()

@@ -74,7 +74,7 @@ def test_a_hang_up_that_is_ignored_ends_nothing(warm: Warm, tmp_path: Path) -> N
         time.sleep(1)
         print("through", ddp.all_reduce(1))
         """
-    with warm.started(write(tmp_path, body), cwd=tmp_path) as job:  # its own launch: forks skip that of the script
+    with warm.started(write(tmp_path, body), cwd=tmp_path, forked=True) as job:
         job.wait_for(tmp_path / "began0")
         job.process.send_signal(signal.SIGHUP)
         (tmp_path / "sent").touch()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
+from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from starts import Warm
 
 from dp2ddp.cli import main
 from dp2ddp.verify.run import runs
-from dp2ddp.verify.start import keeping
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
@@ -229,23 +227,26 @@ def test_beside_a_branch_of_its_own_the_rest_trains_the_same(script: Path) -> No
     assert "They agree" in verify("train.py", "--nproc", "2", "--allow-ddp")
 
 
-def test_the_branch_of_its_own_does_what_it_did(script: Path) -> None:
+def test_the_branch_of_its_own_does_what_it_did(warm: Warm, script: Path) -> None:
     script.write_text(_HEAD + OWN_DDP)
     converted = script.with_name("train_ddp.py")
     result = CliRunner().invoke(main, ["convert", "train.py", "-o", converted.name, "--allow-ddp"])
     assert result.exit_code == 0, result.output
-    printed = [_run_as_ranks(path, script.parent) for path in (script, converted)]
+    printed = [_run_as_ranks(warm, path) for path in (script, converted)]
     assert len(printed[0][0]) == 4
     assert printed[0] == printed[1]
 
 
-def _run_as_ranks(path: Path, folder: Path) -> list[list[str]]:
+def _run_as_ranks(warm: Warm, path: Path) -> list[list[str]]:
     """What two ranks print, started as torchrun starts them."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs._free_port()), "WORLD_SIZE": "2"}
-    common = {**os.environ, **place, "PYTHONPATH": keeping.python_path(), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(path)]
-    started = [
-        subprocess.Popen(command, cwd=folder, env={**common, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE)
-        for rank in "01"
-    ]
-    return [process.communicate(timeout=120)[0].decode().splitlines() for process in started]
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(
+                warm.started(path, nproc=None, cwd=path.parent, env={**place, "RANK": rank, "LOCAL_RANK": rank})
+            )
+            for rank in "01"
+        ]
+        done = [rank.wait() for rank in ranks]
+    assert [rank.returncode for rank in done] == [0, 0], done
+    return [rank.stdout.splitlines() for rank in done]
