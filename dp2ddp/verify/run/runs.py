@@ -19,7 +19,7 @@ from types import TracebackType
 from dp2ddp.verify.run import recording, scratch
 from dp2ddp.verify.run.options import Options as Options
 from dp2ddp.verify.run.recording import Recording
-from dp2ddp.verify.start import keeping
+from dp2ddp.verify.start import keeping, signals
 from dp2ddp.verify.start.keeping import Keeping, Kept
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
@@ -159,9 +159,11 @@ def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]],
 
     Raises:
         subprocess.TimeoutExpired: one took longer than its timeout; its `cmd` says which.
+        SystemExit: a signal has come (`ending_orderly`).
     """
     done: dict[str, Run] = {}
     while True:
+        signals.heed()
         for name in running.keys() - done.keys():
             try:
                 run = running[name].poll()

@@ -23,7 +23,8 @@ def ending_orderly() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         for each in taken:
             signal.signal(each, signal.SIG_DFL)
-        raise SystemExit(SIGNAL_BASE + number)
+        _codes.append(SIGNAL_BASE + number)
+        heed()
 
     if threading.current_thread() is threading.main_thread():
         taken = [number for number in _ENDING if signal.getsignal(number) == signal.SIG_DFL]
@@ -36,3 +37,13 @@ def ending_orderly() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+        _codes.clear()
+
+
+def heed() -> None:
+    """Raise `SystemExit` if a signal has come; again, should somebody have caught it: parts of torch do at import."""
+    if _codes:
+        raise SystemExit(_codes[0])
+
+
+_codes: list[int] = []  # the exit code, once there was a signal
