@@ -158,9 +158,11 @@ class WrappedModel(DistributedDataParallel):
         reducer = self._replica.reducer(modules) if torch.is_grad_enabled() else None
         call = self._inputs.cut((args, kwargs), self.device)
         before = self._effects.begin(self.module, modules)
+        has_rows = world.rank() < call.chunks
+        inside = contextlib.nullcontext() if reducer is None else reducer.in_forward(has_rows)
         try:
             # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
-            with rng.forward if world.rank() < call.chunks else rng.Stream(rank=0):
+            with inside, rng.forward if has_rows else rng.Stream(rank=0):
                 output = _run(self.module, *call.own)
         finally:
             self._effects.undo(before)

@@ -11,14 +11,16 @@ afterwards is new. A hook where a bucket's last gradient arrives sends the bucke
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import collectives, waiting
+from . import collectives, waiting, world
 from .buckets import Bucket, average_sparse, plan
 
 Params = Sequence[torch.nn.Parameter]
@@ -48,6 +50,8 @@ class Reducer:
         self._order: Params = []  # backward's
         self._first: set[torch.nn.Parameter] = set()  # reached before any output: the script uses them, too
         self._nested = False  # gradients came in backwards inside the backward (reentrant checkpoints)
+        self._launched = 0  # buckets
+        self._arrived: dict[torch.nn.Parameter, None] = {}  # in backward's order
         self._handles: list[Any] = []
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._signature: Any = None
@@ -83,6 +87,39 @@ class Reducer:
         add: Any = torch.nn.Parameter.register_post_accumulate_grad_hook
         self._handles += [add(param, _Hook(self)) for param in hooked]
 
+    @contextlib.contextmanager
+    def in_forward(self, has_rows: bool) -> Iterator[None]:
+        """While a module's forward runs: a backward that it calls adds up what the ranks make of their rows.
+
+        So do `nn.DataParallel`'s replicas, each with a loss of its own. (An output's gradient tells each rank its share
+        of one loss.)
+
+        Args:
+            has_rows: whether this rank's part counts.
+        """
+        backward = torch.autograd.backward
+        torch.autograd.backward = functools.partial(self._add_up, backward, has_rows)
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+
+    def _add_up(self, backward: Callable[..., None], has_rows: bool, /, *args: Any, **kwargs: Any) -> None:
+        before = _Backward()
+        before.reducers, before.before = [self], {param: param.grad for param in self.params}
+        averages, self.enabled = self.enabled, False
+        for param in self.params:
+            param.grad = None
+        try:
+            backward(*args, **kwargs)
+        finally:
+            self.enabled = averages
+        for grad in [param.grad.data for param in self.params if param.grad is not None]:
+            grad.mul_(world.world_size()) if has_rows else grad.zero_()
+        self._launched, self._arrived = 0, {}
+        before.finish() if averages else before.add_up()
+        self.piled_up |= not averages
+
     def watch(self, outputs: Sequence[torch.Tensor]) -> None:
         """Take part in each backward through `outputs`, even if it reaches no parameter on this rank."""
         for output in outputs if self.params else ():
@@ -92,8 +129,7 @@ class Reducer:
     def _take_part(self, grad: torch.Tensor | None, reached: torch.nn.Parameter | None = None) -> None:
         self.piled_up |= not self.enabled
         if self.enabled and self not in _running.reducers:
-            self._launched = 0
-            self._arrived: dict[torch.nn.Parameter, None] = {}  # in backward's order
+            self._launched, self._arrived = 0, {}
             _running.add(self, reached)
 
     def on_gradient(self, param: torch.nn.Parameter) -> None:
@@ -180,7 +216,7 @@ class _Backward:
         """
         if not self.reducers:
             self.task = _graph_task()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.reducers.append(reducer)
         if reached is not None:
             self.before[reached] = None
@@ -201,7 +237,7 @@ class _Backward:
             hooks.update(taken)
 
     @torch.no_grad()
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """First launch what is left of all models, then wait, so that no rank waits for another."""
         self.end()
         for reducer in self.reducers:
@@ -210,9 +246,10 @@ class _Backward:
         with waiting.Waiting("the gradients of a backward", works):
             for reducer in self.reducers:
                 reducer.finish()
-        self._add_up()
+        self.add_up()
 
-    def _add_up(self) -> None:
+    @torch.no_grad()
+    def add_up(self) -> None:
         """Call the script's hooks with the averages, and add these to the gradients from before, as autograd would."""
         hooked = dict.fromkeys(param for param, *_ in self._hooks if param.grad is not None)
         for param in hooked:

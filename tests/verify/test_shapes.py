@@ -122,6 +122,22 @@ SCRIPTS = {
         _STEP,
         _EPOCHS,
     ),
+    "a forward that calls backward": (
+        """
+        class Training(Net):
+            def forward(self, x, y):
+                loss = F.cross_entropy(super().forward(x), y)
+                loss.backward()
+                return loss.detach()
+        net = nn.DataParallel(Training()).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for epoch in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                print("loss %.5f" % net(x.cuda(), y.cuda()).mean().item())
+                optimizer.step()
+        """,
+    ),
     "past forward": (
         """
         net = nn.DataParallel(Net()).cuda()

@@ -148,6 +148,8 @@ class Recorder:
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_in_replica():  # each has a loss of its own, and rank 0 has its own alone
+                return backward(tensors, *args, **kwargs)
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
             self._write("loss", value=value, at=self._at())
@@ -203,6 +205,17 @@ class Recorder:
             return index
 
         return recording
+
+
+def _is_in_replica() -> bool:
+    """Whether what runs was called by the forward of a wrapped model."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") not in _RUNNING_REPLICAS:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
 
 
 def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
