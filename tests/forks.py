@@ -140,7 +140,7 @@ def launch(ranks: int, *command: str) -> None:
     def popen(args: Sequence[str], **options: Any) -> _Rank:
         return next(begin).go_on(args[1:], **options)
 
-    stand_in = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+    stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     launcher: Any
     if command[:2] != ("-m", "torch.distributed.run"):
         launcher = importlib.import_module("dp2ddp_runtime.launcher")
