@@ -502,8 +502,9 @@ def test_beside_the_scripts_own_ddp(warm: Warm, tmp_path: Path) -> None:
             )
             for r in ("0", "1")
         ]
-        printed = [rank.wait().stdout for rank in ranks]
-    assert printed == [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
+        done = [rank.wait() for rank in ranks]
+    expected = [f"world (0, 1) group ({rank}, 2) model False\n" for rank in range(2)]
+    assert [rank.stdout for rank in done] == expected, [rank.stderr for rank in done]
 
 
 def test_before_setup_the_device_is_whichever_setup_will_choose(monkeypatch: pytest.MonkeyPatch) -> None:
