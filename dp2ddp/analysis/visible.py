@@ -18,6 +18,9 @@ def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
     """`device_ids` as it can be written where the processes start, None where it can't."""
     seen: set[tuple[ast.AST | None, str]] = set()
     while node is not None:
+        counted = _counted(facts, node)
+        if counted is not None:
+            return counted
         if visible(facts, launch, node):
             return None if _is_set_later(facts, launch, node) else " ".join(facts.source.segment(node).split())
         if not isinstance(node, ast.Name) or (facts.source.function(node), node.id) in seen:
@@ -25,6 +28,23 @@ def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
         seen.add((facts.source.function(node), node.id))
         node = _only_value(facts, node)
     return None
+
+
+def _counted(facts: Facts, node: ast.expr) -> str | None:
+    """`range(n)` and `list(range(n))` with what `n` is, if that is the number of devices, wherever it was counted."""
+    inner = node
+    while isinstance(inner, ast.Call) and facts.names.qualified(inner.func) in ("builtins.range", "builtins.list"):
+        if len(inner.args) != 1 or inner.keywords:
+            return None
+        inner = inner.args[0]
+    if not isinstance(inner, ast.Name) or inner is node:
+        return None
+    value = _only_value(facts, inner)
+    path = facts.names.qualified(value.func) if isinstance(value, ast.Call) else None
+    return ast.unparse(node).replace(f"({inner.id})", f"({path}())") if path in DEVICE_COUNTS else None
+
+
+DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 
 
 def visible(facts: Facts, launch: Launch, node: ast.expr) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
-from dp2ddp.analysis.visible import written
+from dp2ddp.analysis.visible import DEVICE_COUNTS, written
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -23,8 +23,7 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
-_COUNTS = ("torch.cuda.device_count()", "torch.accelerator.device_count()")
-_ALL_DEVICES = frozenset({"None", *(text for n in _COUNTS for text in (f"range({n})", f"list(range({n}))"))})
+_ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"range({n}())", f"list(range({n}()))"))})
 
 
 class LaunchRule(Rule):

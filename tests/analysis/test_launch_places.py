@@ -212,6 +212,10 @@ PLACES = {
         "<net = nn.DataParallel(Net(), device_ids=list(range(torch.cuda.device_count())))>",
         "ddp.setup()",
     ),
+    "all devices that are counted before": (
+        "n = torch.cuda.device_count()\n<net = nn.DataParallel(Net(), device_ids=range(n))>",
+        "ddp.setup()",
+    ),
     "an output device is not a list of devices": (
         "<net = nn.DataParallel(Net(), device_ids=None, output_device=0)>",
         "ddp.setup()",
@@ -242,6 +246,13 @@ def test_devices_that_are_not_known_get_a_note() -> None:
     assert "ddp.setup()\nprint(1)" in result.new_text
     assert [n.rule for n in result.notes] == ["DDP001"]
     assert "not known where the processes start" in result.notes[0].what
+
+
+def test_devices_that_are_counted_further_down_are_known() -> None:
+    lines = "n = torch.cuda.device_count()\n    net = nn.DataParallel(Net(), device_ids=list(range(n)))\nmain()\n"
+    result = launched(f"{_IMPORTS}def main():\n    print(1)\n    {lines}")
+    assert "    ddp.setup()\n    print(1)" in result.new_text
+    assert not result.notes
 
 
 @pytest.mark.parametrize(
