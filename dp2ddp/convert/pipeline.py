@@ -116,7 +116,7 @@ def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, d
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    return link(read, entries, resolve, commands=commands), texts, read
+    return link(read, entries, resolve, commands=commands, reached=programs), texts, read
 
 
 def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

@@ -64,7 +64,7 @@ def read(text: str, path: str) -> FileImports:
     bound.visit(tree.body)
     return FileImports(
         imports=list(dict.fromkeys(each for node in [*statements, *nodes] for each in _imports(node))),
-        folders=list(dict.fromkeys(each for node in nodes for each in _folders(node))),
+        folders=list(dict.fromkeys(_folders(nodes))),
         additions=additions(tree, path) if "sys.path" in text else (),
         names=frozenset(bound.names),
         stars=[each for node in bound.stars for each in _imports(node)],
@@ -94,18 +94,31 @@ def _imports(node: ast.AST) -> Iterator[Import]:
             yield Import(name)
 
 
-def _folders(node: ast.AST) -> Iterator[str]:
-    if not isinstance(node, ast.Call) or not _picks_module(node):
-        return
-    start: ast.expr = node.args[0]
-    while isinstance(start, ast.BinOp) and isinstance(start.op, ast.Add):
-        start = start.left
-    if isinstance(start, ast.JoinedStr) and start.values:
-        start = start.values[0]
-    if start is not node.args[0] and isinstance(start, ast.Constant) and isinstance(start.value, str):
-        prefix, dot, _ = start.value.rpartition(".")
+def _folders(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    given = [node.args[0] for node in nodes if isinstance(node, ast.Call) and _picks_module(node)]
+    names = {each.id for each in given if isinstance(each, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+            given.append(node.value)
+    for each in given:
+        prefix, dot, _ = _beginning(each).rpartition(".")
         if dot and prefix:
             yield prefix
+
+
+def _beginning(text: ast.expr) -> str:
+    """How a text begins that is put together: by `+`, `%`, `format()` or as an f-string. Empty for a constant."""
+    start, until = text, ""
+    while isinstance(start, ast.BinOp) and isinstance(start.op, (ast.Add, ast.Mod)):
+        until = "%" if isinstance(start.op, ast.Mod) else until
+        start = start.left
+    if isinstance(start, ast.Call) and isinstance(start.func, ast.Attribute) and start.func.attr == "format":
+        start, until = start.func.value, "{"
+    if isinstance(start, ast.JoinedStr) and start.values:
+        start = start.values[0]
+    known = start is not text and isinstance(start, ast.Constant) and isinstance(start.value, str)
+    constant = str(start.value) if known and isinstance(start, ast.Constant) else ""
+    return constant.partition(until)[0] if until else constant
 
 
 def _picks_module(node: ast.Call) -> bool:

@@ -7,7 +7,7 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from dp2ddp.errors import BadInput
@@ -25,11 +25,17 @@ class Layout:
 
     An absolute import is looked for in the script's own folder, in what the program adds to `sys.path`, in the folders
     above up to the root, and last, with `guess`, wherever the project has exactly one file whose path ends so.
+
+    Args:
+        inside: tells the files directly in a folder, where `files` yields not all that belong to the project.
     """
 
-    def __init__(self, files: Mapping[str, str], *, guess: bool = True) -> None:
+    def __init__(
+        self, files: Mapping[str, str], *, guess: bool = True, inside: Callable[[str], Sequence[str]] | None = None
+    ) -> None:
         self._files = files
         self._guess = guess
+        self._inside = inside or (lambda folder: self._known_inside.get(folder, ()))
         self._read: dict[str, FileImports] = {}
         self._folders: dict[str, tuple[str, ...]] = {}
         self._programs: dict[str, list[str]] = {}
@@ -100,7 +106,10 @@ class Layout:
             package = self._resolve(path, entry, Import(prefix))
             if package is not None and package.endswith(_INIT):
                 yield package
-                yield from self._inside.get(posixpath.dirname(package), ())
+                yield from self._inside(posixpath.dirname(package))
+            elif package is None:  # a folder without an `__init__.py`
+                bases = self._bases(_parts(prefix), entry, None)
+                yield from next(filter(None, map(self._inside, bases)), ())
 
     def _packages(self, target: str, importer: str) -> Iterator[str]:
         """The ``__init__.py`` that run before `target` does, those of `importer` itself left out."""
@@ -187,10 +196,10 @@ class Layout:
         return found
 
     @cached_property
-    def _inside(self) -> Mapping[str, Sequence[str]]:
+    def _known_inside(self) -> Mapping[str, Sequence[str]]:
         """The files directly in each folder."""
         found: dict[str, list[str]] = defaultdict(list)
-        for path in sorted(self._files) if self._guess else ():
+        for path in sorted(self._files):
             found[posixpath.dirname(path)].append(path)
         return found
 

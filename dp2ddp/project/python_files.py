@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -47,6 +48,11 @@ class PythonFiles(Mapping[str, str]):
 
     def __getitem__(self, path: str) -> str:
         return self.source(path).text
+
+    def inside(self, folder: str) -> list[str]:
+        """The files of the project directly in a folder."""
+        paths = (posixpath.join(folder, path.name) for path in sorted((self.root / folder).glob("*.py")))
+        return [path for path in paths if path in self]
 
     def is_known(self, path: str) -> bool:
         """Whether the file was known beforehand."""

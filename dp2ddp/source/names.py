@@ -221,7 +221,9 @@ class Names:
     def reachable(self, entry: ast.Module) -> set[ast.Module]:
         """A module and those of the program's own that it imports, directly or not."""
         imports = [n for n in self._modules if self.source.module(n) is entry]
-        return {entry}.union(*(self.modules_behind(n) for n in imports))  # type: ignore[arg-type]
+        found = {entry}.union(*(self.modules_behind(n) for n in imports))  # type: ignore[arg-type]
+        reached = self.source.reached.get(self.source.file(entry).name, ())
+        return found.union(file.tree for file in self.source.files if file.name in reached)
 
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""

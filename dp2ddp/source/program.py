@@ -62,12 +62,14 @@ class ParsedProgram:
         entries: the files that are started, by name.
         resolve: finds the file that an import means.
         commands: of these, the functions by which commands start them, by the file's name.
+        reached: the names of the files that an entry may import, also of those that it picks at run time, by its name.
     """
 
     files: Sequence[File]
     entries: Sequence[str]
     resolve: Resolve
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
     # Of lines that aren't ASCII, how many bytes come before each character.
@@ -264,11 +266,13 @@ def link(
     resolve: Resolve,
     *,
     commands: Mapping[str, Sequence[str]] | None = None,
+    reached: Mapping[str, Sequence[str]] | None = None,
 ) -> ParsedProgram:
     """The files of one program, `texts` by name.
 
     Args:
         commands: of the entries, the functions by which commands start them.
+        reached: the names of the files that each of them may import.
 
     Raises:
         BadInput: one of them is no Python that this interpreter reads.
@@ -282,4 +286,4 @@ def link(
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return ParsedProgram(files, entries, resolve, commands or {})
+    return ParsedProgram(files, entries, resolve, commands or {}, reached or {})
