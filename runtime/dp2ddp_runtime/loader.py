@@ -111,7 +111,7 @@ class _RankLoader(DataLoader[Any]):
         # Through __dict__: a DataLoader doesn't let its batch sampler be set.
         self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)
         self.num_workers = -(-self.num_workers // world.current().local_world_size)
-        self.worker_init_fn = functools.partial(_seed_worker, world.rank(), self.worker_init_fn)
+        self.worker_init_fn = functools.partial(_seed_worker, world.rank(), world.world_size(), self.worker_init_fn)
         if hasattr(self, "in_order"):
             self.in_order = True  # the ranks' chunks have to belong together
 
@@ -153,12 +153,18 @@ def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> 
         then(worker_id)
 
 
-def _seed_worker(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:
-    """A `worker_init_fn`: gives this rank's workers seeds of their own, then runs the script's function."""
+def _seed_worker(rank: int, ranks: int, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """A `worker_init_fn`: gives this rank's workers seeds and ids of their own, then runs the script's function.
+
+    Scripts seed their own generators from either, which must not draw the same numbers on all ranks.
+    """
     info = get_worker_info()
     assert info is not None
     seed = (info.seed + (rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
-    object.__setattr__(info, "seed", seed)  # scripts seed their own generators from it; it is read-only
+    worker_id += rank * info.num_workers
+    told = {"seed": seed, "id": worker_id, "num_workers": ranks * info.num_workers}
+    for name, value in told.items():
+        object.__setattr__(info, name, value)  # it is read-only
     rng.seed_generators(seed)
     if then is not None:
         then(worker_id)

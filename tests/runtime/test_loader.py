@@ -247,7 +247,8 @@ class Seeds(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
         assert info is not None
-        return info.seed, torch.initial_seed(), random.random(), float(np.random.rand()), marker["worker"]
+        place = [info.id, info.num_workers]
+        return info.seed, torch.initial_seed(), random.random(), float(np.random.rand()), marker["worker"], place
 
 
 marker = {"worker": -1}
@@ -271,9 +272,10 @@ def test_workers_of_ranks_have_seeds_of_their_own_unless_all_load_all(ranks: Ran
     first, second = ranks(2, worker_seeds, False, True)
     assert first == second
     for batch in (*first[0], *first[1]):
-        (_, (seeds, initial, drawn, numbers, marks)) = batch
+        (_, (seeds, initial, drawn, numbers, marks, (_, (ids, counts)))) = batch
         assert seeds == initial
-        assert marks[1] == [10] * 4, "the script's worker_init_fn ran, after the seeding"
+        assert marks[1] == [10, 10, 11, 11], "the script's worker_init_fn ran, after the seeding"
+        assert (ids[1], counts[1]) == ([0, 0, 1, 1], [2] * 4), "no two workers are the same one"
         for column in (seeds, drawn, numbers):
             assert not set(column[1][:2]) & set(column[1][2:]), "rows of another rank"
         assert len(set(drawn[1])) == len(set(numbers[1])) == 4
