@@ -61,6 +61,14 @@ class Started:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
+    def wait_for_error(self, text: str) -> None:
+        """Wait until `text` stands in what it has written to standard error. AssertionError as for `wait_for`."""
+        deadline = time.monotonic() + 60
+        while text not in (self._folder / "stderr").read_text():
+            assert self.process.poll() is None, self.wait().stderr
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     def wait(self, timeout: float = _WITHIN) -> Done:
         """Wait until it has ended; TimeoutExpired if it takes more than `timeout` seconds."""
         deadline = time.monotonic() + timeout

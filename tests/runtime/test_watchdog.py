@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -47,6 +48,8 @@ SCRIPT = """
             for _ in DataLoader(Slow([1]), num_workers=1):
                 pass
     if "main stopped" in way and ddp.rank() == 0:
+        with open(sys.argv[2], "w") as file:
+            file.write(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     if way == "backward":
         out = net(torch.ones(4, 2))
@@ -117,6 +120,9 @@ def hangs(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 def test_who_hangs_and_where(hangs: dict[str, Started], way: str) -> None:
     why, *ranks, launch = CASES[way]
     lines = (START + textwrap.dedent(SCRIPT)).splitlines()
+    if launch and "stopped" in way:  # torchrun asks it to end, and waits for 30 s
+        hangs[way].wait_for_error(f"dp2ddp: {why}:")
+        os.kill(int(Path(hangs[way].process.args[-1]).read_text()), signal.SIGKILL)
     done = hangs[way].wait()
     assert done.returncode == 1
     assert ("through" in done.stdout) == (way == "more")
