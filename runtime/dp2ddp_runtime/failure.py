@@ -34,9 +34,15 @@ _EXIT_WITHIN = 30  # seconds
 def exit_now(code: int) -> NoReturn:
     """Do what was registered for the exit (`atexit`), and end this process."""
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(code)
+
+
+def flush() -> None:
+    """Write out what was printed, also where the script's own `sys.stdout` writes to Python's and never flushes it."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, ValueError, OSError):  # it can't flush; is closed; nobody reads it any more
+            stream.flush()  # type: ignore[union-attr]
 
 
 def install() -> None:

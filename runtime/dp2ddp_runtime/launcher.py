@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from . import signals
-from .failure import FAILED, LEFT, SIGNAL_BASE, exit_now
+from .failure import FAILED, LEFT, SIGNAL_BASE, exit_now, flush
 from .file_sync import counted
 from .world import PLACE, environment
 
@@ -73,6 +73,7 @@ def launch(nproc: int) -> NoReturn:
     job = {"WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "LAUNCHER": os.getpid(), "PORT": port, "SECRET": secret}
     env = _environment(nproc)
     ranks: list[Process] = []
+    flush()  # what was printed so far comes before what the ranks print, in a file, too
     for rank in range(nproc):
         place = {name: str(value) for name, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()}
         # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.

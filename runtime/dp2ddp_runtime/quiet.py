@@ -21,6 +21,7 @@ from contextlib import redirect_stderr
 from typing import Any
 
 from . import launcher, world
+from .failure import flush
 from .place import files
 
 
@@ -60,7 +61,7 @@ class HeldOutput:
 
 
 def _lead_output(descriptor: int) -> None:
-    sys.stdout.flush()
+    flush()
     os.dup2(descriptor, 1)
 
 

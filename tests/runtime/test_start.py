@@ -174,3 +174,21 @@ def test_torchrun_and_a_worker_that_imports_the_script_again(launched: Observed)
 def test_strings_that_each_rank_hashes_by_itself_are_told_once(launched: Observed) -> None:
     assert launched.done.stderr.count("each rank hashes strings with a seed of its own") == 1
     assert f"{launched.script}:{launched.line('ddp.setup(init_method=')}: UserWarning" in launched.done.stderr
+
+
+def test_what_is_printed_into_a_file_is_complete_and_in_order(tmp_path: Path) -> None:
+    """Through an output of the script's own, which keeps a copy and never flushes; and a rank fails."""
+    body = """
+        class Tee:
+            def __init__(self): self.terminal, self.copy = sys.stdout, []
+            def write(self, text): self.terminal.write(text), self.copy.append(text)
+        sys.stdout = Tee()
+        print("before")
+        ddp.setup()
+        print("rank", ddp.rank())
+        ddp.barrier()
+        raise ValueError
+        """
+    done = start(write(tmp_path, body), env={"PYTHONUNBUFFERED": ""})
+    assert (done.returncode, done.stdout) == (1, "before\nrank 0\n")
+    assert "AttributeError" not in done.stderr
