@@ -20,6 +20,7 @@ ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "DP2DDP_DEVICE": "cpu",
+    "PYTHONUNBUFFERED": "1",  # so that what children print stands where they print it
 }
 START = "import os, sys, time\nimport torch\nimport dp2ddp_runtime as ddp\n"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
