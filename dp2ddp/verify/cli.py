@@ -51,7 +51,9 @@ class _Verify(Command):
                 raise
             ours, theirs = self._sorted(given)
             command = shlex.join([*ctx.command_path.split(), *ours, "--", *theirs])
-            raise click.UsageError(f"{error.format_message()}. SCRIPT's own go after --: {command}", ctx) from error
+            what = error.format_message()
+            what = what if what.endswith((".", "?")) else f"{what}."
+            raise click.UsageError(f"{what} SCRIPT's own go after --: {command}", ctx) from error
 
     def _sorted(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """The arguments that are this command's, the script among them, and the others, which must be the script's."""
@@ -64,7 +66,8 @@ class _Verify(Command):
             option = options.get(argument.partition("=")[0])
             if option is not None:
                 ours.append(argument)
-                takes = not option.is_flag and "=" not in argument and option.name != "synthetic_data"
+                takes = not option.is_flag and "=" not in argument
+                takes = takes and (option.name != "synthetic_data" or "".join(rest[:1]).isdigit())
                 ours += [rest.pop(0)] if takes and rest else []
             elif not argument.startswith("-") and not scripts and not theirs:
                 ours.append(argument)

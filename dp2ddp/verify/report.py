@@ -14,6 +14,7 @@ from rich.text import Text
 from dp2ddp.verify.compare.over_seeds import Repeats
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.steps import StepDifference
+from dp2ddp.verify.counting import counted
 from dp2ddp.verify.verdict import AGREE, Verdict
 
 _SHOWN = 12  # rows of the table, at most
@@ -142,8 +143,8 @@ def _agreement(verdict: Verdict, comparison: Comparison) -> str:
     lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
     worst = f"parameters within {comparison.worst.relative:.0e}" if comparison.worst.relative else "same bits"
     return (
-        f"They agree: {len(comparison.steps)} optimizer steps ({worst}), {len(comparison.losses)} losses, "
-        f"{lines} printed lines, {files} files."
+        f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
+        f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."
     )
 
 

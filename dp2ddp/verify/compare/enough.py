@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dp2ddp.verify.compare.steps import Steps
+from dp2ddp.verify.counting import counted
 from dp2ddp.verify.run.recording import Batch
 
 LEAST_STEPS = 20
@@ -50,9 +51,9 @@ class Seen:
 
     def __str__(self) -> str:
         last = " (a smaller last batch included)" if self.ragged else ""
-        seen = [f"{_count(self.passes, 'whole pass', 'es')} over the training data{last} and the begin of the next"]
-        seen += [_count(self.evaluations, "evaluation")] if self.evaluations else []
-        seen += [_count(self.files, "file")] if self.files else []
+        seen = [f"{counted(self.passes, 'whole pass', 'es')} over the training data{last} and the begin of the next"]
+        seen += [counted(self.evaluations, "evaluation")] if self.evaluations else []
+        seen += [counted(self.files, "file")] if self.files else []
         missing = ["an evaluation"] if not self.evaluations else []
         missing += ["a file being written"] if not self.files else []
         missing += ["what only happens later (a schedule, a layer that is unfrozen, the end of the script)"]
@@ -123,7 +124,3 @@ def seen(batches: Sequence[Batch], made: int, files: int) -> Seen:
     training = [each for each in whole if each.trains]
     ragged = any(each.ragged for each in training)
     return Seen(made, len(training), ragged, len(whole) - len(training), files)
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{'' if number == 1 else plural}"

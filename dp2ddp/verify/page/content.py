@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.counting import counted
 from dp2ddp.verify.page import chart, numbers, places
 from dp2ddp.verify.page.chart import Chart, Curve
 from dp2ddp.verify.page.numbers import Numbers
@@ -80,7 +81,7 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.exit_code == AGREE:
         worst = comparison.worst.relative
         how = f"parameters within {worst:.0e}" if worst else "the same bits in every parameter"
-        return f"Both scripts train the same model: {how} after each of {_count(steps, 'optimizer step')}."
+        return f"Both scripts train the same model: {how} after each of {counted(steps, 'optimizer step')}."
     first = verdict.findings[0]
     if comparison.trained_alike:
         return f"Both scripts train the same model, but they don't say or write the same: {first.what}."
@@ -120,25 +121,27 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Sequence[Row]:
     return [
         row(
             "parameters, step by step",
-            _count(len(comparison.steps), "step"),
+            counted(len(comparison.steps), "step"),
             f"{apart} beyond the tolerance" if apart else "",
             f"within {worst:.0e}" if worst else "the same bits",
         ),
-        row("losses", _count(len(comparison.losses), "loss", "es"), f"{losses} beyond the tolerance" if losses else ""),
+        row(
+            "losses", counted(len(comparison.losses), "loss", "es"), f"{losses} beyond the tolerance" if losses else ""
+        ),
         row(
             "batches",
-            _count(len(comparison.recordings[0].batches), "batch", "es"),
+            counted(len(comparison.recordings[0].batches), "batch", "es"),
             "other samples" if comparison.batch else "",
             "the same samples",
         ),
         row(
             "ranks among each other",
-            _count(len(comparison.recordings) - 1, "rank"),
+            counted(len(comparison.recordings) - 1, "rank"),
             "other parameters" if comparison.apart else "",
             "the same bits",
         ),
-        row("printed lines", _count(one.stdout.count("\n"), "line"), f"{lines} not the same" if lines else ""),
-        row("files written", _count(len(one.files()), "file"), f"{files} not the same" if files else ""),
+        row("printed lines", counted(one.stdout.count("\n"), "line"), f"{lines} not the same" if lines else ""),
+        row("files written", counted(len(one.files()), "file"), f"{files} not the same" if files else ""),
         row(
             "exit codes", f"{one.exit_code} and {other.exit_code}", "other" if one.exit_code != other.exit_code else ""
         ),
@@ -183,7 +186,3 @@ def _single(each: Numbers) -> tuple[str, str, str, bool]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number:,} {what}{'' if number == 1 else plural}"
