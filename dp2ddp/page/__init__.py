@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dp2ddp.page.visible import code, prose, visible
+from dp2ddp.page.escaping import code, prose, visible
 from dp2ddp.page.writing import check_target, write
 
 __all__ = ["check_target", "code", "prose", "render", "visible", "write"]

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dp2ddp import __version__
-from dp2ddp.page.visible import code, prose, visible
+from dp2ddp.page.escaping import code, prose, visible
 
 _SHARED = "dp2ddp.page"
 

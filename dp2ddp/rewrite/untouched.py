@@ -30,7 +30,7 @@ _GOES_ON = ("\\\n", "\\\r\n", "\\\r")
 #: Levels of nesting in a statement that libcst reads within seconds.
 _DEEPEST = 1000
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def shortened(text: str, tree: ast.Module, edits: Sequence[Edit]) -> Shortened:
     finder.look_through(tree)
     kept: list[str] = []
     pieces: list[str] = []
-    at: Place = (1, 0)
+    at: Position = (1, 0)
     for run in sorted(finder.runs, key=lambda run: run.start):
         pieces.append(_between(lines, at, run.start))
         left_out = _between(lines, run.start, run.end)
@@ -80,8 +80,8 @@ def shortened(text: str, tree: ast.Module, edits: Sequence[Edit]) -> Shortened:
 class _Run:
     """Statements in a row that are left out; lines from 1, columns in characters from 0."""
 
-    start: Place
-    end: Place
+    start: Position
+    end: Position
     is_compound: bool
 
 
@@ -172,10 +172,10 @@ class _Finder:
         line = self._lines[number - 1]
         return line[: len(line) - len(line.lstrip(" \t\f"))] != "" and not self._lines[number - 2].endswith(_GOES_ON)
 
-    def _start(self, statement: ast.stmt) -> Place:
+    def _start(self, statement: ast.stmt) -> Position:
         return statement.lineno, self._column(statement.lineno, statement.col_offset)
 
-    def _end(self, statement: ast.stmt) -> Place:
+    def _end(self, statement: ast.stmt) -> Position:
         line, column = statement.end_lineno, statement.end_col_offset
         assert line is not None
         assert column is not None
@@ -185,7 +185,7 @@ class _Finder:
         text = self._lines[line - 1]
         return column if text.isascii() else len(text.encode("utf-8")[:column].decode("utf-8"))
 
-    def _is_alone(self, statement: ast.stmt, start: Place, end: Place) -> bool:
+    def _is_alone(self, statement: ast.stmt, start: Position, end: Position) -> bool:
         """Whether a statement has its lines for itself, but for a comment."""
         line = self._lines[start[0] - 1]
         begins = line.startswith("@", start[1]) or self._start(statement) == start
@@ -194,7 +194,7 @@ class _Finder:
         ends = _END_OF_LINE.match(self._lines[end[0] - 1], end[1]) is not None
         return begins and not is_branch and not goes_on and ends
 
-    def _with_footer(self, end: Place, first: ast.AST) -> Place:
+    def _with_footer(self, end: Position, first: ast.AST) -> Position:
         """The end of a compound statement, with the comments below that are indented as its block."""
         indent: int = getattr(first, "col_offset", 0)
         number = end[0]
@@ -241,7 +241,7 @@ def _is_deep(statement: ast.stmt) -> bool:
     return True
 
 
-def _between(lines: Sequence[str], start: Place, end: Place) -> str:
+def _between(lines: Sequence[str], start: Position, end: Position) -> str:
     (first, column), (last, end_column) = start, end
     if first == last:
         return lines[first - 1][column:end_column]

@@ -11,7 +11,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.verify.progress import Show, silent
 from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import sides
-from dp2ddp.verify.start import keeping, place
+from dp2ddp.verify.start import keeping, temporary
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
@@ -28,7 +28,7 @@ def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
         BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
     """
     with ExitStack() as stack:
-        folder = request.folder or stack.enter_context(place.temporary())
+        folder = request.folder or stack.enter_context(temporary.folder())
         # It imports torch while the scripts are read and converted here.
         keeper = stack.enter_context(keeping.opened(None if request.folder else folder))
         both = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
@@ -42,6 +42,6 @@ def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise place.full(folder) from error
+                raise temporary.full(folder) from error
             raise
         yield verdict

@@ -33,7 +33,7 @@ from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.sides import Sides
 from dp2ddp.verify.start.keeping import Keeping
-from dp2ddp.verify.start.place import Room
+from dp2ddp.verify.start.temporary import Room
 from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from . import codec, signals, waiting, world
 from .collectives import all_gather, bytes_of, carrier, plain
-from .place import Place, here
+from .location import Location, here
 from .uncompiled import uncompiled
 
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
@@ -78,12 +78,12 @@ def _exchange(kind: str, value: Any) -> list[Any]:
     global _count
     with _lock:
         _count += 1
-        boarded, place = dict(passengers), here()
+        boarded, location = dict(passengers), here()
         tensors: list[torch.Tensor] = []
         packed = codec.pack([value, {repr(key): each.tensor for key, each in boarded.items()}], tensors)
         sent = [plain(tensor).to(carrier(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
-        head = {"kind": kind, "count": _count, "place": place, "specs": specs, "value": packed}
+        head = {"kind": kind, "count": _count, "location": location, "specs": specs, "value": packed}
         with waiting.Waiting(f"{kind} (exchange {_count})"):
             rows = _gather(_message(head, [each for each in sent if each.device.type == "cpu"]))
         heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1])) for row in rows]
@@ -155,10 +155,10 @@ def _nbytes(spec: Any) -> int:
 
 def _compare(heads: Sequence[Any]) -> None:
     """Raise `Divergence` unless all ranks are in one and the same exchange."""
-    if len({(head["kind"], head["count"], head["place"][1]) for head in heads}) == 1:
+    if len({(head["kind"], head["count"], head["location"][1]) for head in heads}) == 1:
         return
-    places = [
-        f"rank {rank} at {Place(*head['place']).line or 'an unknown line'}: {head['kind']}"
+    locations = [
+        f"rank {rank} at {Location(*head['location']).line or 'an unknown line'}: {head['kind']}"
         for rank, head in enumerate(heads)
     ]
-    raise Divergence(f"the ranks have diverged: {'; '.join(places)}. {waiting.ADVICE}")
+    raise Divergence(f"the ranks have diverged: {'; '.join(locations)}. {waiting.ADVICE}")

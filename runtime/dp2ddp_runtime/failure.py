@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from . import file_sync, world
-from .place import here
+from .location import here
 
 #: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, and
 #: of ranks that were told to exit with a code.
@@ -27,7 +27,7 @@ failed = False
 exit_at = ""
 
 _DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
-_EXITS_ARE_COUNTED_WITHIN = 10.0  # seconds: an interpreter with torch takes some to end
+_EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
 _EXIT_WITHIN = 30  # seconds
 
 

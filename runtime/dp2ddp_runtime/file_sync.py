@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import world
-from .place import here
+from .location import here
 from .waiting import Waiting
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from . import nesting, world
 from .collectives import gather_rows
 from .deferred import Deferred, attach, defer
 from .exchange import Divergence, exchange
-from .place import here
+from .location import here
 
 #: Bytes of a gathered output above which it stays where it is: deferred, until the script looks at it.
 LARGE = 1 << 20

@@ -22,7 +22,7 @@ from typing import Any
 
 from . import launcher, world
 from .failure import flush
-from .place import files
+from .location import files
 
 
 class HeldOutput:

@@ -20,7 +20,7 @@ from typing import IO, Any, Callable, TypeVar, cast
 
 from . import file_sync, world
 from .deferred import settle
-from .place import here
+from .location import here
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
 from . import failure, signals, waiting, world
 from .file_sync import counted, tell
-from .place import here
+from .location import here
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 import torch.distributed as dist
 
-from .place import here
+from .location import here
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -48,5 +48,5 @@ def test_a_rank_that_fails_ends_the_turn(tmp_path: Path, statement: str, message
     script.write_text(FAILING.format(statement))
     ranks = rank_set.RankSet("x", script, [], rank_set.places(2, alone=False, device="cpu"))
     with ranks, pytest.raises(rank_set.RankError, match=message):
-        ranks.turn(0, 1)
+        ranks.turn(1, 1)
     assert not any(process.is_alive() for process in ranks._ranks.values())

@@ -225,7 +225,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a script with 200 modules, all of which have to change."""
     folder = tmp_path_factory.mktemp("large")
     (folder / "p/parts").mkdir(parents=True)
-    filler = "".join(f"def helper_{n}(a, b):\n    c = a + b * {n}\n    return c\n\n\n" for n in range(15))
+    filler = "".join(f"def helper_{n}(a, b):\n    c = a + b * {n}\n    return c\n\n\n" for n in range(8))
     for n in range(200):
         change = f"def store_{n}(net):\n    torch.save(net.state_dict(), 'net-{n}.pt')\n    return {n}\n"
         (folder / f"p/parts/part_{n}.py").write_text(f"import torch\n\n\n{filler}{change}\n\n{filler}")

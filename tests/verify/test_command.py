@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from dp2ddp.cli import main
 from dp2ddp.verify import progress
 from dp2ddp.verify.run import scratch
-from dp2ddp.verify.start import place
+from dp2ddp.verify.start import temporary
 
 # Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
@@ -53,7 +53,7 @@ def test_agreement_is_shown_as_a_table(verify, workplace: Path) -> None:
     result = verify("train.py", "--nproc", "2")
     assert result.exit_code == 0, result.output
     assert "9 optimizer steps" in result.output
-    assert "4 printed lines, 1 files" in result.output
+    assert "4 printed lines, 1 file." in result.output
     assert "agrees" in result.output
     assert {path.name: path.read_bytes() for path in workplace.iterdir() if path.is_file()} == before
 
@@ -267,6 +267,9 @@ def test_the_script_s_options_before_two_dashes_are_told_where_to_go(verify) -> 
     result = verify("train.py", "--epochs", "1", "--nproc", "3", "--lr=0.1")
     assert result.exit_code == 2
     assert "SCRIPT's own go after --: main verify train.py --nproc 3 -- --epochs 1 --lr=0.1" in result.stderr
+    result = verify("train.py", "--synthetic-data", "96", "--synthetic", "--cuda")
+    assert "Did you mean '--synthetic-data'? SCRIPT's own go after --: " in result.stderr
+    assert result.stderr.endswith("main verify train.py --synthetic-data 96 -- --synthetic --cuda\n")
 
 
 def test_progress_goes_to_standard_error_and_results_do_not(verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +298,7 @@ def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_pat
 
 
 def test_a_full_disk_is_told_as_that(verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "_LEAST_ROOM", 2**62)
+    monkeypatch.setattr(temporary, "_LEAST_ROOM", 2**62)
     result = verify("train.py", "--quiet")
     assert result.exit_code == 2
     assert result.stderr.startswith("dp2ddp: verify: no space left for what the scripts write (")

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from dp2ddp.verify.start import ending, family, place
+from dp2ddp.verify.start import ending, family, temporary
 
 RECORD = "dp2ddp.verify.run.record"
 FORKS = sys.platform == "linux"
@@ -142,7 +142,7 @@ class Keeper:
             family.end_group(pid)
         family.end_children()
         if self._folder is not None:
-            place.remove(self._folder)
+            temporary.remove(self._folder)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -23,8 +23,8 @@ _INSTALLED = _folders(*map(sysconfig.get_path, ("purelib", "platlib", "scripts")
 _PYTHON = _folders(sysconfig.get_path("stdlib"))  # the installed packages may lie in it
 
 
-class Place(NamedTuple):
-    """A place in the script."""
+class Location(NamedTuple):
+    """A line of the script, and how it came there."""
 
     line: str
     """The innermost line of the program's own, as `train.py:57`; empty where there is none (in a thread of torch's)."""
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """A checksum of all lines of the program's own that led there."""
 
 
-def here(of: FrameType | None = None) -> Place:
+def here(of: FrameType | None = None) -> Location:
     """Where the script is now, or in another thread's frame. Lines of torch, packages and this runtime don't count.
 
     Of a program that is installed as a package itself, started by a command, all lines but Python's and torch's do.
@@ -42,7 +42,7 @@ def here(of: FrameType | None = None) -> Place:
     for frame, name, is_installed in _frames(of or sys._getframe()):
         (installed if is_installed else own).append(f"{name}:{frame.f_lineno}")
     lines = own or installed or [""]
-    return Place(lines[0], zlib.crc32("\n".join(lines).encode()))
+    return Location(lines[0], zlib.crc32("\n".join(lines).encode()))
 
 
 def files() -> Iterator[str]:

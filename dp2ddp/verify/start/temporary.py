@@ -25,7 +25,7 @@ _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWri
 
 
 @contextmanager
-def temporary() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """A private folder that is gone afterwards. Folders of this user's whose comparison has ended are removed first.
 
     Raises:
