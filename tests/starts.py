@@ -64,8 +64,12 @@ class Started:
 
     def wait_for_error(self, text: str) -> None:
         """Wait until `text` stands in what it has written to standard error. AssertionError as for `wait_for`."""
+        self.wait_for_output(text, "stderr")
+
+    def wait_for_output(self, text: str, stream: str = "stdout") -> None:
+        """The same for standard output."""
         deadline = time.monotonic() + 60
-        while text not in (self._folder / "stderr").read_text():
+        while text not in (self._folder / stream).read_text():
             assert self.process.poll() is None, self.wait().stderr
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -108,12 +112,14 @@ class Warm:
         stdout: int | None = None,
         forked: bool = False,
         network: str | None = None,
+        unshared: str | None = None,
     ) -> Iterator[Started]:
         """As `start`, while it runs; it is ended at the end of the block.
 
         Args:
             forked: its ranks, too.
             network: the network namespace in which it runs.
+            unshared: shell commands that prepare namespaces of its own, of mounts, names and networks.
         """
         self._started += 1
         folder = self._folder / str(self._started)
@@ -124,7 +130,8 @@ class Warm:
             given = [nothing.fileno() if stdin is None else stdin, out.fileno() if stdout is None else stdout]
             line = list(map(str, command))
             called = ["forks:launch", nproc or _ranks_of(line)] if forked else ["forks:run"]
-            process = self._parent.fork(*called, *line, streams=[*given, err.fileno()], network=network, **place)
+            place.update(streams=[*given, err.fileno()], network=network, unshared=unshared)
+            process = self._parent.fork(*called, *line, **place)
         process.args = line
         try:
             yield Started(process, folder)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,16 +66,3 @@ class Pairs:
             starts[1](scripts[1], arguments[1], folder / "converted", options) as after,
         ):
             return Pair(before.wait(), after.wait())
-
-
-def run_plainly(command: Sequence[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command in `folder` as a user starts it, without recording; its whole family is ended after two minutes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=folder, env=variables, text=True, start_new_session=True, **pipes) as process:
-        try:
-            out, err = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, err)

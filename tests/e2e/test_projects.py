@@ -81,9 +81,9 @@ def test_the_project_s_checkpoints_are_the_same_and_load(small_digits: Path, tmp
 
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.usefixtures("quick_starts")
-def test_the_loop_without_epochs_trains_the_same(replicas: int, small_digits: Path, tmp_path: Path) -> None:
+def test_the_loop_without_epochs_trains_the_same(replicas: int, smaller_digits: Path, tmp_path: Path) -> None:
     script = fixture_data.original("mnist_iterations")
-    arguments = ["--data", str(small_digits), "--max-iter", "12", "--val-every", "5", "--batch-size", "150"]
+    arguments = ["--data", str(smaller_digits), "--max-iter", "12", "--val-every", "5", "--batch-size", "38"]
     request = Request(
         script, arguments, fixture_data.golden("mnist_iterations"), options=Options(replicas), folder=tmp_path
     )

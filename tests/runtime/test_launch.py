@@ -22,7 +22,7 @@ import pytest
 import torch
 from dp2ddp_runtime import launcher, world
 from forks import WORKERS_OF_FORKS
-from starts import ENVIRONMENT, START, TORCHRUN, Warm, start, write
+from starts import START, TORCHRUN, Warm, start, write
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
@@ -96,7 +96,7 @@ def test_exit_code_and_message_of_a_rank(warm: Warm, tmp_path: Path) -> None:
         ddp.barrier()
         """
     done = warm.start(write(tmp_path, body))
-    assert (done.returncode, done.stderr.count("Traceback")) == (3, 0)
+    assert (done.returncode, done.stderr.count("Traceback")) == (3, 0), done.stderr
     assert "rank 1 of 2 ended with exit code 3" in done.stderr
     done = warm.start(write(tmp_path, "ddp.setup()\nsys.exit('no data found')\n"), forked=True)
     assert (done.returncode, done.stderr) == (1, "no data found\n")
@@ -106,6 +106,7 @@ def test_exit_code_and_message_of_a_rank(warm: Warm, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "no data here\n")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.4", reason="torch 2.1 hangs now and then where a group is destroyed")
 def test_exit_code_counts_however_long_the_rank_s_end_takes(warm: Warm, tmp_path: Path) -> None:
     """Rank 0 sees at once that it is alone: an error of its own, which the other rank is to be blamed for."""
     body = """
@@ -525,7 +526,7 @@ def test_before_setup_the_device_is_whichever_setup_will_choose(monkeypatch: pyt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces")
-def test_a_machine_that_has_next_to_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_has_next_to_nothing(warm: Warm, tmp_path: Path) -> None:
     """No IPv6, no name that resolves, no writable TMPDIR and no /dev/shm."""
     body = """
         import socket
@@ -541,18 +542,14 @@ def test_a_machine_that_has_next_to_nothing(tmp_path: Path) -> None:
         ddp.save(net.state_dict(), "net.pt")
         print("IPv6:", open("/proc/net/if_inet6").read().split() if os.path.exists("/proc/net/if_inet6") else [])
         """
+    if subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("namespaces are not permitted here")
     prepare = (
         "ip link set lo up && sysctl -qw net.ipv6.conf.all.disable_ipv6=1; hostname no-such-machine && "
-        'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
+        "mount -t tmpfs -o ro tmpfs /dev/shm"
     )
-    inside = ["unshare", "--net", "--uts", "--mount", "sh", "-c", prepare, "sh"]
-    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("namespaces are not permitted here")
     script = write(tmp_path, body)
-    env = {**ENVIRONMENT, "DP2DDP_NPROC": "2", "TMPDIR": "/proc"}
-    done = subprocess.run(
-        [*inside, sys.executable, str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+    done = warm.start(script, cwd=tmp_path, env={"TMPDIR": "/proc"}, unshared=prepare, forked=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["nameless", "IPv6: []"]
     assert sorted(os.listdir(tmp_path)) == ["net.pt", "train.py"]

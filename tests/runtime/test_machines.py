@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from dp2ddp_runtime import world
-from starts import ENVIRONMENT, Started, Warm, write
+from starts import Started, Warm, write
 
 TRAIN = """
     import json, pathlib
@@ -149,7 +149,7 @@ def test_two_machines_of_which_one_leaves(warm: Warm, machines: Machines, tmp_pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="SLURM's variables are read where SLURM is")
-def test_slurm_s_own_variables_are_enough(tmp_path: Path) -> None:
+def test_slurm_s_own_variables_are_enough(warm: Warm, tmp_path: Path) -> None:
     """Two tasks of `srun python train_ddp.py`, without torchrun, as on one node."""
     body = """
         ddp.setup(timeout=60)
@@ -157,7 +157,6 @@ def test_slurm_s_own_variables_are_enough(tmp_path: Path) -> None:
         """
     script = write(tmp_path, body)
     step = {
-        **ENVIRONMENT,
         "PYTHONHASHSEED": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "SLURM_JOB_ID": str(os.getpid()),
@@ -166,17 +165,14 @@ def test_slurm_s_own_variables_are_enough(tmp_path: Path) -> None:
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_NTASKS_PER_NODE": "2",
     }
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [task.communicate(timeout=100)[1] for task in tasks]
-    assert told == ["0 0 2 2\n", "1 1 2 2\n"]
+    with ExitStack() as running:
+        tasks = [
+            running.enter_context(
+                warm.started(script, nproc=None, env={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+            )
+            for rank in range(2)
+        ]
+        assert [task.wait().stderr for task in tasks] == ["0 0 2 2\n", "1 1 2 2\n"]
 
 
 @pytest.mark.parametrize(

@@ -281,16 +281,18 @@ def saved() -> bytes:
 
 def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPool, tmp_path: Path) -> None:
     for n in (1, 2):
-        path = tmp_path / f"net{n}.pt"
-        path.write_bytes(ranks(n, saved)[0])
-        code = (
-            "import sys, torch; net = torch.load(sys.argv[1], weights_only=False);"
-            "assert type(net) is torch.nn.DataParallel, type(net);"
-            "assert net.device_ids == [] and list(net.state_dict())[0] == 'module.0.weight';"
-            "net(torch.ones(4, 3)).sum().backward(); assert net.module[0].weight.grad is not None;"
-            "assert not any(name.startswith('dp2ddp') for name in sys.modules)"
-        )
-        subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=tmp_path)
+        (tmp_path / f"net{n}.pt").write_bytes(ranks(n, saved)[0])
+    code = """if True:
+        import sys, torch
+        for path in ("net1.pt", "net2.pt"):
+            net = torch.load(path, weights_only=False)
+            assert type(net) is torch.nn.DataParallel, type(net)
+            assert net.device_ids == [] and list(net.state_dict())[0] == "module.0.weight"
+            net(torch.ones(4, 3)).sum().backward()
+            assert net.module[0].weight.grad is not None
+        assert not any(name.startswith("dp2ddp") for name in sys.modules)
+        """
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 class WithLoss(nn.Module):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -21,7 +18,7 @@ import torch
 from dp2ddp_runtime import waiting, watchdog, world
 from dp2ddp_runtime.file_sync import tell
 from forks import WORKERS_OF_FORKS
-from starts import ENVIRONMENT, START, TORCHRUN, Started, Warm, write
+from starts import START, TORCHRUN, Started, Warm, write
 
 SCRIPT = """
     import signal
@@ -144,7 +141,7 @@ def test_who_hangs_and_where(hangs: dict[str, Started], way: str) -> None:
     assert done.stderr.count("Traceback") == bool(launch), "torchrun's own"
 
 
-def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> None:
+def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(warm: Warm, tmp_path: Path) -> None:
     """Longer than the time-out, in which nobody is told anything."""
     body = """
         ddp.setup(timeout=2)
@@ -154,24 +151,16 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(tmp_path: Path) -> N
         print("sum", ddp.all_reduce(1))
         """
     keyboard, terminal = os.openpty()
-    job = subprocess.Popen(
-        [sys.executable, str(write(tmp_path, body))],
-        env={**ENVIRONMENT, "DP2DDP_NPROC": "2", "DP2DDP_STUCK_AFTER": "1"},
-        stdin=terminal,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert job.stdout is not None
-    assert select.select([job.stdout], [], [], 150)[0]
-    time.sleep(5)
-    os.write(keyboard, b"p told\nc\n")
-    out, errors = job.communicate(timeout=60)
+    with warm.started(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1"}, stdin=terminal, forked=True) as started:
+        started.wait_for_output("(Pdb)")
+        time.sleep(5)
+        os.write(keyboard, b"p told\nc\n")
+        done = started.wait(60)
     os.close(keyboard)
     os.close(terminal)
-    assert (job.returncode, errors) == (0, "")
-    assert "'in the script'" in out
-    assert out.endswith("sum 2\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'in the script'" in done.stdout
+    assert done.stdout.endswith("sum 2\n")
 
 
 def test_what_a_rank_told_before_a_debugger_s_end_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from dp2ddp.verify.start import family, keeping, place
+from dp2ddp.verify.start import family, keeping, temporary
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
@@ -89,14 +89,13 @@ def train(work: Path) -> None:
 
 def nothing_stays(work: Path) -> None:
     assert until(lambda: not processes(work), _SOON), processes(work)
-    assert until(lambda: not list((work / "tmp").glob(f"{place.PREFIX}*")), _SOON), list((work / "tmp").iterdir())
+    assert until(lambda: not list((work / "tmp").glob(f"{temporary.PREFIX}*")), _SOON), list((work / "tmp").iterdir())
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [
         (signal.SIGTERM, 128 + signal.SIGTERM),
-        (signal.SIGHUP, 128 + signal.SIGHUP),
         (signal.SIGINT, 128 + signal.SIGINT),
         (signal.SIGKILL, -signal.SIGKILL),
     ],
@@ -124,9 +123,9 @@ def test_nothing_stays_of_a_group_that_is_killed(start: Callable[..., subprocess
 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no `timeout` here")
 def test_nothing_stays_when_the_time_is_up(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
-    running = start("timeout", "3")
+    running = start("timeout", "--signal=HUP", "--preserve-status", "3")
     running.communicate(timeout=60)
-    assert running.returncode == 124
+    assert running.returncode == 128 + signal.SIGHUP
     nothing_stays(work)
 
 
@@ -152,8 +151,8 @@ def test_runs_end_with_their_keeper(start: Callable[..., subprocess.Popen[str]],
 def test_what_is_left_of_a_killed_comparison_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place.tempfile, "tempdir", str(tmp_path))
-    names = {name: tmp_path / f"{place.PREFIX}{name}" for name in ("left", "other", "link")}
+    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
+    names = {name: tmp_path / f"{temporary.PREFIX}{name}" for name in ("left", "other", "link")}
     outside = tmp_path / "outside"
     for folder in (names["left"], names["other"], outside):
         (folder / "read only").mkdir(parents=True)
@@ -163,10 +162,10 @@ def test_what_is_left_of_a_killed_comparison_is_removed_by_the_next(
     (names["left"] / "read only").chmod(0o500)
     (outside / "in-use").touch()
     names["link"].symlink_to(outside)
-    with place.temporary() as mine:
+    with temporary.folder() as mine:
         assert not names["left"].exists()
         assert (mine / "in-use").exists()
-        place.remove_abandoned()
+        temporary.remove_abandoned()
         assert mine.exists()
     assert not mine.exists()
     assert names["other"].exists()  # no lock: who knows whose it is
