@@ -245,7 +245,8 @@ def _leave() -> None:
     with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
         waiting.left_at = failure.exit_at or "its end"
         store.add(failure.LEFT, 1)
-        file_sync.wait_until(_all_have_left, "the others' end", world.current().timeout)
+        # Longer than the others wait for this rank: where it is has to be told before its connections end.
+        file_sync.wait_until(_all_have_left, "the others' end", 2 * world.current().timeout)
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.destroy_process_group()

@@ -23,7 +23,7 @@ from starts import START, TORCHRUN, Started, Warm, write
 SCRIPT = """
     import signal
     way = sys.argv[1]
-    ddp.setup(timeout=9)
+    ddp.setup(timeout=60 if way in ("backward", "left", "more") else 9)
     net = ddp.wrap_model(torch.nn.Linear(2, 1))
     def train():
         loss = net(torch.ones(4, 2)).sum()
