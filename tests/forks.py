@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 #: Whether a loader's workers can be forked from a forked process: on Python 3.9 they stay in `PyOS_AfterFork_Child` now
-#: and then.
+#: and then (https://github.com/python/cpython/issues/112275).
 WORKERS_OF_FORKS = sys.version_info >= (3, 11)
 
 
@@ -70,6 +70,7 @@ class Parent:
 
     def close(self) -> None:
         """End the process; its children live on."""
+        self._channel.shutdown(socket.SHUT_RDWR)  # also where a loader's worker has a copy of it
         self._channel.close()
         self._process.wait(20)
 

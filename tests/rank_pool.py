@@ -6,8 +6,10 @@ group, and returns the ranks' results in order. A test fails with the traceback 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -15,16 +17,41 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import forks
 
-Worker = tuple[forks.Fork, Connection]
+_SILENT = "no answer after"
+#: A signal that no test sends, at which a rank, and each of its children, writes down where its threads are.
+_TELL = getattr(signal, "SIGXCPU", None)
 
 # What the runtime and its tests import; the runtime itself is imported by each rank, as it is by a script.
 _MODULES = "torch torch._dynamo torch.distributed torch.nn.parallel torch.utils.data numpy pytest rank_pool".split()
+
+
+class Worker(NamedTuple):
+    """A rank's process, the pipe to it, and the file in which it tells where it hangs."""
+
+    process: forks.Fork
+    pipe: Connection
+    stacks: Path
+
+    def stack(self) -> str:
+        """Where all threads of the process are, and those of its children, such as a loader's workers."""
+        pids = [self.process.pid]
+        for pid in pids:
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                pids += map(int, task.read_text().split())
+        for pid in pids if _TELL else ():
+            with suppress(ProcessLookupError), self.stacks.open("a") as file:
+                file.write(f"\nprocess {pid}\n")
+                file.flush()
+                os.kill(pid, _TELL)
+                time.sleep(0.5)
+        return self.stacks.read_text()
 
 
 class Answer(NamedTuple):
@@ -40,9 +67,10 @@ class RankError(AssertionError):
 
     def __init__(self, failures: dict[int, str]) -> None:
         self.failures = failures
-        follows = ("closed by peer", "no answer after")
+        follows = ("closed by peer", _SILENT)
         first = min(failures, key=lambda rank: (any(text in failures[rank] for text in follows), rank))
-        super().__init__(f"rank {first} of the failed {sorted(failures)}:\n{failures[first]}")
+        silent = [f"rank {rank}: {text}" for rank, text in failures.items() if rank != first and _SILENT in text]
+        super().__init__("\n".join([f"rank {first} of the failed {sorted(failures)}:\n{failures[first]}", *silent]))
 
 
 class RankPool:
@@ -76,9 +104,9 @@ class RankPool:
             workers = self._sets[n, join] = [self._start(rank) for rank in range(n)]
         self._jobs += 1
         job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(self._folder.name, f"store{self._jobs}")), join))
-        for rank, (_, pipe) in enumerate(workers):
-            pipe.send_bytes(job)
-            pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
+        for rank, worker in enumerate(workers):
+            worker.pipe.send_bytes(job)
+            worker.pipe.send_bytes(pickle.dumps((rank, fn, args, kwargs)))
         answers = _collect(workers, timeout)
         failures = {rank: answer.value for rank, answer in answers.items() if not answer.ok}
         if failures or any(answer.spent for answer in answers.values()):
@@ -100,27 +128,33 @@ class RankPool:
         path = os.pathsep.join(filter(None, sys.path))
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         ours, theirs = socket.socketpair()
+        stacks = Path(self._folder.name, f"stacks{self._jobs}.{rank}")
         with theirs:
             if not forks.WORKERS_OF_FORKS:
-                command = [sys.executable, "-c", f"import rank_pool; rank_pool.serve({theirs.fileno()})"]
+                command = [
+                    sys.executable,
+                    "-c",
+                    f"import rank_pool; rank_pool.serve({str(stacks)!r}, {theirs.fileno()})",
+                ]
                 started: Any = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
-                return started, Connection(ours.detach())
+                return Worker(started, Connection(ours.detach()), stacks)
             if rank % 2 not in self._parents:
                 self._parents[rank % 2] = forks.Parent(_MODULES, variables)
             place = {"variables": variables, "folder": os.getcwd()}
-            fork = self._parents[rank % 2].fork("rank_pool:serve", descriptors=[theirs.fileno()], **place)
-        return fork, Connection(ours.detach())
+            fork = self._parents[rank % 2].fork("rank_pool:serve", str(stacks), descriptors=[theirs.fileno()], **place)
+        return Worker(fork, Connection(ours.detach()), stacks)
 
 
 def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:
-    waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(workers)}
+    waiting: dict[Any, int] = {worker.pipe: rank for rank, worker in enumerate(workers)}
     answers: dict[int, Answer] = {}
     end = time.monotonic() + timeout
     while waiting:
         ready = wait(list(waiting), max(0.0, end - time.monotonic()))
         if not ready:
-            silent = Answer(False, f"no answer after {timeout} s, or 20 s after another rank's failure", spent=True)
-            return {**answers, **dict.fromkeys(waiting.values(), silent)}
+            what = f"{_SILENT} {timeout} s, or 20 s after another rank's failure"
+            silent = {rank: f"{what}\n{workers[rank].stack()}" for rank in waiting.values()}
+            return {**answers, **{rank: Answer(False, text, spent=True) for rank, text in silent.items()}}
         for pipe in ready:
             rank = waiting.pop(pipe)
             try:
@@ -134,14 +168,17 @@ def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:
 
 
 def _end(workers: list[Worker]) -> None:
-    for process, pipe in workers:
+    for process, pipe, _ in workers:
         pipe.close()
         process.kill()
         process.wait()
 
 
-def serve(descriptor: int) -> None:
+def serve(stacks: str, descriptor: int) -> None:
     """In a rank's process: do what the pool sends, until the pool is gone."""
+    told = open(stacks, "a")  # noqa: SIM115 - as long as the process
+    if _TELL:
+        faulthandler.register(_TELL, told, all_threads=True)
     pipe = Connection(descriptor)
     while True:
         try:
