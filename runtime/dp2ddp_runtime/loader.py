@@ -119,8 +119,9 @@ class _RankLoader(DataLoader[Any]):
         parts = (self, self.sampler, self.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
-        if self.num_workers and sys.version_info < (3, 11):
-            collectives.let_threads_go()  # some of the workers that are forked meanwhile would hang for ever
+        if self.num_workers and sys.version_info < (3, 12):
+            # A worker that is forked meanwhile can hang for ever: https://github.com/python/cpython/issues/112275
+            collectives.let_threads_go()
         batches: Any = super().__iter__()
         return _RankIterator(batches, self) if isinstance(self.batch_sampler, samplers.RankBatchSampler) else batches
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dp2ddp_runtime import exchange, operations, rng
 from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import operations, rng
 from dp2ddp_runtime.exchange import Divergence
 from rank_pool import RankPool
 from torch.utils.data import (
@@ -382,6 +382,7 @@ def other_shapes() -> str:
     try:
         operations.broadcast(len(batch))
     except Divergence as error:
+        exchange.passengers.clear()  # rank 1's small batch, which nobody waits for any more
         return str(error)
     return ""
 
