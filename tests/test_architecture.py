@@ -35,6 +35,7 @@ FLOW = (
     "verify",
 )
 PACKAGES = {"dp2ddp": ROOT / "dp2ddp", "dp2ddp_runtime": ROOT / "runtime/dp2ddp_runtime"}
+EVERY_FILE = "## Every file"
 MOST_LINES = 300
 MOST_AT_THE_TOP = 5
 
@@ -142,6 +143,34 @@ def test_the_picture_is_the_code_s() -> None:
     assert _picture() in PAGE, f"docs/architecture.md should have:\n{_picture()}"
 
 
+def _every_file() -> str:
+    """What the first line of each file, and of each folder's `__init__.py`, says that it is."""
+    rooms: dict[Path, list[str]] = {}
+    for package, root in PACKAGES.items():
+        for path in sorted(_modules(package).values(), key=lambda path: _order(path.relative_to(root))):
+            first = path.read_text("utf-8").splitlines()[0]
+            assert re.fullmatch(r'""".+[.?]("""|\s)?', first), f"{path}: its first line should be a sentence: {first}"
+            text = first.strip('"').replace("|", "\\|").replace("``", "`")
+            lines = rooms.setdefault(path.parent, [])
+            if path.name == "__init__.py":
+                lines += [f"### `{path.parent.relative_to(ROOT)}/`", "", text, "", "| file | what it is |", "|---|---|"]
+            else:
+                lines.append(f"| `{path.name}` | {text} |")
+    rooms = {folder: lines[:3] if lines[-1] == "|---|---|" else lines for folder, lines in rooms.items()}
+    return "\n\n".join("\n".join(lines) for lines in rooms.values())
+
+
+def _order(path: Path) -> tuple[int, tuple[str, ...], bool, str]:
+    """Folders as data flows through them, in each first what it is."""
+    folder = path.parts[0] if path.parts[0] in FLOW else ""
+    place = FLOW.index(folder) if folder else -1
+    return place, path.parent.parts, path.name != "__init__.py", path.name
+
+
+def test_every_file_is_on_the_page_as_it_calls_itself() -> None:
+    assert PAGE.partition(EVERY_FILE)[2] == f"\n\n{_every_file()}\n", "python tests/test_architecture.py writes it"
+
+
 def _walk(text: str) -> Iterator[str]:
     """A script's way through the stages, with the values that it really has there."""
     source = parse(text, "train.py")
@@ -170,3 +199,8 @@ def test_the_example_goes_through_the_stages_as_told() -> None:
     stages = "```text\n" + "\n".join(_walk(before)) + "\n```"
     assert stages in PAGE, f"docs/architecture.md should have:\n{stages}"
     assert convert_source(before, "train.py", Options()).new_text == after
+
+
+if __name__ == "__main__":
+    page = f"{PAGE.partition(EVERY_FILE)[0]}{EVERY_FILE}\n\n{_every_file()}\n"
+    (ROOT / "docs/architecture.md").write_text(page, "utf-8")

@@ -1,4 +1,4 @@
-"""The command group: how commands end, whatever happens in them."""
+"""The command group: how commands end, and with which exit code, whatever happens in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts to plan: every edit that the rules ask for."""
+"""Facts to plan: every edit that the rules ask for, but those that `--ignore` leaves to a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a project's folder, and what of it is left out."""
+"""Walks a project's folder: its files, and those folders of it that count; what `ignored` names isn't entered."""
 
 from __future__ import annotations
 

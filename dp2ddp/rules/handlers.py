@@ -1,4 +1,4 @@
-"""DDP020: exceptions that part the ranks."""
+"""DDP020: exceptions after which the ranks may diverge."""
 
 from __future__ import annotations
 

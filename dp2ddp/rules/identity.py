@@ -22,8 +22,9 @@ class IdentityRule(Rule):
     why = (
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
-        "parts the ranks. `ddp.broadcast` gives all ranks rank 0's. Times that are only printed, or tell how long "
-        "something took, stay as they are; so do temporary files and folders, which each rank fills and deletes itself."
+        "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's. Times that are only printed, or tell how "
+        "long something took, stay as they are; so do temporary files and folders, which each rank fills and deletes "
+        "itself."
     )
     examples = (
         Example(

@@ -1,4 +1,4 @@
-"""DDP018: decisions that depend on files."""
+"""DDP018: decisions that depend on files or on the clock."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class QuestionsRule(Rule):
     effect = "lets one process decide for all"
     why = (
         "Rank 0 writes the files, so another rank may ask for one a moment before it is there, or a moment after: the "
-        "ranks would part, and wait for each other for ever. Files may be listed in another order, or be others, and "
-        "branches on the time part the ranks alike. `ddp.broadcast` gives all ranks rank 0's answer. Nobody asks "
-        "where a rank may be alone (handlers of exceptions, data loader workers) or for each of many files, or in "
+        "ranks would diverge, and wait for each other for ever. Files may be listed in another order, or be others, "
+        "and branches on the time make ranks diverge, too. `ddp.broadcast` gives all ranks rank 0's answer. Nobody "
+        "asks where a rank may be alone (handlers of exceptions, data loader workers) or for each of many files, or in "
         "branches that only make a folder or show something."
     )
     examples = (

@@ -75,7 +75,7 @@ for _ in range(1000):
                     self.id,
                     facts.source.span(call),
                     "each rank has a timer of its own, which comes to each at another line; what its handler changes "
-                    "parts the ranks, and they wait for each other",
+                    "makes the ranks diverge, and they wait for each other",
                     "count steps instead, or let rank 0's clock decide: ddp.broadcast(time.time())",
                 )
             for body in bodies:

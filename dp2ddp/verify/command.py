@@ -1,4 +1,4 @@
-"""Verify a conversion: have both sides run, and judged."""
+"""From a request to a verdict: prepares both sides, has them run and judged, and leaves nothing behind."""
 
 from __future__ import annotations
 

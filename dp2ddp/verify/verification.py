@@ -1,4 +1,4 @@
-"""Verify a conversion: run the original and the converted script side by side, and judge what they did."""
+"""Run the original and the converted script side by side, and judge what they did."""
 
 from __future__ import annotations
 

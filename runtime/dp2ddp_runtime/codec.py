@@ -1,5 +1,7 @@
-"""Plain values as text, so that nothing a peer sends has to be unpickled: whoever can write to a socket could put a
-program into a pickle, but only values into this."""
+"""Plain values as text, so that nothing that a peer sends has to be unpickled.
+
+Whoever can write to a socket could put a program into a pickle, but only values into this.
+"""
 
 from __future__ import annotations
 

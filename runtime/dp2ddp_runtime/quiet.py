@@ -1,4 +1,4 @@
-"""One voice: on ranks other than 0, what would go to the terminal or to a log file goes nowhere.
+"""One voice: on ranks other than 0, prints, progress bars and log records go nowhere.
 
 Nothing is skipped: progress bars still count, and what rank 0 turns into text is turned into text here as well, because
 the ranks may have to find out a tensor's text together. An error that ends the rank, or a thread, is still heard.

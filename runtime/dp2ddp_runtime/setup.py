@@ -90,7 +90,7 @@ def setup(
     if place.world_size > 1 and os.environ.get("PYTHONHASHSEED", "random") == "random":
         warnings.warn(
             "each rank hashes strings with a seed of its own: a loop over a set of strings takes another order on each "
-            "rank, and what is built or drawn in it parts the ranks; start with `PYTHONHASHSEED=0 torchrun ...`",
+            "rank, and by what is built or drawn in it the ranks diverge; start with `PYTHONHASHSEED=0 torchrun ...`",
             stacklevel=2,
         )
     if seed is None:

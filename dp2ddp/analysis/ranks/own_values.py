@@ -1,7 +1,7 @@
 """Values that each rank has for itself (the time, its process id, a random name) and that end in a path or a seed.
 
 Where such a value only tells how long something took, or is printed, nothing needs to agree. But a checkpoint that
-rank 0 saved under its own time is never found under another rank's, and a seed of the clock's parts the ranks.
+rank 0 saved under its own time is never found under another rank's, and by a seed of the clock's the ranks diverge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page is made of."""
+"""What a page is made of: all that a conversion knows, before anything of it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison found, put into words: where two runs part first, and the likely cause."""
+"""What a comparison found, put into words: where two runs diverge first, and the likely cause."""
 
 from __future__ import annotations
 
