@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import functools
 import itertools
 import logging
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Hashable, Iterator
 from typing import Any, Callable
 
@@ -23,6 +26,8 @@ from .deferred import Deferred, is_small
 from .exchange import Divergence, Passenger, passengers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
+
+_rank_loaders: dict[int, _RankLoader] = {}  # by the original's id, as long as that is there
 
 
 def shard_loader(loader: Any) -> Any:
@@ -49,9 +54,11 @@ def shard_loader(loader: Any) -> Any:
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
         return _SameOnAllRanks(loader)
     # One for each loader: where it is sharded in every epoch, its persistent workers go on living.
-    if "_rank_loader" not in loader.__dict__:
-        loader.__dict__["_rank_loader"] = _rank_loader(loader)
-    return loader.__dict__["_rank_loader"]
+    key = id(loader)
+    if key not in _rank_loaders:
+        _rank_loaders[key] = _rank_loader(loader)
+        weakref.finalize(loader, _rank_loaders.pop, key).atexit = False
+    return _rank_loaders[key]
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -81,6 +88,8 @@ def _rank_loader(loader: DataLoader[Any]) -> Any:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
     else:
         new.split()
+    changed = {name: value for name, value in loader.__dict__.items() if new.__dict__[name] is not value}
+    new.__dict__["_replaced"] = {**changed, "_iterator": None}
     return new
 
 
@@ -105,6 +114,29 @@ class _RankLoader(DataLoader[Any]):
 
     draws: bool | None = None
     """Whether loading samples draws random numbers in this process; None before the first batch."""
+
+    _replaced: dict[str, Any]
+    """The original's attributes that are others here."""
+
+    def _original(self) -> DataLoader[Any]:
+        kind: Any = type(self).__mro__[2]
+        loader: DataLoader[Any] = kind.__new__(kind)
+        loader.__dict__.update(self.__dict__, **self._replaced)
+        for name in ("_replaced", "draws"):
+            loader.__dict__.pop(name, None)
+        return loader
+
+    def __copy__(self) -> Any:
+        return _rank_loader(self._original())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = new = _rank_loader(copy.deepcopy(self._original(), memo))
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the original, which a file with it holds: it is opened without this runtime, too."""
+        loader = self._original()
+        return copyreg._reconstructor, (type(loader), object, None), vars(loader)  # type: ignore[attr-defined]
 
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""

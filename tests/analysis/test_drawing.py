@@ -127,6 +127,19 @@ DRAWING = {
         "from zoo import fit\nfit(net, nn.CrossEntropyLoss(), loaders=[a, b])\n",
         2,
     ),
+    "a library's loss, which calls the model": (
+        "from trades import trades_loss\nfor x, y in a:\n    trades_loss(model=net, x_natural=x, y=y).backward()\n",
+        1,
+    ),
+    "a loss of a table's that isn't known": (
+        "from zoo import *\nloss = {'mart': mart_loss, 'trades': trades_loss}[args.loss]\n"
+        "for x, y in a:\n    loss(net, x, y).backward()\n",
+        1,
+    ),
+    "nothing that calls the model": (
+        "for x, y in a:\n    print(isinstance(net, nn.DataParallel), x)\n    torch.save(net, args.out)\n",
+        0,
+    ),
     "a library's evaluation of a loader that trains": (
         "from zoo import evaluate\nfor x, y in a:\n    step(x, y)\nprint(evaluate(net, a))\n",
         1,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import random
 from collections import namedtuple
 from collections.abc import Iterator
@@ -334,6 +336,26 @@ def broken_sample() -> str:
 
 def test_a_sample_that_raises_leaves_nothing_behind(ranks: RankPool) -> None:
     assert ranks(2, broken_sample) == ["False", "False"]  # the loader draws its base seed, as the original's does
+
+
+def saved_and_copied() -> list[Any]:
+    """A loader's pickle, the classes of its copies, and how many loaders one becomes that is sharded several times."""
+    original = DataLoader(Kinds(), 4, shuffle=True, num_workers=3, worker_init_fn=mark)
+    sharded = loaders.shard_loader(original)
+    sharded.__dict__["note"] = "the script's"
+    kinds = [type(each).__mro__[1:3] for each in (copy.copy(sharded), copy.deepcopy(sharded))]
+    count = len({loaders.shard_loader(each) for each in (original, original, sharded)})
+    return [pickle.dumps(sharded), kinds, count]
+
+
+def test_a_loader_is_saved_as_the_original_and_copied_as_it_is(ranks: RankPool) -> None:
+    for saved, kinds, count in ranks(2, saved_and_copied):
+        loaded = pickle.loads(saved)
+        assert b"dp2ddp" not in saved
+        assert (type(loaded), loaded.num_workers, loaded.note) == (DataLoader, 3, "the script's")
+        assert (type(loaded.batch_sampler), loaded.worker_init_fn) == (BatchSampler, mark)
+        assert kinds == [(loaders._RankLoader, DataLoader)] * 2
+        assert count == 1
 
 
 class Unshared(Dataset[Any]):

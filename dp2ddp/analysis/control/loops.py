@@ -30,6 +30,8 @@ _EXHAUSTING = frozenset(
     "builtins.next builtins.list builtins.tuple builtins.set builtins.sorted builtins.sum builtins.max builtins.min "
     "builtins.any builtins.all builtins.dict".split()
 )
+# Calls that look at a model, and don't call it.
+_KEEPING = frozenset({"torch.save", "pickle.dump", "copy.deepcopy"})
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,18 @@ class Loops:
                 called = _called(node)
                 if self.resolver.holds(called, Wrapped, Module):
                     yield called
+                else:
+                    yield from self._given_with_more(node)
+
+    def _given_with_more(self, call: ast.Call) -> Iterator[ast.expr]:
+        """The models that what isn't known gets together with other values, and may call: a library's loss."""
+        path = self.names.qualified(call.func) or ""
+        given = [*call.args, *(k.value for k in call.keywords)]
+        models = [each for each in given if self.resolver.holds(each, Wrapped)]
+        values = [each for each in given if each not in models and not isinstance(each, ast.Constant)]
+        known = path.startswith("builtins.") or path in _KEEPING or self.resolver.holds(call.func, Function, Class)
+        if values and not known:
+            yield from models
 
     def foreign(self) -> list[ast.expr]:
         """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
