@@ -43,8 +43,9 @@ class Worker(NamedTuple):
         """Where all threads of the process are, and those of its children, such as a loader's workers."""
         pids = [self.process.pid]
         for pid in pids:
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                pids += map(int, task.read_text().split())
+            with suppress(OSError):  # it has ended meanwhile
+                for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                    pids += map(int, task.read_text().split())
         for pid in pids if _TELL else ():
             with suppress(ProcessLookupError), self.stacks.open("a") as file:
                 file.write(f"\nprocess {pid}\n")

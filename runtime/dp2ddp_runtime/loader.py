@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import itertools
 import logging
@@ -13,7 +12,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Hashable, Iterator
 from typing import Any, Callable
 
@@ -21,13 +19,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from . import collate, collectives, nesting, rng, samplers, world
+from . import collate, collectives, nesting, rng, samplers, unsharded, world
 from .deferred import Deferred, is_small
 from .exchange import Divergence, Passenger, passengers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
-
-_rank_loaders: dict[int, _RankLoader] = {}  # by the original's id, as long as that is there
 
 
 def shard_loader(loader: Any) -> Any:
@@ -54,11 +50,10 @@ def shard_loader(loader: Any) -> Any:
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
         return _SameOnAllRanks(loader)
     # One for each loader: where it is sharded in every epoch, its persistent workers go on living.
-    key = id(loader)
-    if key not in _rank_loaders:
-        _rank_loaders[key] = _rank_loader(loader)
-        weakref.finalize(loader, _rank_loaders.pop, key).atexit = False
-    return _rank_loaders[key]
+    known = loader.__dict__.get("_sharded")
+    if known is None or known.original() is not loader:  # a shallow copy has its original's
+        known = loader.__dict__["_sharded"] = unsharded.Sharded(loader, _rank_loader(loader))
+    return known.loader
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -78,7 +73,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def _rank_loader(loader: DataLoader[Any]) -> Any:
     original = type(loader)
-    kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__})
+    kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__, "_kind": original})
     new = kind.__new__(kind)
     new.__dict__.update(loader.__dict__, _iterator=None)
     if new.num_workers:
@@ -88,8 +83,7 @@ def _rank_loader(loader: DataLoader[Any]) -> Any:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
     else:
         new.split()
-    changed = {name: value for name, value in loader.__dict__.items() if new.__dict__[name] is not value}
-    new.__dict__["_replaced"] = {**changed, "_iterator": None}
+    unsharded.remember(loader, new)
     return new
 
 
@@ -112,31 +106,23 @@ def _why_not_split(loader: DataLoader[Any]) -> str | None:
 class _RankLoader(DataLoader[Any]):
     """A copy of a loader that loads this rank's rows. Mixed into the original's class."""
 
-    draws: bool | None = None
+    _draws: bool | None = None
     """Whether loading samples draws random numbers in this process; None before the first batch."""
 
-    _replaced: dict[str, Any]
-    """The original's attributes that are others here."""
-
-    def _original(self) -> DataLoader[Any]:
-        kind: Any = type(self).__mro__[2]
-        loader: DataLoader[Any] = kind.__new__(kind)
-        loader.__dict__.update(self.__dict__, **self._replaced)
-        for name in ("_replaced", "draws"):
-            loader.__dict__.pop(name, None)
-        return loader
+    _kind: type[DataLoader[Any]]
+    """The original's class."""
 
     def __copy__(self) -> Any:
-        return _rank_loader(self._original())
+        return _rank_loader(copy.copy(unsharded.restored(self, self._kind)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        memo[id(self)] = new = _rank_loader(copy.deepcopy(self._original(), memo))
+        memo[id(self)] = new = type(self).__new__(type(self))
+        new.__dict__.update(_rank_loader(copy.deepcopy(unsharded.restored(self, self._kind), memo)).__dict__)
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As the original, which a file with it holds: it is opened without this runtime, too."""
-        loader = self._original()
-        return copyreg._reconstructor, (type(loader), object, None), vars(loader)  # type: ignore[attr-defined]
+        return unsharded.reduced(unsharded.restored(self, self._kind), protocol)
 
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""
@@ -151,7 +137,7 @@ class _RankLoader(DataLoader[Any]):
         parts = (self, self.sampler, self.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
-        if self.num_workers and sys.version_info < (3, 12):
+        if self.num_workers and self.__dict__.get("_iterator") is None and sys.version_info < (3, 11, 10):
             # A worker that is forked meanwhile can hang for ever: https://github.com/python/cpython/issues/112275
             collectives.let_threads_go()
         batches: Any = super().__iter__()
@@ -160,7 +146,7 @@ class _RankLoader(DataLoader[Any]):
     def warn_of_draws(self, drew: list[torch.Tensor]) -> None:
         """Is told, by the exchange that comes next, whether loading the latest batch drew numbers on any rank."""
         if any(drew):
-            self.draws = True
+            self._draws = True
             warnings.warn(
                 f"the dataset of a {type(self).__name__} drew its first random number after the first batch: its "
                 "samples and shuffles are not the original script's from here on. With num_workers=1 or more, samples "
@@ -248,15 +234,15 @@ class _RankIterator(samplers.Delegate):
         if sampler.splits:
             with rng.loading:
                 taken = self._take()
-            if not loader.draws:
+            if not loader._draws:
                 passengers["drew", self._iteration] = Passenger(torch.tensor(rng.loading.drew), loader.warn_of_draws)
             return taken
         batch, sizes = self._take()
-        if loader.draws is None:
+        if loader._draws is None:
             assert sampler.state is not None
-            loader.draws = not rng.alike(sampler.state, rng.capture())
-            sampler.splits = not loader.draws
-            if loader.draws:
+            loader._draws = not rng.alike(sampler.state, rng.capture())
+            sampler.splits = not loader._draws
+            if loader._draws:
                 _log.debug("%s loads every sample on every rank: it draws random numbers", type(loader).__name__)
         return collate.own_rows(batch, sizes), sizes
 

@@ -133,11 +133,12 @@ DRAWING = {
     ),
     "a loss of a table's that isn't known": (
         "from zoo import *\nloss = {'mart': mart_loss, 'trades': trades_loss}[args.loss]\n"
-        "for x, y in a:\n    loss(net, x, y).backward()\n",
+        "for batch in a:\n    x = batch['x'].cuda()\n    loss(net, x).backward()\n",
         1,
     ),
     "nothing that calls the model": (
-        "for x, y in a:\n    print(isinstance(net, nn.DataParallel), x)\n    torch.save(net, args.out)\n",
+        "import logging, zoo\nfor i, (x, y) in enumerate(a):\n    print(isinstance(net, nn.DataParallel), x)\n"
+        "    logging.info('%s of %s', x, net)\n    zoo.update_average(net, i)\n",
         0,
     ),
     "a library's evaluation of a loader that trains": (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from dp2ddp.analysis.control.batches import made_of, names_in
 from dp2ddp.analysis.roles import (
     DRAWING,
     PROGRESS_BARS,
@@ -30,8 +31,6 @@ _EXHAUSTING = frozenset(
     "builtins.next builtins.list builtins.tuple builtins.set builtins.sorted builtins.sum builtins.max builtins.min "
     "builtins.any builtins.all builtins.dict".split()
 )
-# Calls that look at a model, and don't call it.
-_KEEPING = frozenset({"torch.save", "pickle.dump", "copy.deepcopy"})
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ class Loops:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
             return False
         known = self.resolver.holds(call.func, Function, Class)
-        given = [*call.args, *(k.value for k in call.keywords)]
-        return not known and any(self.sites_in(_unstarred(value)) for value in given)
+        return not known and any(self.sites_in(_unstarred(value)) for value in _given(call))
 
     def sites_in(self, node: ast.AST) -> set[ast.Call]:
         """The `DataLoader(...)` calls whose loaders an expression can hold, in lists and dictionaries, too."""
@@ -193,18 +191,18 @@ class Loops:
                 called = _called(node)
                 if self.resolver.holds(called, Wrapped, Module):
                     yield called
-                else:
-                    yield from self._given_with_more(node)
+        yield from self._given_with_the_batch(loop)
 
-    def _given_with_more(self, call: ast.Call) -> Iterator[ast.expr]:
-        """The models that what isn't known gets together with other values, and may call: a library's loss."""
-        path = self.names.qualified(call.func) or ""
-        given = [*call.args, *(k.value for k in call.keywords)]
-        models = [each for each in given if self.resolver.holds(each, Wrapped)]
-        values = [each for each in given if each not in models and not isinstance(each, ast.Constant)]
-        known = path.startswith("builtins.") or path in _KEEPING or self.resolver.holds(call.func, Function, Class)
-        if values and not known:
-            yield from models
+    def _given_with_the_batch(self, loop: ast.For) -> Iterator[ast.expr]:
+        """The models that what isn't known gets together with a batch, and may call: a library's loss."""
+        calls = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+        models = {call: [a for a in _given(call) if self.resolver.holds(a, Wrapped)] for call in calls}
+        batch = made_of(self._iterated(loop)[1], loop.body) if any(models.values()) else set()
+        for call, found in models.items():
+            known = self.resolver.holds(call.func, Function, Class)
+            known = known or (self.names.qualified(call.func) or "").startswith(("builtins.", "logging."))
+            if not known and any(names_in(each) & batch for each in _given(call) if each not in found):
+                yield from found
 
     def foreign(self) -> list[ast.expr]:
         """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
@@ -212,7 +210,7 @@ class Loops:
         loops = [n for n in self.source.nodes if isinstance(n, ast.For) and n not in known]
         found: list[ast.expr] = []
         for node in loops:
-            batch = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+            batch = names_in(node.target)
             iterated, _ = self._iterated(node)
             if not is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
@@ -250,6 +248,10 @@ class Loops:
                 return False
             node = node.args[0]
         return False
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(k.value for k in call.keywords)]
 
 
 def _hands_out(loop: ast.For) -> bool:
