@@ -145,19 +145,18 @@ def test_the_picture_is_the_code_s() -> None:
 
 def _every_file() -> str:
     """What the first line of each file, and of each folder's `__init__.py`, says that it is."""
-    rooms: dict[Path, list[str]] = {}
+    page: list[str] = []
     for package, root in PACKAGES.items():
         for path in sorted(_modules(package).values(), key=lambda path: _order(path.relative_to(root))):
             first = path.read_text("utf-8").splitlines()[0]
-            assert re.fullmatch(r'""".+[.?]("""|\s)?', first), f"{path}: its first line should be a sentence: {first}"
+            assert re.fullmatch(r'""".+[.?](""")?', first), f"{path}: its first line should be a sentence: {first}"
             text = first.strip('"').replace("|", "\\|").replace("``", "`")
-            lines = rooms.setdefault(path.parent, [])
             if path.name == "__init__.py":
-                lines += [f"### `{path.parent.relative_to(ROOT)}/`", "", text, "", "| file | what it is |", "|---|---|"]
+                page.append(f"\n### `{path.parent.relative_to(ROOT)}/`\n\n{text}\n")
+                page += ["| file | what it is |", "|---|---|"] if len(list(path.parent.glob("*.py"))) > 1 else []
             else:
-                lines.append(f"| `{path.name}` | {text} |")
-    rooms = {folder: lines[:3] if lines[-1] == "|---|---|" else lines for folder, lines in rooms.items()}
-    return "\n\n".join("\n".join(lines) for lines in rooms.values())
+                page.append(f"| `{path.name}` | {text} |")
+    return "\n".join(page).strip()
 
 
 def _order(path: Path) -> tuple[int, tuple[str, ...], bool, str]:

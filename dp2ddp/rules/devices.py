@@ -11,7 +11,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import keyword
+from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
 
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
@@ -139,7 +139,7 @@ def build(net, args):
         given = node.args[0] if node.args else None
         if not isinstance(given, ast.Subscript):
             return False
-        picked = {n.id for n in ast.walk(given.slice) if isinstance(n, ast.Name)}
+        picked = names_in(given.slice)
         loops = (above for above in facts.source.ancestors(node) if isinstance(above, ast.For))
         return any(isinstance(n, ast.Name) and n.id in picked for loop in loops for n in ast.walk(loop.target))
 

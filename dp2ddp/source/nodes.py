@@ -41,6 +41,16 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     return keyword(call, name)
 
 
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """All values that a call is given, by position and by name."""
+    return [*call.args, *(k.value for k in call.keywords)]
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names that stand in a node."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
 def is_main_guard(node: ast.AST) -> bool:
     """Whether `node` is `if __name__ == "__main__":`."""
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):

@@ -66,9 +66,9 @@ class _Verify(Command):
             option = options.get(argument.partition("=")[0])
             if option is not None:
                 ours.append(argument)
-                takes = not option.is_flag and "=" not in argument
-                takes = takes and (option.name != "synthetic_data" or "".join(rest[:1]).isdigit())
-                ours += [rest.pop(0)] if takes and rest else []
+                takes = rest and not option.is_flag and "=" not in argument
+                if takes and (option.name != "synthetic_data" or rest[0].isdigit()):
+                    ours.append(rest.pop(0))
             elif not argument.startswith("-") and not scripts and not theirs:
                 ours.append(argument)
                 scripts += 1

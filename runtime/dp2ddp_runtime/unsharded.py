@@ -8,9 +8,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-#: What a sharded loader has besides its original's attributes.
-_OWN = ("_replaced", "_draws")
-
 
 class Sharded:
     """What a loader was sharded to, kept with it, but not in its pickles and deep copies."""
@@ -32,14 +29,13 @@ def remember(original: DataLoader[Any], loader: DataLoader[Any]) -> None:
 
 def restored(loader: DataLoader[Any], kind: Any) -> DataLoader[Any]:
     """A loader of the class `kind`, the original's, with its attributes, and those that the script has set since."""
+    attributes = {**vars(loader), "_iterator": None}
+    for name, (ours, value) in attributes.pop("_replaced").items():
+        if attributes.get(name) is ours:
+            attributes[name] = value
+    attributes.pop("_draws", None)
     original: DataLoader[Any] = kind.__new__(kind)
-    original.__dict__.update(loader.__dict__)
-    for name, (ours, value) in loader.__dict__["_replaced"].items():
-        if original.__dict__.get(name) is ours:
-            original.__dict__[name] = value
-    original.__dict__.update(_iterator=None)
-    for name in _OWN:
-        original.__dict__.pop(name, None)
+    original.__dict__.update(attributes)
     return original
 
 

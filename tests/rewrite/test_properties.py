@@ -21,7 +21,7 @@ from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore, RemoveStatemen
 from dp2ddp.rules import Options
 from dp2ddp.source.program import ParsedProgram, parse
 
-SETTINGS = settings(max_examples=100, deadline=None)
+SETTINGS = settings(max_examples=150, deadline=None)
 
 # Expressions: anything around calls of `f`, which are what gets edited.
 _OPERATORS = ["+", "-", "*", "@", "//", "**", "<<", "&", "|", "<", "in", "is not", "and", "or"]

@@ -23,7 +23,7 @@ from starts import START, TORCHRUN, Started, Warm, write
 SCRIPT = """
     import signal
     way = sys.argv[1]
-    ddp.setup(timeout=60 if way in ("backward", "left", "more") else 9)
+    ddp.setup(timeout={"backward": 60, "left": 60, "more": 60, "left long ago": 20}.get(way, 9))
     net = ddp.wrap_model(torch.nn.Linear(2, 1))
     def train():
         loss = net(torch.ones(4, 2)).sum()
@@ -33,7 +33,7 @@ SCRIPT = """
     if ddp.rank() == 1:
         if way == "loop":
             while True: pass
-        if way == "left":
+        if "left" in way:
             sys.exit(0)
         if way == "more":
             train()
@@ -44,6 +44,8 @@ SCRIPT = """
                     time.sleep(100)
             for _ in DataLoader(Slow([1]), num_workers=1):
                 pass
+    if way == "left long ago":  # nearly as long as a rank waits for another
+        time.sleep(16)
     if "main stopped" in way and ddp.rank() == 0:
         with open(sys.argv[2], "w") as file:
             file.write(str(os.getpid()))
@@ -89,6 +91,7 @@ CASES = {
     "main stopped, torchrun": Case(STOPPED, ("", "doesn't answer: it is stopped"), STEP, TORCHRUN),
     "backward": Case(APART, ("net(torch.zeros", "waits for "), ("out.sum()", "waits for the gradients of a backward")),
     "left": Case(APART, STEP, ("sys.exit(0)", "has left the script"), TORCHRUN),
+    "left long ago": Case(APART, STEP, ("sys.exit(0)", "has left the script")),
     "more": Case(APART, ("its end", "has left the script"), STEP),
 }
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from dp2ddp.analysis.control.batches import made_of, names_in
 from dp2ddp.analysis.roles import (
     DRAWING,
     PROGRESS_BARS,
@@ -23,7 +22,7 @@ from dp2ddp.analysis.roles import (
     Wrapped,
 )
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import in_order
+from dp2ddp.source.nodes import given_to, in_order, names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # Calls that draw as soon as they are made.
@@ -88,13 +87,15 @@ class Loops:
 
     def _gives_away(self, call: ast.Call) -> bool:
         """Whether a call gives a loader to what isn't known, and may draw from it."""
-        path = self.names.qualified(call.func) or ""
-        if path.startswith("builtins.") or path in PROGRESS_BARS or path in DRAWING:
-            return False
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
             return False
-        known = self.resolver.holds(call.func, Function, Class)
-        return not known and any(self.sites_in(_unstarred(value)) for value in _given(call))
+        return not self._is_known(call) and any(self.sites_in(_unstarred(value)) for value in given_to(call))
+
+    def _is_known(self, call: ast.Call) -> bool:
+        """Whether it is known what becomes of the loaders and models that a call is given."""
+        path = self.names.qualified(call.func) or ""
+        harmless = path.startswith(("builtins.", "logging.")) or path in PROGRESS_BARS or path in DRAWING
+        return harmless or self.resolver.holds(call.func, Function, Class)
 
     def sites_in(self, node: ast.AST) -> set[ast.Call]:
         """The `DataLoader(...)` calls whose loaders an expression can hold, in lists and dictionaries, too."""
@@ -156,8 +157,6 @@ class Loops:
     def _is_bar(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and bool(node.args) and self.names.qualified(node.func) in PROGRESS_BARS
 
-    # -- what a loop reaches ---------------------------------------------------------------------------------------
-
     def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
         """Every node of `roots` and of the script's functions that they call, directly or not."""
         seen: set[ast.AST] = set()
@@ -196,13 +195,12 @@ class Loops:
     def _given_with_the_batch(self, loop: ast.For) -> Iterator[ast.expr]:
         """The models that what isn't known gets together with a batch, and may call: a library's loss."""
         calls = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Call)]
-        models = {call: [a for a in _given(call) if self.resolver.holds(a, Wrapped)] for call in calls}
-        batch = made_of(self._iterated(loop)[1], loop.body) if any(models.values()) else set()
-        for call, found in models.items():
-            known = self.resolver.holds(call.func, Function, Class)
-            known = known or (self.names.qualified(call.func) or "").startswith(("builtins.", "logging."))
-            if not known and any(names_in(each) & batch for each in _given(call) if each not in found):
-                yield from found
+        for call in calls:
+            models = [each for each in given_to(call) if self.resolver.holds(each, Wrapped)]
+            if models and not self._is_known(call):
+                batch = _made_of(self._iterated(loop)[1], loop.body)
+                if any(names_in(each) & batch for each in given_to(call) if each not in models):
+                    yield from models
 
     def foreign(self) -> list[ast.expr]:
         """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
@@ -250,8 +248,13 @@ class Loops:
         return False
 
 
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(k.value for k in call.keywords)]
+def _made_of(batch: ast.expr, body: list[ast.stmt]) -> set[str]:
+    """The names of a loop's batch, and of what its body assigns from these."""
+    names = names_in(batch)
+    for node in (n for part in body for n in ast.walk(part)):
+        if isinstance(node, ast.Assign) and names_in(node.value) & names:
+            names.update(*map(names_in, node.targets))
+    return names
 
 
 def _hands_out(loop: ast.For) -> bool:

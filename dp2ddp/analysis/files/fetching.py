@@ -12,7 +12,7 @@ from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.writers import Writers
-from dp2ddp.source.nodes import keyword
+from dp2ddp.source.nodes import given_to, keyword
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 #: What fetches a file to a place, and whether it looks itself first if the file is there.
@@ -110,7 +110,7 @@ class Fetching:
     def _fetches(self) -> Iterator[tuple[ast.Call, bool]]:
         """The calls that fetch, and whether they look first."""
         for call in self.source.calls:
-            given = [*call.args, *(k.value for k in call.keywords)]
+            given = given_to(call)
             looks = self._looks(call)
             if looks is not None and not any(map(self._is_temporary, given)):
                 yield call, looks

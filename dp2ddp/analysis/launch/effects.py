@@ -10,7 +10,7 @@ from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.nodes import given_to, is_main_guard
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
@@ -185,11 +185,6 @@ def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
         yield node
     for child in ast.iter_child_nodes(node):
         yield from _run_at_import(child)
-
-
-def given_to(call: ast.Call) -> list[ast.expr]:
-    """The arguments of a call."""
-    return [*call.args, *(k.value for k in call.keywords)]
 
 
 def _is_apart(statement: ast.stmt) -> bool:

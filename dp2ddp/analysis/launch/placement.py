@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
-from dp2ddp.analysis.launch.effects import Effects, given_to
+from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.launch.settings import Settings
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.nodes import given_to, is_main_guard
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from functools import cached_property
 
-from dp2ddp.analysis.launch.effects import Effects, given_to
+from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.nodes import argument, given_to, keyword
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"

@@ -12,7 +12,7 @@ from dp2ddp.analysis.control.loops import Loops, local_names
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import keyword
+from dp2ddp.source.nodes import given_to, keyword, names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 _SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
@@ -65,7 +65,7 @@ class Display:
 
     def _is_given_plain(self, call: ast.Call) -> bool:
         """Whether a call hands over no batch and no output."""
-        given = [*call.args, *(k.value for k in call.keywords)]
+        given = given_to(call)
         return not any(self._holds_tensor(value, self._tensors_of(call)) for value in given)
 
     def _shows_all(self, block: Sequence[ast.stmt], whole: ast.AST, returns: bool) -> bool:
@@ -89,7 +89,7 @@ class Display:
         return isinstance(statement, (ast.Pass, ast.Global))
 
     def _shows_by(self, call: ast.Call) -> bool:
-        if not all(map(self._is_plain, [*call.args, *(k.value for k in call.keywords)])):
+        if not all(map(self._is_plain, given_to(call))):
             return False
         path = self.names.qualified(call.func)
         if path is not None:
@@ -142,7 +142,7 @@ class Display:
         """The names that hold batches, outputs and what is computed of them in the function around `node`."""
         scope: ast.AST = self.source.function(node) or self.source.module(node)
         if scope not in self._tensors:
-            found = {n.id for loop in self.loops.data_loops for n in ast.walk(loop.batch) if isinstance(n, ast.Name)}
+            found = {name for loop in self.loops.data_loops for name in names_in(loop.batch)}
             assigned = [n for n in ast.walk(scope) if isinstance(n, (ast.Assign, ast.AugAssign))]
             before = -1
             while len(found) != before:
@@ -150,7 +150,7 @@ class Display:
                 for one in assigned:
                     targets = one.targets if isinstance(one, ast.Assign) else [one.target]
                     if self._holds_tensor(one.value, found):
-                        found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+                        found |= {name for target in targets for name in names_in(target)}
             self._tensors[scope] = found
         return self._tensors[scope]
 
