@@ -20,7 +20,8 @@ class LoadersRule(Rule):
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "otherwise. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
-        "learning rate and `len(loader)` stay as they are."
+        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, is "
+        "taken to call the model that it gets together with a batch."
     )
     examples = (
         Example(
