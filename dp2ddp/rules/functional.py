@@ -20,7 +20,7 @@ class FunctionalRule(Rule):
     effect = "wraps the model: one replica in each process"
     why = (
         "`nn.parallel.data_parallel` copies the module to all devices in each call. `ddp.data_parallel` splits the "
-        "inputs over the ranks and gathers the outputs; the module's gradients are averaged from its first call on. "
+        "inputs over the ranks and gathers the outputs; the module's gradients are summed from its first call on. "
         "Keys of checkpoints don't change, because the module itself isn't wrapped. A guard such as "
         "`if x.is_cuda and ngpu > 1` stays: where it is false, every rank computes the same."
     )

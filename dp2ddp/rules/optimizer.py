@@ -21,7 +21,7 @@ class OptimizerRule(Rule):
     effect = "unwraps the optimizer"
     why = (
         "Old scripts put the optimizer into `nn.DataParallel`, too, and then step it through `.module`. It never "
-        "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same averaged "
+        "did anything. Under DistributedDataParallel each rank steps its own optimizer with the same "
         "gradients. Only names that hold optimizers are touched: a model's `.module` stays."
     )
     essential = True

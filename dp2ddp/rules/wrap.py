@@ -11,7 +11,7 @@ from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.spans import Span
 
-_REASON = "one replica per process; gradients are averaged, buffers are rank 0's"
+_REASON = "one replica per process; gradients are summed, buffers are rank 0's"
 
 
 class WrapRule(Rule):
@@ -22,7 +22,7 @@ class WrapRule(Rule):
     effect = "wraps the model: one replica in each process"
     why = (
         "`ddp.wrap_model` moves the model to this rank's device, runs it on this rank's rows of the batch, gives "
-        "back the outputs for all of it, and averages gradients over the ranks. BatchNorm, unused parameters and "
+        "back the outputs for all of it, and sums gradients over the ranks. BatchNorm, unused parameters and "
         "state dict keys behave as under DataParallel. Guards stay as they are: where the original does not wrap, "
         "neither does the converted script, and every rank does the same work."
     )
@@ -117,7 +117,7 @@ import dp2ddp_runtime as ddp
 def build(arch):
     model = models.__dict__[arch]()
     if arch.startswith("alexnet") or arch.startswith("vgg"):
-        model.features = ddp.wrap_model(model.features, root=model)
+        model.features = ddp.wrap_model(model.features)
         model.cuda()
     else:
         model = ddp.wrap_model(model)
@@ -126,7 +126,7 @@ def build(arch):
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = ddp.wrap_model(nn.Linear(4, 2), root=self)
+        self.encoder = ddp.wrap_model(nn.Linear(4, 2))
         self.head = nn.Linear(2, 2)
 """,
         ),
@@ -205,10 +205,7 @@ net = DataParallel(nn.Linear(4, 2))
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"
-        if wrap.root is not None:
-            keywords["root"] = " ".join(facts.source.segment(wrap.root).split())
-        order = ("dim", "sync_bn", "root")
-        given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
+        given = "".join(f", {name}={keywords[name]}" for name in ("dim", "sync_bn") if name in keywords)
         return f"ddp.wrap_model(__h_model__{given})", holes
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ import torch
 from torch._compile import _disable_dynamo  # the public one takes a second to import where nothing is compiled
 
 from . import nesting, world
+from .adjoint import attach
 from .collectives import gather_rows
 from .exchange import Passenger, exchange, passengers
 
@@ -42,17 +43,20 @@ class Deferred(torch.Tensor):
         rows: this rank's rows; rank 0's on a rank that has none.
         sizes: how many rows each rank has, along dimension `batch_dim`.
         rounds: whether it comes from a model's outputs: sums over its rows may then be rounded in another order.
+        tokens: what goes with the rows' gradients (`adjoint`).
     """
 
     rows: torch.Tensor
     sizes: tuple[int, ...]
     batch_dim: int
     rounds: bool
+    tokens: tuple[torch.Tensor, ...]
     _origin: Origin | None
     _heirs: list[weakref.ref[Deferred]]
     _data: torch.Tensor | None  # the whole batch
     _graph: torch.Tensor | None  # the same, with autograd
     _node: Any  # what the wrapper's own gradient goes to
+    _is_leaf: bool  # whether it is one of autograd's, with a gradient
     _spoiled: str
 
     @staticmethod
@@ -72,10 +76,10 @@ class Deferred(torch.Tensor):
     def is_rows(self) -> bool:
         """Whether what is done to the rows is done to the whole batch.
 
-        Not once it is settled; and not if autograd knows more of it than of its rows: a function of the script's
-        (`torch.autograd.Function`) has made it, from others.
+        Not once it is settled; and not if autograd knows more of it than of its rows: it was asked to require a
+        gradient, or a function of the script's (`torch.autograd.Function`) has made it, from others.
         """
-        return self._data is None and _grad_fn(self) is self._node
+        return self._data is None and not self._is_leaf and _grad_fn(self) is self._node
 
     def spoil(self, why: str) -> None:
         """From now on the rows are not what the script's batch holds."""
@@ -127,7 +131,7 @@ class Deferred(torch.Tensor):
         assert self._data is not None
         if not torch.is_grad_enabled():
             return self._data
-        if _grad_fn(self) is not self._node:
+        if self._is_leaf or _grad_fn(self) is not self._node:
             found: torch.Tensor = _Unwrap.apply(self)
             return found
         if not self.rows.requires_grad:
@@ -136,7 +140,7 @@ class Deferred(torch.Tensor):
             if self._origin is not None:
                 self._graph = self._origin.recipe(self._origin.parent.whole())
             else:
-                self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim)
+                self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim, self.tokens)
         return self._graph
 
     def is_alone(self) -> bool:
@@ -171,7 +175,13 @@ class Deferred(torch.Tensor):
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-def defer(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0, rounds: bool = False) -> Deferred:
+def defer(
+    rows: torch.Tensor,
+    sizes: Sequence[int],
+    dim: int = 0,
+    rounds: bool = False,
+    tokens: Sequence[torch.Tensor] = (),
+) -> Deferred:
     """A whole batch, of which this rank has `rows`.
 
     Args:
@@ -179,26 +189,35 @@ def defer(rows: torch.Tensor, sizes: Sequence[int], dim: int = 0, rounds: bool =
         sizes: each rank's number of rows. The same on all ranks, as are all other sizes.
         dim: the dimension along which the ranks' rows lie one after the other.
         rounds: whether it comes from a model's outputs.
+        tokens: of what the rows are made of, if they have gradients.
     """
-    return _make(rows, tuple(sizes), dim, rounds, None)
+    return _make(rows, tuple(sizes), dim, rounds, tuple(tokens), None)
 
 
 def defer_from(
     parent: Deferred, rows: torch.Tensor, dim: int, recipe: Callable[[torch.Tensor], torch.Tensor]
 ) -> Deferred:
     """What `recipe` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
-    new = _make(rows, parent.sizes, dim, parent.rounds, Origin(parent, recipe))
+    new = _make(rows, parent.sizes, dim, parent.rounds, parent.tokens, Origin(parent, recipe))
     parent._heirs.append(weakref.ref(new))
     return new
 
 
-def _make(rows: torch.Tensor, sizes: tuple[int, ...], dim: int, rounds: bool, origin: Origin | None) -> Deferred:
+def _make(
+    rows: torch.Tensor,
+    sizes: tuple[int, ...],
+    dim: int,
+    rounds: bool,
+    tokens: tuple[torch.Tensor, ...],
+    origin: Origin | None,
+) -> Deferred:
     new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
     if rows.requires_grad and torch.is_grad_enabled():
-        new = attach(rows, new, sizes, dim)  # type: ignore[assignment]
+        new = attach(rows, new, sizes, dim, tokens)  # type: ignore[assignment]
     new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
+    new.tokens = tokens if rows.requires_grad else ()
     new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
-    new._node = _grad_fn(new)
+    new._node, new._is_leaf = _grad_fn(new), False
     return new
 
 
@@ -245,22 +264,6 @@ def _in(value: Any) -> list[Deferred]:
     return [each for each in nesting.tensors(value) if isinstance(each, Deferred)]
 
 
-def own_slice(grad: torch.Tensor, sizes: Sequence[int], dim: int, shape: Sequence[int]) -> torch.Tensor:
-    """This rank's part of the gradient of a tensor that every rank has, times N; zeros on a rank without rows.
-
-    So that averaging the parameters' gradients over the N ranks makes the sum over the whole batch.
-
-    Args:
-        grad: the gradient, the same on every rank.
-        sizes: how many rows each rank has along `dim`; entries of a vector of scalars if `shape` is empty.
-        shape: of this rank's rows.
-    """
-    own, start = sizes[world.rank()], sum(sizes[: world.rank()])
-    if not own:
-        return grad.new_zeros(list(shape))
-    return (grad.narrow(dim, start, own) if len(shape) else grad[start]) * world.world_size()
-
-
 class _Unwrap(torch.autograd.Function):
     """The whole batch, with the graph of the deferred tensor itself."""
 
@@ -271,25 +274,3 @@ class _Unwrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
-
-
-def attach(rows: torch.Tensor, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
-    """`whole` as something made of this rank's `rows`, which have the sizes `sizes` along `dim`."""
-    anchor = torch.empty(0, requires_grad=True)  # a rank whose own rows have no graph takes part all the same
-    attached: torch.Tensor = _Attach.apply(rows, anchor, [whole], sizes, dim)
-    return attached
-
-
-class _Attach(torch.autograd.Function):
-    """The gradient of the whole comes in, this rank's rows' goes out."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, anchor: torch.Tensor, whole: list[torch.Tensor], sizes: Sequence[int], dim: int
-    ) -> torch.Tensor:
-        ctx.sizes, ctx.dim, ctx.shape = sizes, dim, rows.shape
-        return whole.pop()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_slice(settle(grad), ctx.sizes, ctx.dim, ctx.shape), None, None, None, None

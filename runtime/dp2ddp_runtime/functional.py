@@ -19,7 +19,7 @@ def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: M
     """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
 
     The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on its
-    gradients are averaged. All ranks call it with the same inputs. With a single rank it calls the module.
+    gradients are summed over the ranks. All ranks call it with the same inputs. With a single rank it calls the module.
 
     Args:
         module: the module; it moves to this rank's device.

@@ -8,9 +8,9 @@ import torch
 from torch._compile import _disable_dynamo
 
 from . import nesting, world
+from .adjoint import Layout, Take, start
 from .deferred import Deferred, is_small, settle
 from .nesting import chunk_sizes
-from .outputs import gather_outputs
 
 _FIRST_CHECKED = 10  # calls; after these every one whose number is a power of two
 
@@ -26,6 +26,8 @@ class Call(NamedTuple):
     """Of what has to be the same on all ranks, by name."""
     lent: list[tuple[Deferred, torch.Tensor, int]]
     """Deferred batches, the rows that the module got, and these rows' versions."""
+    tokens: list[torch.Tensor]
+    """Of the inputs that have gradients (`adjoint`)."""
 
 
 class Inputs:
@@ -50,12 +52,13 @@ class Inputs:
         """
         fingerprints = self._fingerprints(arguments)
         count = nesting.count_chunks(arguments, world.world_size(), self._dim) if any(arguments) else 1
-        index = world.rank() if world.rank() < count else 0
         lent: list[tuple[Deferred, torch.Tensor, int]] = []
+        tokens: list[torch.Tensor] = []
 
         def own_part(tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
-                return take_rows(settle(tensor), self._dim, index, count, device)
+                return _take_rows(settle(tensor), self._dim, count, device, tokens)
+            tokens.extend(tensor.tokens)
             rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
             if rows is tensor.rows:
                 # What is small may travel after the module has run, and must be what it was.
@@ -64,7 +67,7 @@ class Inputs:
                     lent.append((tensor, rows, rows._version))
             return rows
 
-        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent)
+        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent, tokens)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
         sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None
@@ -107,37 +110,25 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([values.sum(), (values * places).sum()]).cpu()
 
 
-class _TakeChunk(torch.autograd.Function):
-    """This rank's rows of a tensor that all ranks have. Backward: all ranks' chunk gradients, gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, start: int, length: int, count: int) -> torch.Tensor:
-        ctx.dim, ctx.count, ctx.shape = dim, count, tensor.shape
-        return tensor.narrow(dim, start, length)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        whole: torch.Tensor = settle(gather_outputs(grad, ctx.count, ctx.dim, grad.device).value)
-        missing = ctx.shape[ctx.dim] - whole.size(ctx.dim)  # left out, because another input had fewer chunks
-        if missing:
-            shape = list(ctx.shape)
-            shape[ctx.dim] = missing
-            whole = torch.cat([whole, whole.new_zeros(shape)], ctx.dim)
-        return whole / world.world_size(), None, None, None, None
+def _chunk(tensor: torch.Tensor, dim: int, count: int) -> Layout:
+    """How a whole input lies on the ranks: as many rows as `torch.chunk` gives `count` replicas."""
+    sizes = [size if rank < count else 0 for rank, size in enumerate(chunk_sizes(tensor.size(dim), world.world_size()))]
+    shape = list(tensor.shape)
+    shape[dim] = sizes[world.rank()] or sizes[0]
+    return Layout(tuple(sizes), dim, tensor.size(dim), shape)
 
 
-def take_rows(tensor: torch.Tensor, dim: int, index: int, count: int, device: torch.device) -> torch.Tensor:
-    """Chunk `index` of `count` of a tensor that all ranks have, on `device`.
-
-    Differentiable: the tensor's gradient is gathered from all ranks, so every rank must run backward through it.
-    """
-    size = -(-tensor.size(dim) // world.world_size())
-    start = min(index * size, tensor.size(dim))
-    length = min(size, tensor.size(dim) - start)
+def _take_rows(
+    tensor: torch.Tensor, dim: int, count: int, device: torch.device, tokens: list[torch.Tensor]
+) -> torch.Tensor:
+    """This rank's chunk of `count` of a tensor that all ranks have, on `device`; rank 0's on a rank without any."""
+    chunk = _chunk(tensor, dim, count)
+    rows: torch.Tensor
     if torch.is_grad_enabled() and tensor.requires_grad:
-        rows: torch.Tensor = _TakeChunk.apply(tensor, dim, start, length, count)
-    else:
-        rows = tensor.narrow(dim, start, length)
+        rows, token = Take.apply(tensor, chunk, True, start())
+        tokens.append(token)
+        return rows.to(device) if device.type == "cuda" else rows
+    rows = chunk.take(tensor, borrow=True)
     if device.type == "cuda" and rows.device != device:
         return rows.to(device)
     # A copy: what the module does to its input in place must not make the ranks' batches differ.

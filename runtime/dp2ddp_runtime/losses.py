@@ -9,30 +9,39 @@ from typing import Any, Callable
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from .deferred import RULES, Deferred, defer, is_small, own_slice, settle
+from . import world
+from .adjoint import Copy, join
+from .deferred import RULES, Deferred, defer, is_small, settle
 from .exchange import exchange
-from .rowwise import along, is_deferred, own_rows, rule
+from .rowwise import along, is_deferred, own_rows, rule, tokens_of
+from .summing import Bucket
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """A rank's sum in, the sum of all ranks' out. Backward: the gradient, times N, where this rank had rows.
+class _Total(torch.autograd.Function):
+    """A rank's sum in, the sum of all ranks' out: `adjoint.Sum`, by an exchange. Backward: `adjoint.Copy`.
 
-    Beside it, and without a gradient, what its mean is divided by.
+    Beside it, and without a gradient, what its mean is divided by. A rank without rows adds nothing.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, own: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, ...], kind: str
+        own: torch.Tensor, weight: torch.Tensor, token: torch.Tensor, sizes: tuple[int, ...], kind: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.had_rows = tuple(int(size > 0) for size in sizes)
         parts = [part for part, size in zip(exchange(kind, [own, weight]), sizes) if size]
         summed, total = (_sum(column, like) for column, like in zip(zip(*parts), (own, weight)))
-        ctx.mark_non_differentiable(total)
         return summed, total
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *_, token, sizes, _ = inputs
+        ctx.has_rows = int(sizes[world.rank()] > 0)
+        ctx.token = token
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
-        return own_slice(grad.expand(sum(ctx.had_rows)), ctx.had_rows, 0, ()), None, None, None
+        token, own = Copy.apply(Bucket(), ctx.token, grad)
+        return own * ctx.has_rows, None, token, None, None
 
 
 def _sum(column: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
@@ -57,7 +66,7 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     dtype = func(batch.rows.new_ones(1), **kwargs).dtype
     own = torch.sum(batch.rows, **{**kwargs, "dtype": torch.float32 if dtype in _HALF else dtype})
-    summed, _ = _SumOverRanks.apply(own, _ONE, batch.sizes, "a sum over a batch")
+    summed, _ = _Total.apply(own, _ONE, join(batch.tokens), batch.sizes, "a sum over a batch")
     return (summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()).to(dtype)
 
 
@@ -99,14 +108,16 @@ def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
         return NotImplemented
     if call["reduction"] == "none":
         each = func(**rows)
-        return defer(each, batch.sizes, 0, rounds=True) if each.dim() else NotImplemented
+        found = [value for value in call.values() if isinstance(value, Deferred)]
+        return defer(each, batch.sizes, 0, True, tokens_of(found)) if each.dim() else NotImplemented
     own_sum = func(**{**rows, "reduction": "sum"})
     dtype = own_sum.dtype
     if dtype in _HALF:
         own_sum = func(**{**{name: _wide(value) for name, value in rows.items()}, "reduction": "sum"})
     weight = weigh(call, rows, batch.shape) if call["reduction"] != "sum" else 1
     own = weight.detach() if isinstance(weight, torch.Tensor) else _ONE
-    summed, total = _SumOverRanks.apply(own_sum, own, batch.sizes, func.__name__)
+    token = join(tokens_of(each for each in call.values() if isinstance(each, Deferred)))
+    summed, total = _Total.apply(own_sum, own, token, batch.sizes, func.__name__)
     return (summed / (total if isinstance(weight, torch.Tensor) else weight)).to(dtype)
 
 

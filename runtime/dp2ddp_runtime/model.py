@@ -14,11 +14,12 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from . import nesting, rng, world
+from . import nesting, rng, summing, world
+from .agreement import Agreement
+from .copies import Copies
 from .inputs import Inputs
-from .outputs import gather_outputs
+from .outputs import Note, gather_outputs
 from .replica import Replica
-from .side_effects import SideEffects
 from .state_dict import fit_prefix
 
 
@@ -27,7 +28,6 @@ def wrap_model(
     dim: int = 0,
     sync_bn: bool = False,
     find_unused_parameters: bool | None = None,
-    root: Any = None,
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
@@ -42,9 +42,6 @@ def wrap_model(
             are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
         find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
             always allowed, at no cost.
-        root: the model of which the module is a part, or becomes one: `model.features = wrap_model(model.features,
-            root=model)`. The root runs on whole batches on every rank, and its own parameters are kept equal along with
-            the part's; it may get more of them later. What is no `nn.Module` is no root.
 
     Raises:
         TypeError: `module` is no `nn.Module`.
@@ -53,9 +50,7 @@ def wrap_model(
     if isinstance(module, WrappedModel):
         return module
     module = _plain(module)
-    root = root.module if isinstance(root, WrappedModel) else root
-    root = root if isinstance(root, nn.Module) and root is not module else None
-    return WrappedModel(_with_sync_bn(module, sync_bn), dim=dim, root=root)
+    return WrappedModel(_with_sync_bn(module, sync_bn), dim=dim)
 
 
 def _plain(module: Any) -> nn.Module:
@@ -110,8 +105,6 @@ class WrappedModel(DistributedDataParallel):
         device_ids: Any = None,
         output_device: Any = None,
         dim: int = 0,
-        *,
-        root: nn.Module | None = None,
     ) -> None:
         nn.Module.__init__(self)
         module = _plain(module).to(world.device())
@@ -121,16 +114,18 @@ class WrappedModel(DistributedDataParallel):
         self.output_device = index
         self._inside = False  # inside another wrapped model, which then does everything
         self._inputs = Inputs(dim)
-        self._effects = SideEffects()
+        self._copies = Copies()
+        self._agreement = Agreement()
+        self._replicas: dict[bool, Replica] = {}  # by whether gradients are recorded
         self.module = module
-        self._replica = Replica(module, root)
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
                 inner._inside = True
-                inner._replica.close()
         world.current().wraps = True
         if world.world_size() > 1:
             _sync_batch_norm.forward = _forward_alone
+            summing.make_group()
+            self._agreement.join(module)
 
     @property
     def device(self) -> torch.device:
@@ -154,25 +149,41 @@ class WrappedModel(DistributedDataParallel):
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
-        modules = list(self.module.modules())
-        reducer = self._replica.reducer(modules) if torch.is_grad_enabled() else None
+        replica, own = self._replica()
         call = self._inputs.cut((args, kwargs), self.device)
-        before = self._effects.begin(self.module, modules)
+        before = self._agreement.begin(self.module)
         has_rows = world.rank() < call.chunks
-        inside = contextlib.nullcontext() if reducer is None else reducer.in_forward(has_rows)
         try:
-            # A rank without rows runs on rank 0's, with their random numbers, so that it goes the same way.
-            with inside, rng.forward if has_rows else rng.Stream(rank=0):
-                output = _run(self.module, *call.own)
+            # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
+            with rng.forward if has_rows else rng.Stream(rank=0), as_in_a_thread(call.chunks):
+                output = _run(own, *call.own)
         finally:
-            self._effects.undo(before)
-        self._effects.agree(self.module, before)
-        self._replica.agree_on_buffers(modules)
+            replica.let_go()
+        self._agreement.end(self.module, replica.modules, before)
         self._inputs.check(call)
-        gathered = gather_outputs(output, call.chunks, self.dim, self.device, call.fingerprints)
-        if reducer is not None:
-            reducer.watch(gathered.own)
-        return gathered.value
+        if not has_rows:
+            self._copies.forget_aside()
+        tokens = [self._copies.token, *call.tokens]
+        note = Note(call.fingerprints, self._copies.has_aside())
+        gathered, was_aside = gather_outputs(output, call.chunks, self.dim, self.device, tokens, note)
+        if was_aside:
+            self._copies.add_up_aside()
+        return gathered
+
+    @_disable_dynamo
+    def _replica(self) -> tuple[Replica, nn.Module]:
+        """This rank's replica of the module as it is by now, and its copy of the module itself."""
+        summing.forget_failed()
+        grad = torch.is_grad_enabled()
+        replica = self._replicas.setdefault(grad, Replica(self.module))
+        if replica.looks_changed():
+            replica.look_again()
+            self._agreement.join_new(self.module)
+        if not grad:
+            return replica, replica.own({})
+        trained = {name: tensor for name, tensor in replica.tensors.items() if tensor.requires_grad}
+        own = self._copies.of(trained, replica.sparse)
+        return replica, replica.own(dict(zip(trained, own)))
 
     def _moved(self, value: Any) -> Any:
         """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""
@@ -196,28 +207,28 @@ class WrappedModel(DistributedDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside leave the gradients unaveraged; the next one outside averages what has piled up."""
+        """Backward passes inside send no gradients: the next one outside sends the sums of all."""
         if world.world_size() == 1 or self._inside:
             yield
             return
-        reducer = self._replica.reducer()
-        before, reducer.enabled = reducer.enabled, False
+        before, self._copies.enabled = self._copies.enabled, False
         try:
             yield
         finally:
-            reducer.enabled = before
+            self._copies.enabled = before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in self.__dict__.items())
+        held = {**self.__dict__, "_replicas": {}}
+        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in held.items())
         return new
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         plain = nn.DataParallel.__new__(nn.DataParallel)
         nn.Module.__init__(plain)
         base = {name: self.__dict__[name] for name in plain.__dict__ if name in self.__dict__}
-        ids = self._replica.device_ids
+        ids = self._agreement.device_ids
         state = {**base, "dim": self.dim, "device_ids": ids}
         if ids:
             state.update(output_device=ids[0], src_device_obj=torch.device("cuda", ids[0]))
@@ -225,8 +236,8 @@ class WrappedModel(DistributedDataParallel):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            "a model wrapped by dp2ddp_runtime averages the gradients as they are: it has no join(), communication "
-            "hooks, fused optimizers or static graph"
+            "a model wrapped by dp2ddp_runtime sums the gradients as they are: it has no join(), communication hooks, "
+            "fused optimizers or static graph"
         )
 
     join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
@@ -235,6 +246,18 @@ class WrappedModel(DistributedDataParallel):
 def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A function of its own, for torch.compile looks at it, and not at `forward`."""
     return module(*args, **kwargs)
+
+
+def as_in_a_thread(replicas: int) -> contextlib.AbstractContextManager[Any]:
+    """While a replica runs: what `nn.DataParallel`'s threads don't know of, where it has several.
+
+    So a checkpoint around a wrapped model (`use_reentrant=False`) keeps what the replicas keep, and doesn't run them
+    again. (torch 2.1 doesn't tell whether there is one.)
+    """
+    asks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if replicas == 1 or asks is None or asks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.

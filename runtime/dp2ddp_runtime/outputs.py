@@ -1,22 +1,18 @@
-"""Gathering the wrapped model's outputs, with autograd.
-
-Gradients follow one convention. A tensor that every rank has (a whole batch, a gathered output) has the same gradient
-on every rank, the one `nn.DataParallel` gives it. A rank's own chunk has N times its share of it, so that averaging
-the parameters' gradients over the N ranks makes the sum.
-"""
+"""Gathering the wrapped model's outputs, with autograd."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
 
 from . import nesting, world
+from .adjoint import attach, join
 from .collectives import gather_rows
-from .deferred import Deferred, attach, defer
+from .deferred import defer
 from .exchange import Divergence, exchange
 from .location import here
 
@@ -31,12 +27,13 @@ def concatenate(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(parts), dim)
 
 
-class Gathered(NamedTuple):
-    """A model's outputs for the whole batch."""
+class Note(NamedTuple):
+    """What ranks tell each other along with their outputs."""
 
-    value: Any
-    own: list[torch.Tensor]
-    """The tensors through which every backward comes that reaches this rank's part of the model."""
+    fingerprints: dict[str, Any]
+    """Of what has to be the same on all ranks, by name: plain values."""
+    has_aside: bool
+    """Whether a backward inside of this rank's forward has reached parameters."""
 
 
 class _Column(NamedTuple):
@@ -51,8 +48,12 @@ class _Column(NamedTuple):
 
 
 @_disable_dynamo
-def gather_outputs(output: Any, count: int, dim: int, device: torch.device, note: Any = None) -> Gathered:
-    """Gather the outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` does.
+def gather_outputs(
+    output: Any, count: int, dim: int, device: torch.device, tokens: Iterable[torch.Tensor], note: Note
+) -> tuple[Any, bool]:
+    """The outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` gathers them.
+
+    And whether any rank's `note` is flagged. A collective.
 
     Args:
         output: this rank's output: tensors in any nesting. A rank without rows (`rank() >= count`) has run on rank 0's:
@@ -60,10 +61,11 @@ def gather_outputs(output: Any, count: int, dim: int, device: torch.device, note
         count: how many ranks, from rank 0 on, had a chunk.
         dim: the dimension along which outputs are concatenated. Scalars make a vector with `count` entries.
         device: where the module lives.
-        note: what else has to be the same on all ranks, by name: plain values.
+        tokens: of what the outputs are made of (`adjoint`).
+        note: what else the ranks tell each other.
 
     Raises:
-        Divergence: the ranks' outputs don't have the same structure, or `note` differs.
+        Divergence: the ranks' outputs don't have the same structure, or fingerprints differ.
     """
     local = nesting.tensors(output)
     held = [_is_large(tensor, dim) for tensor in local]
@@ -73,20 +75,17 @@ def gather_outputs(output: Any, count: int, dim: int, device: torch.device, note
         "values": zlib.crc32(repr(others).encode()),
     }
     small = [tensor for tensor, is_held in zip(local, held) if not is_held]
-    parts = exchange("the wrapped model's outputs", [told, note or {}, small])
-    _compare([fingerprints for _, fingerprints, _ in parts], here().line)
-    descriptions = [theirs["tensors"] for theirs, _, _ in parts]
+    parts = exchange("the wrapped model's outputs", [told, *note, small])
+    _compare([fingerprints for _, fingerprints, _, _ in parts], here().line)
+    descriptions = [theirs["tensors"] for theirs, *_ in parts]
     if len({len(each) for each in descriptions[:count]}) > 1:
         numbers = [len(each) for each in descriptions[:count]]
         raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
-    sent = [iter(tensors) for _, _, tensors in parts]
-    results = [
-        _gather(tensor, _column([each[index] for each in descriptions], count, dim), sent, dim, device)
-        for index, tensor in enumerate(local)
-    ]
-    pending = iter(results)
-    value = nesting.map_tensors(lambda _: next(pending), output)
-    return Gathered(value, [each.rows if isinstance(each, Deferred) else each for each in results])
+    sent = [iter(tensors) for *_, tensors in parts]
+    columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
+    token = join(tokens) if torch.is_grad_enabled() and any(column.requires_grad for column in columns) else None
+    results = iter([_gather(*each, sent, dim, device, token) for each in zip(local, columns)])
+    return nesting.map_tensors(lambda _: next(results), output), any(flagged for _, _, flagged, _ in parts)
 
 
 def _is_large(tensor: torch.Tensor, dim: int) -> bool:
@@ -107,16 +106,22 @@ def _column(told: Sequence[Any], count: int, dim: int) -> _Column:
     return _Column(count, tuple(sizes), any(grads[:count]), len(kinds) == 1, on_cpu[0], held)
 
 
-def _gather(local: torch.Tensor, column: _Column, sent: Sequence[Any], dim: int, device: torch.device) -> torch.Tensor:
+def _gather(
+    local: torch.Tensor,
+    column: _Column,
+    sent: Sequence[Any],
+    dim: int,
+    device: torch.device,
+    token: torch.Tensor | None,
+) -> torch.Tensor:
+    tokens = [] if token is None else [token]
     if all(column.held) and column.alike:
-        return defer(local, column.sizes, dim, rounds=True)
+        return defer(local, column.sizes, dim, True, tokens)
     shares = [None if is_held else next(tensors) for tensors, is_held in zip(sent, column.held)]
     came = [share for share in shares[: column.chunks] if share is not None]
     whole = gather_rows(local, column.sizes, dim) if any(column.held) else concatenate(came, dim)
     whole = whole if column.on_cpu else whole.to(device)
-    if not (column.requires_grad and torch.is_grad_enabled()):
-        return whole
-    return attach(local, whole, column.sizes, dim)
+    return attach(local, whole, column.sizes, dim, tokens) if column.requires_grad and tokens else whole
 
 
 def _compare(notes: Sequence[dict[str, Any]], line: str) -> None:

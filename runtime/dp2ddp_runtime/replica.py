@@ -1,127 +1,217 @@
-"""What makes a module one of N replicas: rank 0's parameters and buffers on every rank, and averaged gradients."""
+"""This rank's replica of a wrapped module: shallow copies of all modules, as `nn.DataParallel` makes them.
+
+What a forward assigns lives and dies with the copies: the module never sees it, and a backward still does. See
+https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/replicate.py, whose way this is. Copies that nothing has
+changed serve the next forward, too: to make all of them anew takes milliseconds.
+"""
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
+from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
+from torch.nn.modules.lazy import LazyModuleMixin
 
-from . import collectives, world
-from .exchange import Divergence, exchange
-from .inputs import checksum
-from .reducer import Reducer
+from . import world
 
-# By module, so one that is unwrapped and wrapped again isn't averaged twice. The parts of a model share its root's.
-_reducers: MutableMapping[nn.Module, Reducer] = weakref.WeakKeyDictionary()
+_PARTS = ("_modules", "_parameters", "_buffers")
 
 
 class Replica:
-    """A wrapped module's parameters and buffers, and the parameters of the model that it is a part of.
-
-    Scripts add and replace layers behind the wrap, so each forward looks what there is by now.
+    """The copies of a module and all modules in it, kept from forward to forward.
 
     Args:
         module: the module.
-        root: the model of which it is, or becomes, a part.
-
-    Attributes:
-        device_ids: the indices of all ranks' CUDA devices.
-
-    Raises:
-        Divergence: the ranks' models differ in names, shapes or dtypes.
     """
 
-    def __init__(self, module: nn.Module, root: nn.Module | None) -> None:
-        self.device_ids = [world.numbered_device().index] if world.device().type == "cuda" else []
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._root = None if root is None else weakref.ref(root)
-        self._joined: dict[int, nn.Parameter] = {}  # what has rank 0's values, by id
-        self._checked = False
-        if world.world_size() > 1:
-            self._join(module if root is None else nn.ModuleList([root, module]))
+        self._keeps = False
 
-    def _join(self, model: nn.Module) -> None:
-        """Check that all ranks have the same model, and take rank 0's values where they weren't taken before."""
-        new = {name: param for name, param in model.named_parameters() if id(param) not in self._joined}
-        self._joined = {id(param): param for param in model.parameters()}
-        tensors = {**new, **dict(model.named_buffers())}
-        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
-        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-        told = exchange("ddp.wrap_model", [digest, self.device_ids])
-        if any(theirs != digest for theirs, _ in told):
-            raise Divergence("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
-        self.device_ids = list(dict.fromkeys(index for _, ids in told for index in ids))
-        collectives.broadcast_coalesced(list(tensors.values()))
+    def look_again(self) -> None:
+        """See which modules there are by now, and make all copies anew."""
+        self.modules = list(self._module.modules())
+        self._copies: dict[nn.Module, Any] = {}
+        self._stale = dict.fromkeys(self.modules)
+        self._keeps = not any(isinstance(each, torch.jit.ScriptModule) for each in self.modules)
+        self._parents: dict[nn.Module, list[nn.Module]] = {}
+        for each in self.modules:
+            for child in each._modules.values():
+                if child is not None:
+                    self._parents.setdefault(child, []).append(each)
+        self._watched = _Watched(self.modules)
+        self._made = _Watched([])
+        self.sparse = [
+            each.weight for each in self.modules if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
+        ]
+        # By a name that is the same on all ranks.
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._slots: dict[str, list[tuple[nn.Module, str, bool]]] = {}  # where a tensor is, and whether as a parameter
+        self._targets: dict[str, list[tuple[Any, str]]] = {}  # the copies' dictionaries, and keys in these
+        self._aliases: dict[str, torch.Tensor] = {}
+        self._trained: list[str] | None = None  # at the latest forward
+        names: dict[int, str] = {}
+        for index, each in enumerate(self.modules):
+            for kind in ("_parameters", "_buffers"):
+                for key, tensor in getattr(each, kind).items():
+                    if tensor is not None:
+                        name = names.setdefault(id(tensor), f"{index}.{key}")
+                        self.tensors[name] = tensor
+                        self._slots.setdefault(name, []).append((each, key, kind == "_parameters"))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Replica:
-        new = copy.copy(self)
-        new._module = copy.deepcopy(self._module, memo)
-        new._joined = {id(param): param for param in new._module.parameters()}
-        root = memo.get(id(self._root())) if self._root is not None else None
-        new._root = None if root is None else weakref.ref(root)
-        return new
+    def looks_changed(self) -> bool:
+        """Whether modules, parameters or buffers were added, removed or replaced; what else was is noted."""
+        if not self._keeps:
+            return True
+        changed = self._watched.changed()
+        if changed:
+            self._watched.note()
+        self._stale.update(dict.fromkeys(changed))
+        return any(changed.values())
 
-    @_disable_dynamo
-    def reducer(self, modules: Sequence[nn.Module] | None = None) -> Reducer:
-        """What averages the gradients of all parameters that there are by now. A collective if some are new.
+    def own(self, trained: Mapping[str, torch.Tensor]) -> nn.Module:
+        """This rank's copy of the module.
 
         Args:
-            modules: the module's, itself included, for who has them: to walk through a deep model takes long.
+            trained: what it has in place of tensors that require a gradient, by name (`tensors`); empty without grad.
         """
-        whole = self._whole()
-        if modules is None or whole is not self._module:
-            modules = list(whole.modules())
-        found = dict.fromkeys(param for inner in modules for param in inner._parameters.values())
-        params = [param for param in found if param is not None]
-        embeddings: Any = [inner for inner in modules if isinstance(inner, (nn.Embedding, nn.EmbeddingBag))]
-        sparse = [inner.weight for inner in embeddings if inner.sparse]
-        if any(id(param) not in self._joined for param in params):
-            self._join(whole)
-        if not self._checked and self._module.training:
-            self._checked = True
-            _check_equal(whole)
-        if whole is not self._module:
-            self.close()  # the root's does it from now on
-        if whole in _reducers:
-            _reducers[whole].refresh(params, sparse)
+        fresh = self._with_parents(self._stale)
+        if fresh:
+            self._make(fresh)
+        names = [*trained]
+        if fresh or names != self._trained:
+            self._trained, names = names, [*self.tensors]
         else:
-            _reducers[whole] = Reducer(params, sparse)
-        return _reducers[whole]
+            names += self._aliases
+        for name in names:
+            tensor = trained[name] if name in trained else self._stand_in(name)
+            for target, key in self._targets[name]:
+                if type(target) is dict:
+                    target[key] = tensor
+                else:
+                    setattr(target, key, tensor)
+        self._made.note()
+        made: nn.Module = self._copies[self._module]
+        return made
 
-    def _whole(self) -> nn.Module:
-        """The model whose gradients are averaged together: the root, as soon as the module is in it."""
-        root = self._root() if self._root is not None else None
-        return root if root is not None and any(inner is self._module for inner in root.modules()) else self._module
+    def _make(self, fresh: Sequence[nn.Module]) -> None:
+        """Make copies of modules anew. `fresh` has whatever they are in, too."""
+        self._stale = {}
+        for each in fresh:
+            self._copies[each] = _shallow(each)
+        for each in fresh:
+            copy = self._copies[each]
+            for key, child in each._modules.items():
+                _set_child(copy, key, None if child is None else self._copies[child])
+            for key in [key for key, param in each._parameters.items() if param is None]:
+                copy._parameters[key] = None
+            if hasattr(each, "_orig_mod") and hasattr(each, "_initialize"):
+                copy._initialize()  # torch.compile's module keeps its child's call
+        self._targets = {name: list(map(self._target, slots)) for name, slots in self._slots.items()}
+        self._made = _Watched([self._copies[each] for each in self.modules] if self._keeps else [])
 
-    def close(self) -> None:
-        """Average the module's gradients no more."""
-        reducer = _reducers.pop(self._module, None)
-        if reducer is not None:
-            reducer.close()
+    def _target(self, slot: tuple[nn.Module, str, bool]) -> tuple[Any, str]:
+        """Where a copy has a tensor: in a dictionary, as `setattr` puts it there; or what to call `setattr` on."""
+        module, key, is_param = slot
+        copy = self._copies[module]
+        if not torch.is_grad_enabled() or vars(nn.Module)["__setattr__"] is not type(copy).__setattr__:
+            return copy, key  # RNNs hold their weights in a list, too
+        return (copy.__dict__ if is_param else copy._buffers), key
 
-    @_disable_dynamo
-    def agree_on_buffers(self, modules: Sequence[nn.Module]) -> None:
-        """After a forward that trains, all ranks take rank 0's buffers: `nn.DataParallel` keeps its first replica's."""
-        holders = [inner for inner in modules if inner._buffers]
-        if any(inner.training for inner in holders):
-            found = [buffer for inner in holders for buffer in inner._buffers.values() if buffer is not None]
-            collectives.broadcast_coalesced(found)
+    def let_go(self) -> None:
+        """After a forward: what it has changed stays with its graph, and gets other copies for the next one."""
+        changed = self._made.changed()
+        if changed:
+            self._stale.update((each, None) for each, copy in self._copies.items() if copy in changed)
+            self._made = _Watched([])
+            for each in self._with_parents(self._stale):
+                del self._copies[each]
+
+    def _stand_in(self, name: str) -> torch.Tensor:
+        """What the copy has for a parameter or buffer that gets no gradient.
+
+        Rank 0 has the very memory of the module's, as the replica on `nn.DataParallel`'s first device has: what is
+        written into it stays. On other ranks it doesn't, and must be what it was when backward needs it: the script's
+        own classes get a copy. Without grad the first replica has the parameters themselves.
+        """
+        tensor, grad = self.tensors[name], torch.is_grad_enabled()
+        is_param = any(is_param for *_, is_param in self._slots[name])
+        is_scripts = any(not type(module).__module__.startswith("torch.") for module, *_ in self._slots[name])
+        if is_scripts and grad and not world.is_main():
+            self._aliases[name] = tensor.detach().clone()
+        elif not is_param or (world.is_main() and not grad):
+            return tensor
+        elif name not in self._aliases or self._aliases[name].data_ptr() != tensor.data_ptr():
+            self._aliases[name] = tensor.detach()
+        return self._aliases[name]
+
+    def _with_parents(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """These, and all that they are in."""
+        found = dict.fromkeys(modules)
+        for each in (pending := list(found)):
+            for parent in self._parents.get(each, ()):
+                if parent not in found:
+                    found[parent] = None
+                    pending.append(parent)
+        return list(found)
 
 
-def _check_equal(model: nn.Module) -> None:
-    """Raise if the parameters aren't the same, bit for bit, on all ranks."""
-    params = dict(model.named_parameters())
-    sums = torch.stack([checksum(param) for param in params.values()] or [torch.zeros(2, dtype=torch.int64)])
-    parts = exchange("the first training step", sums.tolist())
-    for index, name in enumerate(params):
-        if any(part[index] != parts[0][index] for part in parts):
-            raise Divergence(
-                f"parameter {name!r} differs between ranks before the first training step: something changed it on "
-                "some ranks only (an initialisation with a rank's own random numbers, a checkpoint loaded on one rank)"
-            )
+class _Watched:
+    """Modules of which it is asked whether somebody has assigned to them: by the identity of all that they hold."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self.note()
+
+    def note(self) -> None:
+        """Remember what they hold."""
+        if not hasattr(self, "_views"):
+            self._views = [view for each in self._modules for view in _views(each)]
+        self._held = list(chain.from_iterable(self._views))
+        self._sizes = list(map(len, self._views))
+
+    def changed(self) -> dict[nn.Module, bool]:
+        """Those that hold something else by now, and whether that is a module, a parameter or a buffer."""
+        if self._sizes == list(map(len, self._views)) and all(map(is_, chain.from_iterable(self._views), self._held)):
+            return {}
+        del self._views  # a dictionary may be another one, too
+        found, held, sizes = {}, iter(self._held), iter(self._sizes)
+        for each in self._modules:
+            differs = [not _same(view, list(islice(held, next(sizes)))) for view in _views(each)]
+            if any(differs):
+                found[each] = any(differs[1:])
+        return found
+
+
+def _same(now: Collection[Any], held: Collection[Any]) -> bool:
+    return len(now) == len(held) and all(map(is_, now, held))
+
+
+def _views(module: nn.Module) -> list[Any]:
+    """What a module holds: its attributes, modules, parameters and buffers; as they are whenever they are looked at."""
+    held = module.__dict__
+    return [held.values(), *(held[part].values() for part in _PARTS)]
+
+
+def _shallow(module: nn.Module) -> Any:
+    """`Module._replicate_for_data_parallel`, without `__setattr__` for each of its lines."""
+    if isinstance(module, LazyModuleMixin) or (
+        type(module)._replicate_for_data_parallel is not nn.Module._replicate_for_data_parallel
+    ):
+        return module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    copy: Any = module.__new__(type(module))
+    held = {**module.__dict__, "_parameters": {}, "_is_replica": True}
+    held.update(_buffers=module._buffers.copy(), _modules=module._modules.copy())
+    object.__setattr__(copy, "__dict__", held)
+    return copy
+
+
+def _set_child(copy: Any, key: str, child: Any) -> None:
+    if isinstance(copy, torch.jit.ScriptModule):
+        setattr(copy, key, child)
+    else:
+        copy._modules[key] = child

@@ -88,7 +88,7 @@ def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
         return parent
     if is_small(parent):
         return defer_from(parent, rows, dim, recipe)
-    return defer(rows, parent.sizes, dim, parent.rounds)
+    return defer(rows, parent.sizes, dim, parent.rounds, parent.tokens)
 
 
 # --- what a tensor is -----------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
 @rule(*_META)
 @property_rule(*_META_PROPERTIES)
 def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
-    if not isinstance(args[0], Deferred) or args[0].settled:
+    if not isinstance(args[0], Deferred) or (args[0].settled and not args[0]._is_leaf):
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -106,6 +106,8 @@ def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
 @rule("is_contiguous", "is_pinned")
 @property_rule("requires_grad")
 def _told_by_rows(func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(args[0], Deferred) and args[0]._is_leaf:
+        return func == torch.Tensor.requires_grad.__get__ or NotImplemented  # type: ignore[attr-defined]
     return func(args[0].rows, *args[1:], **kwargs) if is_deferred(args[0]) else NotImplemented
 
 
@@ -124,6 +126,60 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
     if not last and not batch.rows.is_contiguous():
         return NotImplemented
     return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device, memory_format=layout), *rest, **kwargs)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@rule("requires_grad_")
+def _made_a_leaf(func: Any, args: Any, kwargs: Any) -> Any:
+    """It has a gradient of its own from now on, as whole as it is itself; its rows have none."""
+    batch = args[0]
+    if not isinstance(batch, Deferred) or batch.requires_grad or (args[1:] or [*kwargs.values()] or [True])[0] is False:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        batch.requires_grad_()
+    batch._is_leaf = True
+    return batch
+
+
+def _roots(value: Any) -> Any:
+    """The same nesting with what autograd knows of batches: where their graphs begin, or leaves themselves."""
+    with torch.enable_grad():  # which is off in a backward
+        return nesting.map_tensors(
+            lambda each: each.whole() if isinstance(each, Deferred) and not each._is_leaf else each, value
+        )
+
+
+def _backward(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = _roots((args, kwargs))
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _gradient(
+    func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *, allow_unused: Any = None, **kwargs: Any
+) -> Any:
+    """`torch.autograd.grad`. A batch's gradient is that of its rows, and of the tokens that go with these."""
+    batches = {i: each for i, each in enumerate(inputs) if isinstance(each, Deferred) and each.rows.requires_grad}
+    tokens = list({id(token): token for each in batches.values() for token in each.tokens}.values())
+    asked = [batches[i].rows if i in batches else _roots(each) for i, each in enumerate(inputs)]
+    outputs, grad_outputs = _roots((outputs, grad_outputs))
+    with torch._C.DisableTorchFunctionSubclass():
+        found = func(outputs, [*asked, *tokens], grad_outputs, allow_unused=True, **kwargs)
+    came = [token for token in found[len(asked) :] if token is not None]
+    grads = list(found[: len(asked)])
+    for i, batch in batches.items():
+        grads[i] = None if grads[i] is None else defer(grads[i], batch.sizes, batch.batch_dim, True, came)
+    if any(grad is None for grad in grads) and not allow_unused:
+        raise RuntimeError(
+            "a batch was not used in the graph whose gradient is asked for: allow_unused=True permits it"
+        )
+    return tuple(grads)
+
+
+RULES[torch.autograd.grad] = lambda func, args, kwargs: _gradient(func, *args, **kwargs)
+RULES.update(dict.fromkeys((torch.autograd.backward, torch.Tensor.backward), _backward))
 
 
 # --- copies and moves -----------------------------------------------------------------------------------------------
@@ -166,8 +222,13 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     tensors = sum(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values()))
     if tensors == 1 and args and args[0] is batch:
         return _made(batch, rows, dim, lambda whole: func(whole, *args[1:], **kwargs))
-    rounds = any(isinstance(each, Deferred) and each.rounds for each in (*args, *kwargs.values()))
-    return defer(rows, batch.sizes, dim, rounds)
+    batches = [each for each in (*args, *kwargs.values()) if isinstance(each, Deferred)]
+    return defer(rows, batch.sizes, dim, any(each.rounds for each in batches), tokens_of(batches))
+
+
+def tokens_of(batches: Iterable[Deferred]) -> list[torch.Tensor]:
+    """What goes with the gradients of all of them."""
+    return [token for each in batches for token in each.tokens]
 
 
 def _align(operands: Sequence[Any]) -> tuple[Deferred, int, list[Any]] | None:
@@ -193,7 +254,7 @@ def rows_of(tensor: torch.Tensor, sizes: tuple[int, ...], after: int) -> Any:
     if is_deferred(tensor):
         return tensor.rows
     if tensor.requires_grad and torch.is_grad_enabled():
-        return NotImplemented  # nobody would average its gradient
+        return NotImplemented  # its gradient is to be the whole batch's
     tensor = tensor.whole() if isinstance(tensor, Deferred) else tensor
     dim = tensor.dim() - 1 - after
     return tensor if dim < 0 or tensor.size(dim) == 1 else own_rows(tensor, sizes, dim)
@@ -249,7 +310,7 @@ def _flipped(func: Any, args: Any, kwargs: Any) -> Any:
     dims = kwargs.get("dims", rest[0] if len(rest) == 1 else rest)
     if not is_deferred(batch) or batch.batch_dim in [d % batch.dim() for d in ([dims] if type(dims) is int else dims)]:
         return NotImplemented
-    return defer(func(batch.rows, *rest, **kwargs), batch.sizes, batch.batch_dim, batch.rounds)
+    return defer(func(batch.rows, *rest, **kwargs), batch.sizes, batch.batch_dim, batch.rounds, batch.tokens)
 
 
 @rule(*_ALONG)
@@ -266,5 +327,5 @@ def along(func: Any, args: Any, kwargs: Any) -> Any:
     rows = found if isinstance(found, torch.Tensor) else found[0]
     moved = batch.batch_dim - (rows.dim() < batch.dim() and dim < batch.batch_dim)
     if isinstance(found, torch.Tensor):
-        return defer(found, batch.sizes, moved, rounds=True)
-    return type(found)([defer(each, batch.sizes, moved, rounds=True) for each in found])
+        return defer(found, batch.sizes, moved, True, batch.tokens)
+    return type(found)([defer(each, batch.sizes, moved, True, batch.tokens) for each in found])

@@ -16,9 +16,8 @@ from typing import Any, Union
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import collectives, failure, file_sync, launcher, rng, signals, waiting, watchdog, world
+from . import collectives, failure, file_sync, launcher, rng, signals, steps, waiting, watchdog, world
 from .exchange import exchange
 from .quiet import hold_until_setup, quiet
 
@@ -200,7 +199,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
         dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=limit)
     failure.install()
     signals.install()
-    _tell_of_repeated_work()
+    steps.watch()
     atexit.register(_leave)
 
 
@@ -256,17 +255,3 @@ def _all_have_left() -> bool:
     store: Any = file_sync.store()
     left = file_sync.counted(store, failure.LEFT) >= world.world_size()
     return left or file_sync.counted(store, failure.FAILED) > 0
-
-
-def _tell_of_repeated_work() -> None:
-    """At the first step of an optimizer: warn where no model is wrapped, as under a condition that didn't hold."""
-
-    def look(*step: Any) -> None:
-        handle.remove()
-        place = world.current()
-        if not place.wraps:
-            line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
-            work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
-            warnings.warn(work, stacklevel=3)
-
-    handle = register_optimizer_step_pre_hook(look)

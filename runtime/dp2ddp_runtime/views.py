@@ -13,7 +13,7 @@ from . import nesting
 from .collectives import pick_rows
 from .deferred import Deferred, defer, defer_from, is_small, settle
 from .exchange import exchange
-from .rowwise import is_deferred, own_rows, property_rule, rule
+from .rowwise import is_deferred, own_rows, property_rule, rule, tokens_of
 
 
 @rule("view", "reshape", "flatten", "unflatten")
@@ -60,7 +60,7 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
         size[dim] = batch.rows.size(batch.batch_dim)
         made = made.reshape(size)  # a single row's dimension may have been squeezed away
         if one_of_many:
-            return defer(made, batch.sizes, dim, any(each.rounds for each in found))
+            return defer(made, batch.sizes, dim, any(each.rounds for each in found), tokens_of(found))
         return defer_from(batch, made, dim, lambda whole: _pick(func(whole, *args[1:], **kwargs), index))
 
     if isinstance(rows, torch.Tensor):

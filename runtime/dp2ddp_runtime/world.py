@@ -41,6 +41,7 @@ class World:
     pid: int = field(default_factory=os.getpid)
     #: Whether a model was wrapped; else every rank does all of the work.
     wraps: bool = False
+    told_of_repeated_work: bool = False
     #: The script's line that asked for the number of devices last.
     counted_at: str = ""
 

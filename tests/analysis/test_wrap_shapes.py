@@ -30,14 +30,14 @@ PARTS = {
         net = Net()
         net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
         """,
-        "net.features = ddp.wrap_model(net.features, root=net)",
+        "net.features = ddp.wrap_model(net.features)",
     ),
     "deep inside": (
         """
         net = nn.Sequential(nn.Linear(4, 2))
         net.backbone.layers[0] = nn.DataParallel(net.backbone.layers[0])
         """,
-        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0], root=net)",
+        "net.backbone.layers[0] = ddp.wrap_model(net.backbone.layers[0])",
     ),
     "in a constructor": (
         """
@@ -47,11 +47,11 @@ PARTS = {
                 self.encoder = nn.DataParallel(nn.Linear(4, 2))
         net = Net()
         """,
-        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2), root=self)",
+        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2))",
     ),
     "of what isn't known": (
         "from zoo import build\nnet = build()\nnet.features = nn.DataParallel(net.features)\n",
-        "net.features = ddp.wrap_model(net.features, root=net)",
+        "net.features = ddp.wrap_model(net.features)",
     ),
     "in a class that may be a module": (
         """
@@ -61,15 +61,15 @@ PARTS = {
                 self.net = nn.DataParallel(nn.Linear(4, 2))
         net = Trainer()
         """,
-        "        self.net = ddp.wrap_model(nn.Linear(4, 2), root=self)",
+        "        self.net = ddp.wrap_model(nn.Linear(4, 2))",
     ),
     "by setattr": (
         'net = nn.Sequential()\nsetattr(net, "features", nn.DataParallel(net.features))\n',
-        'setattr(net, "features", ddp.wrap_model(net.features, root=net))',
+        'setattr(net, "features", ddp.wrap_model(net.features))',
     ),
     "by add_module": (
         'net = nn.Sequential()\nnet.add_module("features", nn.DataParallel(nn.Linear(4, 2)))\n',
-        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2), root=net))',
+        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2)))',
     ),
     "given to a container": (
         "net = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))\n",
@@ -102,7 +102,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("shape", PARTS)
-def test_a_part_of_a_model_is_wrapped_with_its_root(shape: str) -> None:
+def test_a_part_of_a_model_is_wrapped_in_its_place(shape: str) -> None:
     body, line = PARTS[shape]
     conversion = converted(body)
     assert line in conversion.new_text.splitlines()
@@ -120,48 +120,6 @@ def test_the_loaders_of_a_model_with_a_wrapped_part_are_shared_out() -> None:
     presumed = converted("net = build()\nnet.features = nn.DataParallel(net.features)\n").new_text
     assert "ddp.shard_loader(DataLoader(data, 4))" in known
     assert "ddp.shard_loader(DataLoader(data, 4))" in presumed
-
-
-WHOLES = {
-    "an attribute of a plain object": """
-        class Trainer:
-            def __init__(self):
-                self.net = nn.DataParallel(nn.Linear(4, 2))
-        net = Trainer().net
-        """,
-    "an element of a list": """
-        nets = [nn.Linear(4, 2), nn.Linear(4, 2)]
-        nets[0] = nn.DataParallel(nets[0])
-        net = nets[0]
-        """,
-    "all of a list": """
-        nets = [nn.DataParallel(nn.Linear(4, 2)) for _ in range(3)]
-        net = nets[0]
-        """,
-    "given to a function": """
-        def identity(model):
-            return model
-        net = identity(nn.DataParallel(nn.Linear(4, 2)))
-        """,
-    "made around another under its name": """
-        class Around(nn.Module):
-            def __init__(self, model):
-                super().__init__()
-                self.model = model
-            def forward(self, x):
-                return self.model(x)
-        net = nn.Linear(4, 2)
-        net = Around(net)
-        net = nn.DataParallel(net)
-        """,
-}
-
-
-@pytest.mark.parametrize("shape", WHOLES)
-def test_whole_models_have_no_root(shape: str) -> None:
-    conversion = converted(WHOLES[shape])
-    assert "ddp.wrap_model(" in conversion.new_text
-    assert "root=" not in conversion.new_text
 
 
 # Each with the lines of the wrap, and of its guard where that asks for devices.
@@ -228,7 +186,7 @@ def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
                 net = nn.DataParallel(net).cuda()
         """
     conversion = converted(body)
-    assert "        net.features = ddp.wrap_model(net.features, root=net)\n" in conversion.new_text
+    assert "        net.features = ddp.wrap_model(net.features)\n" in conversion.new_text
     assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
     assert not conversion.notes
 

@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 import torch
-from dp2ddp_runtime import buckets, replica, world
 from dp2ddp_runtime import loader as loaders
 from dp2ddp_runtime import model as models
+from dp2ddp_runtime import summing, world
 from dp2ddp_runtime.exchange import exchange
 from rank_pool import RankError, RankPool
 from scenarios import SCENARIOS, Tensors, mlp, run_all
@@ -31,17 +31,17 @@ _results: dict[int, list[dict[str, Tensors]]] = {}
 
 
 def run_on_ranks() -> dict[str, Tensors]:
-    before = buckets._FIRST_BUCKET, buckets._BUCKET
-    buckets._FIRST_BUCKET, buckets._BUCKET = 100, 200  # several buckets for small models, too
+    before = summing._FIRST_BUCKET, summing._BUCKET
+    summing._FIRST_BUCKET, summing._BUCKET = 100, 200  # several buckets for small models, too
     try:
         return run_all(models.wrap_model)
     finally:
-        buckets._FIRST_BUCKET, buckets._BUCKET = before
+        summing._FIRST_BUCKET, summing._BUCKET = before
 
 
 def results(ranks: RankPool, n: int) -> list[dict[str, Tensors]]:
     if n not in _results:
-        emulated = run_all(lambda module, dim=0, root=None: EmulatedDataParallel(module, dim=dim, n=n))
+        emulated = run_all(lambda module, dim=0: EmulatedDataParallel(module, dim=dim, n=n))
         _results[n] = [emulated, *ranks(n, run_on_ranks)]
     return _results[n]
 
@@ -113,27 +113,11 @@ class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(3, 3)
-        if world.rank() == 1:
-            self.stem.bias.data.add_(1)
-        self.features = models.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), root=self)
+        self.features = models.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
         self.head = nn.Linear(3, 2)
-        self.head.weight.data.add_(world.rank())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(self.stem(x)))
-
-
-def parts_and_their_root() -> None:
-    torch.manual_seed(0)
-    net = Branches()
-    assert net.stem.bias.tolist() == ranks_agree(net.stem.bias.tolist()), "what the root has when its part is wrapped"
-    out = net(torch.rand(4, 3))
-    assert net.head.weight.tolist() == ranks_agree(net.head.weight.tolist()), "what it gets later"
-    (out.sum() + world.rank() * net.head.bias.sum()).backward()  # as a kernel that isn't deterministic parts them
-    assert net.head.bias.grad.tolist() == ranks_agree(net.head.bias.grad.tolist())
-    if world.world_size() > 1:
-        assert net in replica._reducers
-        assert net.features.module not in replica._reducers
 
 
 def keys_of_parts() -> None:
@@ -148,12 +132,6 @@ def keys_of_parts() -> None:
     del plain["features.0.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*features\.module\.0\.weight"):
         net.load_state_dict(plain)
-    models.wrap_model(nn.Linear(1, 1), root="no module")
-
-
-def test_parts_share_their_roots_gradients_and_values(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, parts_and_their_root)
 
 
 def test_parts_load_keys_in_either_form(ranks: RankPool) -> None:
@@ -166,10 +144,6 @@ def differing(kind: str) -> str:
     net = nn.Linear(3, 2 + (kind == "shape" and world.rank()))
     try:
         wrapped = models.wrap_model(net)
-        if kind == "root":
-            wrapped = Branches()
-            wrapped.stem.bias.data.add_(world.rank())
-            wrapped.features(torch.rand(2, 3))
         if kind == "value" and world.rank() == 1:
             net.bias.data[1] = torch.nextafter(net.bias.data[1], torch.tensor(9.0))
         wrapped(torch.rand(2, 3))
@@ -182,7 +156,6 @@ def test_ranks_whose_models_differ_are_told_apart(ranks: RankPool) -> None:
     for kind, message in (
         ("shape", "names, shapes or dtypes"),
         ("value", "parameter 'bias' differs between ranks"),
-        ("root", "parameter 'stem.bias' differs between ranks"),
     ):
         assert all(message in told for told in ranks(2, differing, kind))
     assert ranks(2, differing, "nothing") == ["no error"] * 2
@@ -364,32 +337,8 @@ class Uneven(nn.Module):
         return [x] if x[0] == 0 else [x, x]
 
 
-def binarized() -> str:
-    net = models.wrap_model(Binarized())
-    net(torch.rand(4, 3)).sum().backward()  # moved, as an RNN's flatten_parameters() does, and the same
-    net.module.binarizes = True
-    with torch.no_grad():
-        net(torch.rand(4, 3))
-    for param in net.parameters():
-        param.data.normal_(generator=torch.Generator().manual_seed(3))
-    with pytest.raises(RuntimeError, match=r"assigned to `\.data` of a trained parameter \(shape \(2, 3\)\)"):
-        net(torch.rand(4, 3))
-    return "raised"
-
-
-class Binarized(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(3, 2)
-        self.binarizes = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.weight.data = self.weight.data.sign() if self.binarizes else self.weight.data.clone()
-        return super().forward(x)
-
-
 def test_mistakes_are_told(ranks: RankPool) -> None:
     assert ranks(2, unequal_outputs) == ["raised"] * 2
-    assert ranks(2, binarized) == ["raised"] * 2
 
 
 def replicas_of_replicas() -> Tensors:

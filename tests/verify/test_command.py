@@ -80,10 +80,10 @@ def test_three_ranks_are_compared_in_float64_and_json_says_so(verify) -> None:
 
 def test_a_wrong_conversion_is_named_in_text(verify, workplace: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "train_ddp.py"
-    wrong.write_text(tiny.edited(("optimizer.step()", "net.module[0].weight.grad.add_(ddp.rank()); optimizer.step()")))
+    wrong.write_text(tiny.edited(("optimizer.step()", "optimizer.step(); net.module[0].weight.data.add_(ddp.rank())")))
     result = verify("train.py", "--converted", str(wrong), "--steps", "3")
     assert result.exit_code == 1
-    assert "DIFFERENT step 1: " in result.output
+    assert "DIFFERENT step 2: " in result.output
     assert "something that differs between the ranks" in result.output
     assert "differs" in result.output
 

@@ -21,10 +21,10 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
           "correct += ddp.all_reduce((output.argmax(1) == y).sum().item())")],
         "printed", "a number of one rank's rows, or one that is reduced twice", None,
     ),
-    "a rank's own gradients": (
+    "a rank's own parameters": (
         [("        optimizer.step()",
-          "        [p.grad.add_(ddp.rank()) for p in net.parameters()]\n        optimizer.step()")],
-        "apart", "something that differs between the ranks", 1,
+          "        optimizer.step()\n        [p.data.add_(ddp.rank()) for p in net.parameters()]")],
+        "apart", "something that differs between the ranks", 2,
     ),
     "shuffle repeated": (
         [(EPOCH, EPOCH + "    torch.manual_seed(7)\n")], "shuffle", "the shuffle of iteration 1 is repeated", None,

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from dp2ddp.analysis.control.reached import is_reached
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
-from dp2ddp.analysis.wraps.parts import Parts
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, keyword
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
@@ -39,7 +38,6 @@ class Wrap:
         model: the model that is wrapped.
         dim: the dimension along which the batch is split, None for the first.
         device_ids: as given, None for all devices.
-        root: the model a part of which is wrapped, None where a whole one is, or none is named.
     """
 
     call: ast.Call
@@ -47,7 +45,6 @@ class Wrap:
     model: ast.expr | None
     dim: ast.expr | None
     device_ids: ast.expr | None
-    root: ast.expr | None = None
 
 
 class Wraps:
@@ -57,7 +54,6 @@ class Wraps:
         self.source = source
         self.names = names
         self.resolver = resolver
-        self._parts = Parts(source, names, resolver)
         self.models: list[Wrap] = []
         self.optimizers: list[ast.Call] = []
         self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
@@ -154,15 +150,8 @@ class Wraps:
         return f"`{definition.name}` changes how `DataParallel` works (`{changed}`){hint}" if changed else ""
 
     def _wrap(self, call: ast.Call) -> Wrap:
-        outer, model = self._outer(call), argument(call, 0, "module")
-        return Wrap(
-            call,
-            outer,
-            model,
-            argument(call, 3, "dim"),
-            argument(call, 1, "device_ids"),
-            self._parts.root(call, outer),
-        )
+        model, device_ids, dim = argument(call, 0, "module"), argument(call, 1, "device_ids"), argument(call, 3, "dim")
+        return Wrap(call, self._outer(call), model, dim, device_ids)
 
     def _outer(self, call: ast.Call) -> ast.expr:
         outer: ast.expr = call

@@ -9,7 +9,7 @@ from dp2ddp.convert.page.flow import ALONE, Deed, Flow, Part
 
 TITLES = (
     ("Every process loads", "its part of each batch"),
-    ("Every process has a copy", "and averages its gradients"),
+    ("Every process has a copy", "and sums its gradients"),
     ("Process 0 alone writes", "these files"),
 )
 EMPTY = ("no loader: each makes the same batches", "", "nothing is written")

@@ -8,11 +8,15 @@ device: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, cast
 
 import torch
+from dp2ddp_runtime.model import as_in_a_thread
 from dp2ddp_runtime.rng import Stream
 from torch import nn
+
+replication: Any = import_module("torch.nn.parallel.replicate")  # `torch.nn.parallel.replicate` is the function
 
 
 class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
@@ -68,7 +72,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self.splits()
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
-            with stream:
+            with stream, as_in_a_thread(len(calls)):
                 outputs.append(replica(*args, **named))
         return _gather(outputs, self.dim)
 
@@ -126,49 +130,42 @@ def _scatter(value: Any, n: int, dim: int) -> list[Any]:
 
 
 def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    """`count` shallow copies. Replica 0 has the parameters as non-leaf views and shares the buffers, the others have
-    copies; each replica's gradient is summed on its own, then all of them into the parameter. Without grad replica 0
-    has the parameters themselves, as what is broadcast without grad is not copied for the device where it lies."""
-    params = list(dict.fromkeys(module.parameters()))
-    buffers = list(dict.fromkeys(module.buffers()))
-    modules = list(module.modules())
-    replicas = []
-    for index in range(count):
-        own: dict[torch.Tensor, torch.Tensor] = {p: _of_replica(p, index) for p in params}
-        own.update({b: b if index == 0 else b.detach().clone() for b in buffers})
-        copies = {m: _shallow(m) for m in modules}
-        for original, copy in copies.items():
-            _rewire(original, copy, copies, own)
-        replicas.append(copies[module])
-    return replicas
+    """`count` replicas, by torch's own `replicate`, which needs devices for nothing but to broadcast to them."""
+    before = replication._broadcast_coalesced_reshape
+    replication._broadcast_coalesced_reshape = _broadcast
+    try:
+        return replication.replicate(module, list(range(count)), detach=not torch.is_grad_enabled())
+    finally:
+        replication._broadcast_coalesced_reshape = before
 
 
-def _of_replica(param: torch.Tensor, index: int) -> torch.Tensor:
-    """A parameter as replica `index` has it."""
-    if index > 0:
-        return param.clone()
-    return cast(torch.Tensor, torch.ops.aten.alias(param)) if torch.is_grad_enabled() else param
+def _broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[Any], detach: bool = False) -> list[Any]:
+    """Each replica's `tensors`: the first has these themselves, as what lies on its device isn't copied."""
+    if not tensors:
+        return []
+    if detach:
+        return [list(tensors), *([tensor.detach().clone() for tensor in tensors] for _ in devices[1:])]
+    copies = _Broadcast.apply(len(devices), *tensors)
+    return [list(copies[start : start + len(tensors)]) for start in range(0, len(copies), len(tensors))]
 
 
-def _shallow(module: nn.Module) -> nn.Module:
-    return cast(nn.Module, module._replicate_for_data_parallel())  # type: ignore[no-untyped-call,unused-ignore]
+class _Broadcast(torch.autograd.Function):
+    """`torch.nn.parallel._functions.Broadcast` on one device: what no replica used has zeros for a gradient."""
 
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.tensors = len(tensors)
+        copies = [*tensors, *(tensor.clone() for _ in range(count - 1) for tensor in tensors)]
+        needed = ctx.needs_input_grad[1:] * count
+        ctx.mark_non_differentiable(*(copy for copy, needs in zip(copies, needed) if not needs))
+        return tuple(copies)
 
-def _rewire(
-    original: nn.Module,
-    copy: nn.Module,
-    copies: dict[nn.Module, nn.Module],
-    own: dict[torch.Tensor, torch.Tensor],
-) -> None:
-    for key, child in original._modules.items():
-        copy._modules[key] = None if child is None else copies[child]
-    for key, param in original._parameters.items():
-        if param is None:
-            copy._parameters[key] = None
-        else:
-            setattr(copy, key, own[param])
-    for key, buffer in original._buffers.items():
-        copy._buffers[key] = None if buffer is None else own[buffer]
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        sums = list(grads[: ctx.tensors])
+        for place, grad in enumerate(grads[ctx.tensors :]):
+            sums[place % ctx.tensors] = sums[place % ctx.tensors] + grad
+        return (None, *sums)
 
 
 def _gather(outputs: Sequence[Any], dim: int) -> Any:

@@ -1,0 +1,163 @@
+"""The trained tensors of a wrapped module as this rank's replica has them: `adjoint.Copy`'s, a bucket a call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from operator import is_
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from . import summing
+from .adjoint import Copy, leaf_node, soon, start
+from .exchange import exchange
+from .summing import Bucket
+
+
+class Copies:
+    """This replica's trained tensors. Forwards between two changes of the originals share them.
+
+    So a backward through several forwards sends each bucket once. The buckets are in the order of the first backward,
+    as rank 0 saw it; before that in the reverse of the model's, as in `DistributedDataParallel`.
+
+    Attributes:
+        token: of what is made with them (`adjoint`).
+        pool: memory in which gradients travel.
+        enabled: whether gradients are sent; if not, they are set aside until they are (`no_sync`).
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.pool: list[torch.Tensor] = []
+        self._order: list[str] = []  # names, in backward's
+        self._groups: list[list[int]] = []  # places of the buckets' tensors
+        self._originals: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._seen: list[str] | None = None  # names, as a backward reaches them
+        self._overlaps = False  # sums begin while backward goes on
+        self.has_pieces = False  # gradients came in backwards of a rank's own, as in reentrant checkpoints
+        self._forget()
+
+    def _forget(self) -> None:
+        self.token: torch.Tensor = start()
+        self._own: list[torch.Tensor] = []
+        self._buckets: list[tuple[Bucket, list[torch.Tensor]]] = []
+
+    def __deepcopy__(self, memo: Any) -> Copies:
+        new = Copies()
+        new._order = list(self._order)
+        return new
+
+    def of(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        """Their copies, in the same order. May be a collective.
+
+        Args:
+            tensors: all that require a gradient, by name; each once.
+            sparse: those whose gradients are sparse.
+        """
+        originals = list(tensors.values())
+        if torch._C._current_graph_task_id() == -1:
+            for bucket, _ in self._buckets:
+                bucket.sent = False  # or a backward has failed
+        has_same_memory = (
+            len(self._originals) == len(originals)
+            and all(map(is_, self._originals, originals))
+            and [each.data_ptr() for each in self._own] == [each.data_ptr() for each in originals]
+        )
+        versions = [each._version for each in originals]
+        if not has_same_memory or versions != self._versions:
+            waiting = [(bucket.aside, group) for bucket, group in self._buckets if bucket.aside]
+            learned = self._seen is not None and self._learn(tensors)
+            self._originals, self._versions = originals, versions
+            if learned or not has_same_memory:
+                self._plan(tensors, sparse)
+            self._copy(list(tensors), sparse)
+            for aside, group in waiting:
+                self._keep(aside, group)
+        return self._own
+
+    def _plan(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> None:
+        """Which tensors go into which bucket, in the order of backward as far as it is known."""
+        known = [name for name in self._order if name in tensors]
+        order = list(dict.fromkeys([*known, *reversed(list(tensors))]))
+        self._seen = [] if len(known) < len(order) else None
+        places = {id(tensor): place for place, tensor in enumerate(self._originals)}
+        groups = summing.plan([tensors[name] for name in order], sparse)
+        self._groups = [[places[id(tensor)] for tensor in group] for group in groups]
+        self.pool = []
+
+    def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
+        self._forget()
+        alone = {id(tensor) for tensor in sparse}
+        root = leaf_node(self.token)
+        own = list(self._originals)
+        # The bucket that backward completes first depends on the one behind it, so all ranks send them in this order.
+        for places in reversed(self._groups):
+            group = [self._originals[place] for place in places]
+            bucket = Bucket(id(group[0]) in alone, self, root)
+            self.token, *copied = Copy.apply(bucket, self.token, *group)
+            if self._overlaps and self._seen is None:
+                soon(self.token)
+            self._buckets.insert(0, (bucket, group))
+            for place, copy in zip(places, copied):
+                own[place] = copy
+        if self._seen is not None:
+            own = [_observed(name, copy, self._seen) for name, copy in zip(names, own)]
+        self._own = own
+
+    def _learn(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Take over the order in which rank 0's backward came to the tensors, if it came to any. A collective.
+
+        What comes in pieces can't be sent before a backward's end.
+        """
+        told = exchange("the order of a model's gradients", [self._seen, self.has_pieces])
+        seen, self._overlaps = told[0][0], not any(has_pieces for _, has_pieces in told)
+        self._order = list(dict.fromkeys([*seen, *self._order, *(reversed(list(tensors)) if seen else ())]))
+        return bool(seen)
+
+    def _keep(self, aside: list[torch.Tensor | None], group: list[torch.Tensor]) -> None:
+        """Hand what was set aside for tensors that were copied anew to their buckets."""
+        grads = {id(tensor): grad for tensor, grad in zip(group, aside)}
+        for bucket, tensors in self._buckets:
+            bucket.set_aside([grads.get(id(tensor)) for tensor in tensors])
+
+    def has_aside(self) -> bool:
+        """Whether a backward of this rank's own has reached a copy."""
+        return self.enabled and any(bucket.aside for bucket, _ in self._buckets)
+
+    def forget_aside(self) -> None:
+        """As a rank without rows does, which ran on rank 0's."""
+        for bucket, _ in self._buckets:
+            bucket.aside = []
+
+    @torch.no_grad()
+    def add_up_aside(self) -> None:
+        """Add what a backward inside of the forward gave each rank, as replicas add theirs. A collective."""
+        for bucket, tensors in self._buckets:
+            grads, bucket.aside = bucket.aside or [None] * len(tensors), []
+            full = [torch.zeros_like(each) if grad is None else grad for each, grad in zip(tensors, grads)]
+            summing.accumulate(tensors, summing.sum_over_ranks(full, bucket.sparse))
+
+
+def _observed(name: str, tensor: torch.Tensor, seen: list[str]) -> torch.Tensor:
+    observed: torch.Tensor = _Observe.apply(tensor, name, seen)
+    soon(observed)
+    return observed
+
+
+class _Observe(Function):
+    """Notes when backward has come to a tensor."""
+
+    @staticmethod
+    def forward(tensor: torch.Tensor, name: str, seen: list[str]) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.name, ctx.seen = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        ctx.seen.append(ctx.name)
+        return grad, None, None

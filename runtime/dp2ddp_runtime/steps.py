@@ -1,0 +1,88 @@
+"""Ahead of each optimizer's step: what has to be the same on all ranks is made so, or looked at."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import agreement, collectives, world
+from .exchange import Divergence, exchange
+
+#: How far apart the same computation may be on two ranks by rounding alone, relative to the gradient's norm.
+_ROUNDING = 1e-3
+_seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Seen] = weakref.WeakKeyDictionary()
+
+
+class _Seen:
+    """What is known of an optimizer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.unsteady: set[int] = set()  # wrapped parameters whose gradients are equal up to rounding, by id
+
+
+def watch() -> None:
+    """From now on look at the parameters of each optimizer that makes a step."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+@torch.no_grad()
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    place = world.current()
+    if place.world_size == 1 or os.getpid() != place.pid:
+        return
+    seen = _seen.setdefault(optimizer, _Seen())
+    seen.steps += 1
+    _tell_of_repeated_work(place)
+    wrapped = agreement.wrapped()
+    params = [param for group in optimizer.param_groups for param in group["params"] if _is_dense(param.grad)]
+    if not seen.steps & (seen.steps - 1):
+        seen.unsteady |= _unsteady({wrapped[id(each)]: each for each in params if id(each) in wrapped})
+    alone = [each.grad for each in params if id(each) not in wrapped or id(each) in seen.unsteady]
+    if alone:
+        # All ranks have computed it from whole batches, with the same result only if their kernels are deterministic.
+        exchange("gradients of parameters outside of wrapped models")
+        collectives.broadcast_coalesced(alone)
+
+
+def _tell_of_repeated_work(place: world.World) -> None:
+    """Warn once where no model is wrapped, as under a condition that didn't hold."""
+    if place.wraps or place.told_of_repeated_work:
+        return
+    place.told_of_repeated_work = True
+    line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+    work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
+    warnings.warn(work, stacklevel=4)
+
+
+def _unsteady(params: Mapping[str, Any]) -> set[int]:
+    """Those of a wrapped model whose gradients aren't the same on all ranks, but are up to rounding. A collective.
+
+    Raises:
+        Divergence: they are further apart.
+    """
+    told = exchange("the gradients of some steps", agreement.bit_sums({name: p.grad for name, p in params.items()}))
+    names = [name for name in params if any(theirs.get(name) != told[0].get(name) for theirs in told)]
+    if not names:
+        return set()
+    main = [params[name].grad.clone() for name in names]
+    collectives.broadcast_coalesced(main)
+    apart = [float((params[name].grad - each).norm() / each.norm()) for name, each in zip(names, main)]
+    for name, *ratios in zip(names, *exchange("how far gradients are apart", apart)):
+        if not max(ratios) < _ROUNDING:
+            raise Divergence(
+                f"the gradient of parameter {name!r} differs between ranks: it was used past the wrapped model by what "
+                "a rank has of its own, as in a hook or a list that forward fills. Compute it from what the model "
+                "returns"
+            )
+    return {id(params[name]) for name in names}
+
+
+def _is_dense(grad: Any) -> bool:
+    return isinstance(grad, torch.Tensor) and grad.layout == torch.strided and grad.numel() > 0
