@@ -9,7 +9,12 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
-_UNSEEDED = frozenset({"numpy.random.default_rng", "numpy.random.RandomState", "random.Random"})
+# Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
+_SEEDS = {
+    "numpy.random.default_rng": "integers(2**63)",
+    "numpy.random.RandomState": "randint(2**31)",
+    "random.Random": "random()",
+}
 _RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
 
 
@@ -22,7 +27,8 @@ class IdentityRule(Rule):
     why = (
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
-        "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's. Times that are only printed, or tell how "
+        "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's; a generator that takes its seed from the "
+        "system is given one that rank 0 draws. Times that are only printed, or tell how "
         "long something took, stay as they are; so do temporary files and folders, which each rank fills and deletes "
         "itself."
     )
@@ -31,10 +37,12 @@ class IdentityRule(Rule):
             before="""\
 import os
 import time
+import numpy as np
 import torch
 import torch.nn as nn
 
 torch.manual_seed(int(time.time()))
+rng = np.random.default_rng()
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
 os.makedirs(run_dir)
@@ -44,11 +52,13 @@ net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
             after="""\
 import os
 import time
+import numpy as np
 import torch
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 torch.manual_seed(int(ddp.broadcast(time.time())))
+rng = np.random.default_rng(ddp.broadcast(np.random.default_rng().integers(2**63)))
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
 os.makedirs(run_dir)
@@ -66,6 +76,7 @@ import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
+generator = torch.Generator()  # begins with the same seed in every process
 start = time.time()
 with tempfile.TemporaryDirectory() as folder:  # filled and deleted by each rank itself
     torch.save(net.state_dict(), os.path.join(folder, "net.pt"))
@@ -77,13 +88,17 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        unseeded = [c for c in facts.source.calls if facts.names.qualified(c.func) in _UNSEEDED and _is_bare(c)]
-        unseeded = [call for call in unseeded if call not in facts.per_sample]
-        for value in [*facts.own_values.values, *unseeded]:
+        reason = "each rank would have its own, and look elsewhere or draw other numbers"
+        for value in facts.own_values.values:
             if value not in facts.alone.nodes:
                 span = facts.source.span(value)
-                reason = "each rank would have its own, and look elsewhere or draw other numbers"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+        for one in facts.source.calls:
+            draw = _SEEDS.get(facts.names.qualified(one.func) or "")
+            if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.alone.nodes:
+                template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
+                holes = {"kind": facts.source.span(one.func)}
+                yield ReplaceExpr(self.id, facts.source.span(one), reason, template, holes)
         for call in facts.own_values.files:
             yield Note(
                 self.id,
@@ -104,4 +119,5 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
 
 def _is_bare(call: ast.Call) -> bool:
     """Whether no seed is given."""
-    return not call.args and not call.keywords
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return all(isinstance(value, ast.Constant) and value.value is None for value in values)

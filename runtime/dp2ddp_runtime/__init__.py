@@ -6,7 +6,7 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 
 from typing import NoReturn
 
-from . import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
+from . import differentiated, losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .checkpoint import load, save
 from .functional import data_parallel
 from .loader import set_epoch, shard_loader

@@ -56,7 +56,6 @@ class Deferred(torch.Tensor):
     _data: torch.Tensor | None  # the whole batch
     _graph: torch.Tensor | None  # the same, with autograd
     _node: Any  # what the wrapper's own gradient goes to
-    _is_leaf: bool  # whether it is one of autograd's, with a gradient
     _spoiled: str
 
     @staticmethod
@@ -76,10 +75,10 @@ class Deferred(torch.Tensor):
     def is_rows(self) -> bool:
         """Whether what is done to the rows is done to the whole batch.
 
-        Not once it is settled; and not if autograd knows more of it than of its rows: it was asked to require a
-        gradient, or a function of the script's (`torch.autograd.Function`) has made it, from others.
+        Not once it is settled; and not if autograd knows more of it than of its rows: a function of the script's
+        (`torch.autograd.Function`) has made it, from others.
         """
-        return self._data is None and not self._is_leaf and _grad_fn(self) is self._node
+        return self._data is None and _grad_fn(self) is self._node
 
     def spoil(self, why: str) -> None:
         """From now on the rows are not what the script's batch holds."""
@@ -112,7 +111,7 @@ class Deferred(torch.Tensor):
         own = self.rows if self.sizes[world.rank()] else self.rows.narrow(self.batch_dim, 0, 0)
 
         def arrive(shares: list[torch.Tensor]) -> None:
-            if self._data is None:
+            if isinstance(self, Deferred) and self._data is None:
                 self._take(torch.cat(shares, self.batch_dim).to(self.rows.device))
 
         return Passenger(own, arrive)
@@ -131,7 +130,7 @@ class Deferred(torch.Tensor):
         assert self._data is not None
         if not torch.is_grad_enabled():
             return self._data
-        if self._is_leaf or _grad_fn(self) is not self._node:
+        if _grad_fn(self) is not self._node:
             found: torch.Tensor = _Unwrap.apply(self)
             return found
         if not self.rows.requires_grad:
@@ -142,6 +141,20 @@ class Deferred(torch.Tensor):
             else:
                 self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim, self.tokens)
         return self._graph
+
+    def become_plain(self) -> None:
+        """Be an ordinary tensor from now on, as all that shares memory with it. A collective, unless it is here."""
+        self.settle()
+        if self._origin is not None:
+            self._origin.parent.become_plain()
+            return
+        family = [self]
+        for each in family:
+            family += [heir for heir in (ref() for ref in each._heirs) if heir is not None]
+            each._heirs = []
+        for each in family:
+            assert each._data is not None
+            torch.utils.swap_tensors(each, each._data.detach())  # type: ignore[no-untyped-call]
 
     def is_alone(self) -> bool:
         """Whether its rows may be written into: no other tensor that is in use may share their memory."""
@@ -217,7 +230,7 @@ def _make(
     new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
     new.tokens = tokens if rows.requires_grad else ()
     new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
-    new._node, new._is_leaf = _grad_fn(new), False
+    new._node = _grad_fn(new)
     return new
 
 

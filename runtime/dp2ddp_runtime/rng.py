@@ -127,10 +127,13 @@ class Stream:
             source = base, device = torch.initial_seed(), _cuda_device()
             if self._own is None or source != self._source:
                 rank = world.rank() if self.rank is None else self.rank
-                self._source, self._own = source, fresh(replica_seed(base, rank, self.epoch), device)
-                if _SWAPS:
+                begun = fresh(replica_seed(base, rank, self.epoch), device)
+                if self._own is not None and base == self._source[0]:  # CUDA has been initialised since
+                    begun = self._own._replace(cuda=begun.cuda)
+                elif _SWAPS:
                     self._numpy = np.random.MT19937()
-                    self._numpy.state = self._own.numpy
+                    self._numpy.state = begun.numpy
+                self._source, self._own = source, begun
             self._to_own()
         return self
 

@@ -97,7 +97,7 @@ def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
 @rule(*_META)
 @property_rule(*_META_PROPERTIES)
 def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
-    if not isinstance(args[0], Deferred) or (args[0].settled and not args[0]._is_leaf):
+    if not isinstance(args[0], Deferred) or args[0].settled:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -106,8 +106,6 @@ def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
 @rule("is_contiguous", "is_pinned")
 @property_rule("requires_grad")
 def _told_by_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(args[0], Deferred) and args[0]._is_leaf:
-        return func == torch.Tensor.requires_grad.__get__ or NotImplemented  # type: ignore[attr-defined]
     return func(args[0].rows, *args[1:], **kwargs) if is_deferred(args[0]) else NotImplemented
 
 
@@ -126,60 +124,6 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
     if not last and not batch.rows.is_contiguous():
         return NotImplemented
     return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device, memory_format=layout), *rest, **kwargs)
-
-
-# --- gradients ------------------------------------------------------------------------------------------------------
-
-
-@rule("requires_grad_")
-def _made_a_leaf(func: Any, args: Any, kwargs: Any) -> Any:
-    """It has a gradient of its own from now on, as whole as it is itself; its rows have none."""
-    batch = args[0]
-    if not isinstance(batch, Deferred) or batch.requires_grad or (args[1:] or [*kwargs.values()] or [True])[0] is False:
-        return NotImplemented
-    with torch._C.DisableTorchFunctionSubclass():
-        batch.requires_grad_()
-    batch._is_leaf = True
-    return batch
-
-
-def _roots(value: Any) -> Any:
-    """The same nesting with what autograd knows of batches: where their graphs begin, or leaves themselves."""
-    with torch.enable_grad():  # which is off in a backward
-        return nesting.map_tensors(
-            lambda each: each.whole() if isinstance(each, Deferred) and not each._is_leaf else each, value
-        )
-
-
-def _backward(func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = _roots((args, kwargs))
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
-
-
-def _gradient(
-    func: Any, outputs: Any, inputs: Any, grad_outputs: Any = None, *, allow_unused: Any = None, **kwargs: Any
-) -> Any:
-    """`torch.autograd.grad`. A batch's gradient is that of its rows, and of the tokens that go with these."""
-    batches = {i: each for i, each in enumerate(inputs) if isinstance(each, Deferred) and each.rows.requires_grad}
-    tokens = list({id(token): token for each in batches.values() for token in each.tokens}.values())
-    asked = [batches[i].rows if i in batches else _roots(each) for i, each in enumerate(inputs)]
-    outputs, grad_outputs = _roots((outputs, grad_outputs))
-    with torch._C.DisableTorchFunctionSubclass():
-        found = func(outputs, [*asked, *tokens], grad_outputs, allow_unused=True, **kwargs)
-    came = [token for token in found[len(asked) :] if token is not None]
-    grads = list(found[: len(asked)])
-    for i, batch in batches.items():
-        grads[i] = None if grads[i] is None else defer(grads[i], batch.sizes, batch.batch_dim, True, came)
-    if any(grad is None for grad in grads) and not allow_unused:
-        raise RuntimeError(
-            "a batch was not used in the graph whose gradient is asked for: allow_unused=True permits it"
-        )
-    return tuple(grads)
-
-
-RULES[torch.autograd.grad] = lambda func, args, kwargs: _gradient(func, *args, **kwargs)
-RULES.update(dict.fromkeys((torch.autograd.backward, torch.Tensor.backward), _backward))
 
 
 # --- copies and moves -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A sharded loader as it was before: for what is pickled of it, and for its copies."""
+"""Loaders that aren't sharded: those that can't be, and sharded ones as they were before, for pickles and copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,38 @@ import copyreg
 import weakref
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from . import rng
+from .samplers import Delegate
+
+
+def why_not_split(loader: DataLoader[Any]) -> str | None:
+    """Why the ranks can't load a batch together; None if they can."""
+    kind = type(loader)
+    if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
+        return f"{kind.__name__} has an iterator of its own"
+    if isinstance(loader.dataset, IterableDataset):
+        return "its dataset is an IterableDataset"
+    if loader.batch_sampler is None:
+        return "it has batch_size=None"
+    if loader.collate_fn is not default_collate:
+        return "it has a collate_fn of its own"
+    if any(fn.__module__ != default_collate.__module__ for fn in default_collate_fn_map.values()):
+        return "default_collate was extended"
+    return None
+
+
+class SameOnAllRanks(Delegate):
+    """Something that isn't a `DataLoader` and yields the same batches on every rank."""
+
+    def __iter__(self) -> Any:
+        rng.adopt_main_state()
+        return iter(self._inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._inner[index]
 
 
 class Sharded:
@@ -33,7 +64,8 @@ def restored(loader: DataLoader[Any], kind: Any) -> DataLoader[Any]:
     for name, (ours, value) in attributes.pop("_replaced").items():
         if attributes.get(name) is ours:
             attributes[name] = value
-    attributes.pop("_draws", None)
+    for name in ("_moves", "_watch", "_contents", "_originals", "_seeds"):  # what this runtime notes there
+        attributes.pop(name, None)
     original: DataLoader[Any] = kind.__new__(kind)
     original.__dict__.update(attributes)
     return original

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
+import dp2ddp_runtime
 import pytest
 
 from dp2ddp.convert.pipeline import convert_source
@@ -57,7 +59,18 @@ SHARED = {
     ),
     "seed": (_NET + "seed = int(time.time()) % 1000\nnp.random.seed(seed)", "int(ddp.broadcast(time.time()))"),
     "seed by keyword": (_NET + "split(data, random_state=int(time.time()))", "int(ddp.broadcast(time.time()))"),
-    "no seed": (_NET + "rng = np.random.default_rng()", "rng = ddp.broadcast(np.random.default_rng())"),
+    "no seed": (
+        _NET + "rng = np.random.default_rng()",
+        "rng = np.random.default_rng(ddp.broadcast(np.random.default_rng().integers(2**63)))",
+    ),
+    "None for a seed": (
+        "from numpy.random import RandomState as State\n" + _NET + "rng = State(seed=None)",
+        "rng = State(ddp.broadcast(State().randint(2**31)))",
+    ),
+    "no seed of Python's": (
+        _NET + "def pick(rng=random.Random()):\n    return rng.choice([1, 2])",
+        "rng=random.Random(ddp.broadcast(random.Random().random()))",
+    ),
     "a folder for what is rank 0's elsewhere": (
         "def store(d):\n    torch.save(net, d + '/x')\n" + _NET + "store('runs')\nstore(tempfile.mkdtemp())",
         "store(ddp.broadcast(tempfile.mkdtemp()))",
@@ -101,6 +114,7 @@ LEFT = [
     _NET + "start = time.time()\nlr = 0.1 if time.time() > start else 1\ntorch.save(lr, 'x.pt')",
     _NET + "try:\n    net(1)\nexcept KeyboardInterrupt:\n    torch.save(net, time.ctime())",
     _NET + "rng = np.random.default_rng(3)",
+    _NET + "rng = torch.Generator()",
     "class Images:\n    def __init__(self):\n        self.rng = np.random.default_rng()\n"
     "    def __getitem__(self, i):\n        return self.rng.random()\n" + _NET,
     # A meter's `val` is not a data set's.
@@ -126,6 +140,18 @@ def test_rank_0_chooses(name: str) -> None:
     new = _converted(text)
     assert expected in new, new
     assert new.count("ddp.broadcast(") == expected.count("ddp.broadcast("), new
+
+
+@pytest.mark.parametrize("name", ["no seed", "None for a seed", "no seed of Python's"])
+def test_a_seed_that_rank_0_draws_makes_the_generator(name: str) -> None:
+    """As the new text says, on any rank: here without others, where `broadcast` gives back what it gets."""
+    text, made = SHARED[name]
+    scope: dict[str, Any] = {"ddp": dp2ddp_runtime}
+    exec(_HEAD + text.split(_NET)[0], scope)
+    one, other = (eval(made.partition("=")[2], scope) for _ in range(2))
+    draw = getattr(one, "random", None) or one.rand
+    assert 0 <= draw() < 1
+    assert draw() != (getattr(other, "random", None) or other.rand)()
 
 
 @pytest.mark.parametrize("text", LEFT)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import io
 import logging
 import pickle
@@ -18,6 +20,7 @@ from rank_pool import RankError, RankPool
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint as around_the_model
 from torch.utils.data import DataLoader, TensorDataset
 
 ROWS = 7  # uneven on 2 and on 3 ranks
@@ -614,3 +617,41 @@ def test_models_are_compiled_before_or_after_the_wrap(ranks: RankPool, first: bo
         assert losses == pytest.approx([expected] * 3)
         assert taken == 1
         assert has_graphs
+
+
+def differentiated(defers: bool) -> list[torch.Tensor]:
+    """Gradients by a model's outputs and by a batch, of first and second order, and a checkpoint around the model."""
+    torch.manual_seed(0)
+    net, other = (model.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Softplus()).double()) for _ in range(2))
+    found: list[torch.Tensor] = []
+    if hasattr(torch.utils, "swap_tensors"):
+        around = functools.partial(around_the_model, use_reentrant=True)
+    else:  # then C++ asks a batch that was told to have a gradient, and hears no
+        around = lambda function, inputs: function(inputs)  # noqa: E731
+    with Large() if defers else contextlib.nullcontext():
+        for x in loader.shard_loader(DataLoader(torch.rand(10, 3, dtype=torch.double), 5)):
+            hidden = net(x)
+            (slope,) = torch.autograd.grad(other(hidden).square().sum(), hidden, create_graph=True)
+            slope.square().sum().backward()
+            with pytest.raises(RuntimeError, match=r"not (have been )?used in the graph"):
+                torch.autograd.grad(other(net(x)).sum(), net(x))
+            attacked = x.clone().requires_grad_()
+            assert (attacked.is_leaf, attacked.requires_grad, attacked.grad) == (True, True, None)
+            seen: list[torch.Tensor] = []
+            attacked.register_hook(seen.append)
+            for _ in range(2):  # projected gradient descent
+                attacked.grad = None
+                around(other, attacked).square().mean().backward()
+                assert attacked.grad is not None
+                attacked.data = attacked.data + attacked.grad.sign()
+            assert len(seen) == 2
+            x.requires_grad = True
+            around(other, x).sum().backward()
+            found += [slope.detach() * 1, *seen, attacked.detach() * 1, x.grad]
+    return [*found, *(param.grad for each in (net, other) for param in each.parameters())]
+
+
+def test_gradients_by_deferred_tensors_are_those_by_whole_ones(ranks: RankPool) -> None:
+    for whole, deferred_ones in zip(ranks(2, differentiated, False), ranks(2, differentiated, True)):
+        for one, other in zip(whole, deferred_ones):
+            torch.testing.assert_close(one, other)

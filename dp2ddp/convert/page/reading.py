@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Module
+from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.convert.page.deeds import Deeds
 from dp2ddp.convert.page.flow import Flow, Link, Part
 from dp2ddp.convert.page.held import Held
@@ -91,11 +92,17 @@ class _Reader:
             found |= self._held.sites(called)
             modules = [role for role in self.facts.resolver.roles(called) if isinstance(role, Module)]
             if modules:
-                found |= {wrap.call for wrap in wraps.models if wrap.root is not None}
+                found |= {wrap.call for wrap in wraps.models if self._is_part(wrap)}
             owners = [role.definition for role in modules if role.definition is not None]
             forwards = [f.definition for owner in owners for f in classes.methods(owner, "forward")]
             reached.update(loops.reached(*forwards))
         return found.union(call for call in wraps.functional if call in reached)
+
+    def _is_part(self, wrap: Wrap) -> bool:
+        """Whether it becomes a part of something: `model.features = nn.DataParallel(model.features)`."""
+        statement = self.source.statement(wrap.call)
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        return not targets or any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets)
 
     def _model(self, node: ast.expr) -> Part:
         wrap = next((wrap for wrap in self.facts.wraps.models if wrap.call is node), None)

@@ -134,7 +134,8 @@ def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
     before = replication._broadcast_coalesced_reshape
     replication._broadcast_coalesced_reshape = _broadcast
     try:
-        return replication.replicate(module, list(range(count)), detach=not torch.is_grad_enabled())
+        copies: list[nn.Module] = replication.replicate(module, [*range(count)], detach=not torch.is_grad_enabled())
+        return copies
     finally:
         replication._broadcast_coalesced_reshape = before
 

@@ -1,0 +1,190 @@
+"""What stands in for the functions of `torch._C` behind `torch.cuda`, which then runs as it is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from .devices import Devices, Properties
+
+_USERS = ("torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams", "torch.cuda.graphs")
+
+
+class Stream(torch.Stream):
+    """Stands in for `torch.cuda.Stream`: the one stream that a pretend device has."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Stream:
+        """As `torch.cuda.Stream` takes it."""
+        index = named.get("device_index")
+        if index is None:
+            index = torch.cuda._utils._get_device_index(device, optional=True)
+        return super().__new__(cls, torch.device("cuda", index))
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle; the default stream's is 0."""
+        return 0
+
+    def record_event(self, event: Any = None) -> Any:
+        """As `torch.cuda.Stream` has it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """As `torch.cuda.Stream` has it."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """As `torch.cuda.Stream` has it."""
+
+    @property
+    def _as_parameter_(self) -> int:
+        return self.cuda_stream
+
+
+class Event:
+    """Stands in for `torch.cuda.Event`: what it waits for has been done already."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> None:
+        self.device: torch.device | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """As `torch.cuda.Event` has it."""
+        self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
+
+    def wait(self, stream: Any = None) -> None:
+        """As `torch.cuda.Event` has it."""
+
+    def synchronize(self) -> None:
+        """As `torch.cuda.Event` has it."""
+
+    def query(self) -> bool:
+        """As `torch.cuda.Event` has it."""
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """As `torch.cuda.Event` has it: streams' time isn't pretended."""
+        return 0.0
+
+
+def install(devices: Devices, library: ctypes.CDLL) -> None:
+    """Put the stand-ins where `torch.cuda` looks for them."""
+    major, minor, patch = torch._C._cudnn.getCompileVersion()  # type: ignore[attr-defined,unused-ignore]
+    library.pretend_set_cudnn(ctypes.c_long(major * 10000 + minor * 100 + patch))
+    for name, function in {**_device_functions(devices), **_stream_functions(devices), **_memory_functions()}.items():
+        _replace(name, function)
+    cuda = import_module("torch.cuda")
+    _set(cuda, _device_count_nvml=lambda: -1, _cached_device_count=None, _is_in_bad_fork=lambda: devices.bad_fork)
+    _set(cuda, Stream=Stream, Event=Event, mem_get_info=lambda device=None: (Properties.total_memory,) * 2)
+    _set(import_module("torch.cuda.streams"), Stream=Stream, Event=Event)
+    # The CUDA runtime library itself; its functions aren't pretended.
+    _set(import_module("torch.cuda.memory"), mem_get_info=cuda.mem_get_info)
+
+
+def _device_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
+    def init() -> None:
+        devices.initialize()
+        # What the function of this name in torch sets in the module, for Python's side to use.
+        _set(
+            import_module("torch.cuda"),
+            default_generators=devices.generators(),
+            _get_device_properties=Properties,
+            has_magma=False,
+            has_half=True,
+        )
+
+    return {
+        "init": init,
+        "getDevice": devices.current,
+        "setDevice": devices.set_current,
+        "exchangeDevice": devices.exchange,
+        "maybeExchangeDevice": devices.exchange,
+        "getDeviceCount": devices.count,
+        "isInBadFork": lambda: devices.bad_fork,
+        "hasPrimaryContext": lambda device: True,
+        "canDeviceAccessPeer": lambda device, peer: True,
+        "synchronize": _nothing,
+        "ipc_collect": _nothing,
+        "sleep": _nothing,
+        "set_sync_debug_mode": _nothing,
+        "get_sync_debug_mode": lambda: 0,
+    }
+
+
+def _stream_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
+    kind = 1  # `c10::DeviceType::CUDA`
+
+    def stream(device: int) -> tuple[int, int, int]:
+        return 0, device if device >= 0 else devices.current(), kind
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        devices.set_current(device_index)
+
+    return {
+        "getCurrentStream": stream,
+        "getDefaultStream": stream,
+        "getCurrentRawStream": lambda device: 0,
+        "setStream": set_stream,
+        "isCurrentStreamCapturing": lambda: False,
+    }
+
+
+def _memory_functions() -> dict[str, Callable[..., Any]]:
+    nothing = [
+        "emptyCache",
+        "resetAccumulatedMemoryStats",
+        "resetPeakMemoryStats",
+        "resetAccumulatedHostMemoryStats",
+        "resetPeakHostMemoryStats",
+        "setMemoryFraction",
+        "clearCublasWorkspaces",
+        "record_memory_history",
+    ]
+    return {
+        **dict.fromkeys(nothing, _nothing),
+        "memoryStats": lambda device: _no_memory(),
+        "hostMemoryStats": dict,
+        "memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
+    }
+
+
+def _no_memory() -> dict[str, Any]:
+    """The statistics of a device on which nothing was ever allocated, in the form that C++ gives them."""
+    kinds = ("allocation", "segment", "active", "inactive_split")
+    sizes = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+    pools = ("all", "small_pool", "large_pool")
+    counts = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+    def zeros() -> dict[str, int]:
+        return dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+
+    return {
+        **{name: {pool: zeros() for pool in pools} for name in (*kinds, *sizes)},
+        **{name: zeros() for name in ("oversize_allocations", "oversize_segments")},
+        **dict.fromkeys(counts, 0),
+    }
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands in for what waits for the device or counts its memory: neither is pretended."""
+
+
+def _replace(name: str, function: Callable[..., Any]) -> None:
+    """Replace `torch._C._cuda_<name>`, also where Python modules have kept it under a name of their own."""
+    before = getattr(torch._C, f"_cuda_{name}", None)
+    setattr(torch._C, f"_cuda_{name}", function)
+    for module in [sys.modules[user] for user in _USERS if user in sys.modules]:
+        for key in [key for key, value in vars(module).items() if value is before and before is not None]:
+            setattr(module, key, function)
+
+
+def _set(module: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(module, name, value)
