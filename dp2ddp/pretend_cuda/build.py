@@ -35,7 +35,13 @@ def load() -> ctypes.CDLL:
         raise PretendCudaUnavailableError(f"pretend CUDA works on Linux only, not on {sys.platform}")
     library = _cached()
     if not library.exists():
-        _compile(library)
+        import fcntl  # Windows has none
+
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with open(library.with_suffix(".lock"), "w") as file:  # it takes a minute of a processor: once for all
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not library.exists():
+                _compile(library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
@@ -61,7 +67,6 @@ def _compile(library: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         raise PretendCudaUnavailableError("pretend CUDA needs g++, once, to compile a small file, and finds none")
-    library.parent.mkdir(parents=True, exist_ok=True)
     # In a folder of its own, then moved: other processes see the whole file or none.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         include = [f"-I{_torch() / 'include'}", f"-I{_torch() / 'include/torch/csrc/api/include'}"]

@@ -34,6 +34,7 @@ class Copies:
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._originals: list[torch.Tensor] = []
         self._versions: list[int] = []
+        self._kinds: list[Any] = []
         self._seen: list[str] | None = None  # names, as a backward reaches them
         self._overlaps = False  # sums begin while backward goes on
         self.has_pieces = False  # gradients came in backwards of a rank's own, as in reentrant checkpoints
@@ -41,6 +42,7 @@ class Copies:
 
     def _forget(self) -> None:
         self.token: torch.Tensor = start()
+        self._is_outdated = False
         self._own: list[torch.Tensor] = []
         self._buckets: list[tuple[Bucket, list[torch.Tensor]]] = []
 
@@ -60,22 +62,34 @@ class Copies:
         if torch._C._current_graph_task_id() == -1:
             for bucket, _ in self._buckets:
                 bucket.sent = False  # or a backward has failed
-        has_same_memory = (
-            len(self._originals) == len(originals)
-            and all(map(is_, self._originals, originals))
-            and [each.data_ptr() for each in self._own] == [each.data_ptr() for each in originals]
-        )
-        versions = [each._version for each in originals]
-        if not has_same_memory or versions != self._versions:
+        is_known = len(self._originals) == len(originals) and all(map(is_, self._originals, originals))
+        if not is_known or self.is_outdated():
             waiting = [(bucket.aside, group) for bucket, group in self._buckets if bucket.aside]
             learned = self._seen is not None and self._learn(tensors)
-            self._originals, self._versions = originals, versions
-            if learned or not has_same_memory:
+            self._originals, self._versions = originals, [each._version for each in originals]
+            kinds = [(each.dtype, each.device) for each in originals]
+            if learned or not is_known or kinds != self._kinds:
+                self._kinds = kinds
                 self._plan(tensors, sparse)
             self._copy(list(tensors), sparse)
             for aside, group in waiting:
                 self._keep(aside, group)
         return self._own
+
+    def is_outdated(self) -> bool:
+        """Whether the originals hold something else by now, or somewhere else; or a forward has put it into a copy.
+
+        A forward may do so by its rows. So ranks tell each other after each: only all together they copy anew.
+        """
+        if not self._is_outdated:
+            self._is_outdated = self._versions != [each._version for each in self._originals] or (
+                [each.data_ptr() for each in self._own] != [each.data_ptr() for each in self._originals]
+            )
+        return self._is_outdated
+
+    def outdate(self) -> None:
+        """Copy anew at the next forward."""
+        self._is_outdated = True
 
     def _plan(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> None:
         """Which tensors go into which bucket, in the order of backward as far as it is known."""

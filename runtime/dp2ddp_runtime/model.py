@@ -164,10 +164,12 @@ class WrappedModel(DistributedDataParallel):
         if not has_rows:
             self._copies.forget_aside()
         tokens = [self._copies.token, *call.tokens]
-        note = Note(call.fingerprints, self._copies.has_aside())
-        gathered, was_aside = gather_outputs(output, call.chunks, self.dim, self.device, tokens, note)
-        if was_aside:
+        note = Note(call.fingerprints, self._copies.has_aside(), torch.is_grad_enabled() and self._copies.is_outdated())
+        gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, tokens, note)
+        if any(each.has_aside for each in told):
             self._copies.add_up_aside()
+        if any(each.is_outdated for each in told):
+            self._copies.outdate()
         return gathered
 
     @_disable_dynamo

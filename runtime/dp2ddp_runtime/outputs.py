@@ -34,6 +34,8 @@ class Note(NamedTuple):
     """Of what has to be the same on all ranks, by name: plain values."""
     has_aside: bool
     """Whether a backward inside of this rank's forward has reached parameters."""
+    is_outdated: bool
+    """Whether this rank's forward has written into parameters."""
 
 
 class _Column(NamedTuple):
@@ -50,10 +52,10 @@ class _Column(NamedTuple):
 @_disable_dynamo
 def gather_outputs(
     output: Any, count: int, dim: int, device: torch.device, tokens: Iterable[torch.Tensor], note: Note
-) -> tuple[Any, bool]:
+) -> tuple[Any, list[Note]]:
     """The outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` gathers them.
 
-    And whether any rank's `note` is flagged. A collective.
+    And the ranks' notes. A collective.
 
     Args:
         output: this rank's output: tensors in any nesting. A rank without rows (`rank() >= count`) has run on rank 0's:
@@ -76,7 +78,8 @@ def gather_outputs(
     }
     small = [tensor for tensor, is_held in zip(local, held) if not is_held]
     parts = exchange("the wrapped model's outputs", [told, *note, small])
-    _compare([fingerprints for _, fingerprints, _, _ in parts], here().line)
+    notes = [Note(*theirs[1:-1]) for theirs in parts]
+    _compare([each.fingerprints for each in notes], here().line)
     descriptions = [theirs["tensors"] for theirs, *_ in parts]
     if len({len(each) for each in descriptions[:count]}) > 1:
         numbers = [len(each) for each in descriptions[:count]]
@@ -85,7 +88,7 @@ def gather_outputs(
     columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
     token = join(tokens) if torch.is_grad_enabled() and any(column.requires_grad for column in columns) else None
     results = iter([_gather(*each, sent, dim, device, token) for each in zip(local, columns)])
-    return nesting.map_tensors(lambda _: next(results), output), any(flagged for _, _, flagged, _ in parts)
+    return nesting.map_tensors(lambda _: next(results), output), notes
 
 
 def _is_large(tensor: torch.Tensor, dim: int) -> bool:

@@ -144,8 +144,9 @@ def _buffer(parts: Tensors, pool: list[torch.Tensor]) -> torch.Tensor:
     return torch.empty(size, dtype=kind[0], device=kind[1])
 
 
-def _uses(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def _uses(tensor: torch.Tensor) -> Any:
+    """How many tensors and storages have its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 _UNUSED = _uses(torch.empty(1))
@@ -221,7 +222,7 @@ def accumulate(leaves: Tensors, grads: Tensors) -> None:
     sums = []
     for leaf, grad in zip(leaves, grads):
         if leaf.grad is None:
-            leaf.grad = grad
+            leaf.grad = grad.detach()  # of a buffer, but no view to autograd: `p.grad += p` would be an error
         elif leaf.grad.layout == grad.layout == torch.strided:
             sums.append((leaf.grad, grad))
         else:

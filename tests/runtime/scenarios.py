@@ -288,6 +288,26 @@ def forward_that_replaces_a_trained_weights_data(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def forward_that_replaces_data_as_its_rows_say(wrap: Wrapper) -> Tensors:
+    """On some replicas only, with several forwards between two steps."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0] > 10:
+            self.other.weight.data = self.other.weight.data * 2
+        return self.layer(x) + self.other(x)
+
+    net = wrap(Function(forward))
+    result: Tensors = []
+    for who in (0, 4, 3, 6):
+        x = torch.rand(8, 4)
+        x[who, 0] = 11
+        net.zero_grad()
+        (net(torch.rand(8, 4)).square().sum() + net(x).sum() + net(x * 0.1).sum()).backward()
+        result += grads(net)
+    return result
+
+
+@scenario
 def backward_inside_forward(wrap: Wrapper) -> Tensors:
     """Each replica takes the gradients of its own loss; they add up, with those that are there, too."""
 
@@ -306,6 +326,30 @@ def backward_inside_forward(wrap: Wrapper) -> Tensors:
         if mode == "outside":
             loss.mean().backward()
         result += [loss, *grads(net)]
+    return result
+
+
+@scenario
+def gradients_written_by_hand(wrap: Wrapper) -> Tensors:
+    """With a graph, as old scripts decay weights; exchanged, kept, and set to zero in place."""
+    net = wrap(mlp())
+    result: Tensors = []
+    kept: Tensors = []
+    for step in range(6):
+        net(torch.rand(5, 4)).square().mean().backward()
+        for param in net.parameters():
+            assert param.grad is not None
+            if step == 1:
+                param.grad += 0.1 * param
+                param.grad = param.grad.detach()
+            elif step == 2:
+                param.grad.data.add_(param.data)
+            kept.append(param.grad)
+            if step % 2:
+                param.grad = None
+            else:
+                param.grad.zero_()
+        result += [each.clone() for each in kept]
     return result
 
 

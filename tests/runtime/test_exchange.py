@@ -276,7 +276,7 @@ def outputs_on_one_device(dim: int) -> Any:
     """A gather by itself, with gradients, where only the first ranks have rows."""
     ran = world.rank() < 2
     own = torch.full((2, 2), world.rank() + 1.0 if ran else 1.0, requires_grad=True)
-    note = outputs.Note({}, False)
+    note = outputs.Note({}, False, False)
     whole = outputs.gather_outputs({"out": own * 2}, 2, dim % 2, torch.device("cpu"), [], note)[0]["out"]
     (whole * torch.arange(float(whole.numel())).view(whole.shape)).sum().backward()
     assert own.grad is not None
