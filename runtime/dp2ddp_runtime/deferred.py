@@ -143,15 +143,18 @@ class Deferred(torch.Tensor):
         return self._graph
 
     def become_plain(self) -> None:
-        """Be an ordinary tensor from now on, as all that shares memory with it. A collective, unless it is here."""
+        """Be an ordinary tensor from now on, as all with its memory and no graph. A collective, unless it is here."""
         self.settle()
-        if self._origin is not None:
-            self._origin.parent.become_plain()
+        parent = None if self._origin is None else self._origin.parent
+        if parent is not None and not parent.rows.requires_grad:
+            parent.become_plain()
             return
         family = [self]
         for each in family:
             family += [heir for heir in (ref() for ref in each._heirs) if heir is not None]
             each._heirs = []
+        if parent is not None:
+            parent._heirs = [ref for ref in parent._heirs if ref() is not self]
         for each in family:
             assert each._data is not None
             torch.utils.swap_tensors(each, each._data.detach())  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import torch
@@ -49,6 +50,12 @@ def _sum(column: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
     return (stacked.double().sum() if stacked.is_floating_point() else stacked.sum()).to(like.dtype)
 
 
+def _token(batches: Iterable[Deferred]) -> torch.Tensor:
+    """What goes with the gradients of all of them; without any the sum has none, either."""
+    tokens = tokens_of(batches)
+    return join(tokens) if tokens else torch.empty(0)
+
+
 _HALF = (torch.float16, torch.bfloat16)  # too narrow for sums that are divided afterwards
 _ONE = torch.ones((), dtype=torch.int64)
 
@@ -66,7 +73,7 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     dtype = func(batch.rows.new_ones(1), **kwargs).dtype
     own = torch.sum(batch.rows, **{**kwargs, "dtype": torch.float32 if dtype in _HALF else dtype})
-    summed, _ = _Total.apply(own, _ONE, join(batch.tokens), batch.sizes, "a sum over a batch")
+    summed, _ = _Total.apply(own, _ONE, _token([batch]), batch.sizes, "a sum over a batch")
     return (summed if func in (torch.sum, torch.Tensor.sum) else summed / batch.numel()).to(dtype)
 
 
@@ -116,7 +123,7 @@ def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
         own_sum = func(**{**{name: _wide(value) for name, value in rows.items()}, "reduction": "sum"})
     weight = weigh(call, rows, batch.shape) if call["reduction"] != "sum" else 1
     own = weight.detach() if isinstance(weight, torch.Tensor) else _ONE
-    token = join(tokens_of(each for each in call.values() if isinstance(each, Deferred)))
+    token = _token(each for each in call.values() if isinstance(each, Deferred))
     summed, total = _Total.apply(own_sum, own, token, batch.sizes, func.__name__)
     return (summed / (total if isinstance(weight, torch.Tensor) else weight)).to(dtype)
 

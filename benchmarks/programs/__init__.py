@@ -1,0 +1,1 @@
+"""Random training programs, run on ranks and as `nn.DataParallel` would, and compared. `__main__` is the command."""

@@ -1,0 +1,162 @@
+"""Ranks and an oracle that play one program after the other, and what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tempfile
+import time
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from .compare import first_difference
+from .nursery import Nursery
+from .player import ORACLES, WRAP
+from .spec import Spec
+
+#: What the runtime says of programs that it knowingly doesn't run.
+REFUSALS = (
+    "a parameter with a hook got a gradient inside of",
+    "a parameter got its gradient twice in one backward",
+)
+#: What torch's own `nn.DataParallel` says of programs that run when it is emulated: of tensors on the CPU while a model
+#: isn't there, of arguments in different numbers of chunks, of complex gradients at odd places, of inference mode.
+_TORCHS_OWN = (
+    *("same device", "cuda", "CUDA"),
+    *("missing 1 required positional argument", "The number of modules"),
+    *("storage_offset divisible by 2", "version_counter for inference tensor"),
+)
+_GRACE = 1.0  # seconds for a rank to tell of its error, once another player has
+
+
+class Outcome(NamedTuple):
+    """How a program came out.
+
+    Attributes:
+        kind: "agrees"; "raises" (all alike); "refused": ranks raise one of `REFUSALS`, which the oracle doesn't; "not
+            comparable" with this oracle; "differs"; "hangs"; "fails": here, and not with the oracle, or the other way.
+        text: what differs first, or the error.
+    """
+
+    kind: str
+    text: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the ranks did as the oracle."""
+        return self.kind in ("agrees", "raises", "refused", "not comparable")
+
+
+class Crew:
+    """A context: processes for programs of any number of ranks, started when needed, and anew after a failure.
+
+    Args:
+        oracle: one of `ORACLES`.
+        against: another one, which plays instead of ranks.
+        wrap: what wraps models on ranks, "module:name".
+        patience: seconds for a program.
+    """
+
+    def __init__(
+        self, oracle: str = "emulated", wrap: str = WRAP, patience: float = 20.0, against: str | None = None
+    ) -> None:
+        self._oracle, self._wrap, self._patience, self._against = oracle, wrap, patience, against
+        self._nursery = Nursery()
+        self._folder = tempfile.TemporaryDirectory()
+        self._stores = 0
+        self._ranks: dict[int, list[tuple[int, Connection]]] = {}
+        self._judge: list[tuple[int, Connection]] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._nursery.close()
+        self._folder.cleanup()
+
+    def play(self, spec: Spec) -> Outcome:
+        """Run a program everywhere, and compare.
+
+        Raises:
+            PretendCudaUnavailableError: torch's own `nn.DataParallel` can't be asked here.
+        """
+        if self._oracle == "torch" and spec.is_bound_to_the_cpu:
+            return Outcome("not comparable", "autocast and random numbers are others on devices")
+        if not self._judge:
+            self._judge = [self._fork(-1, 1, "", ORACLES[self._oracle])]
+        if spec.ranks not in self._ranks:
+            self._ranks[spec.ranks] = self._start(spec.ranks)
+        players = [*self._judge, *self._ranks[spec.ranks]]
+        for _, pipe in players:
+            pipe.send(spec.to_json())
+        answers = self._answers([pipe for _, pipe in players])
+        if not isinstance(answers[0], list):
+            self._end(self._judge)
+        if not all(isinstance(answer, list) for answer in answers[1:]):
+            self._end(self._ranks.pop(spec.ranks))
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return self._judged(answers, spec)
+
+    def _start(self, ranks: int) -> list[tuple[int, Connection]]:
+        if self._against:
+            return [self._fork(-1, 1, "", ORACLES[self._against])]
+        self._stores += 1
+        store = str(Path(self._folder.name, f"store{self._stores}"))
+        return [self._fork(rank, ranks, store, self._wrap) for rank in range(ranks)]
+
+    def _fork(self, rank: int, ranks: int, store: str, wrap: str) -> tuple[int, Connection]:
+        return self._nursery.fork({"rank": rank, "ranks": ranks, "store": store, "wrap": wrap})
+
+    def _end(self, players: list[tuple[int, Connection]]) -> None:
+        for pid, pipe in players:
+            pipe.close()
+            self._nursery.end(pid)
+        players.clear()
+
+    def _answers(self, pipes: list[Connection]) -> list[Any]:
+        """What each player has sent: a list of notes, an error; None of one that said nothing in time."""
+        answers: dict[Connection, Any] = {}
+        end = time.monotonic() + self._patience
+        while len(answers) < len(pipes):
+            ready = wait([pipe for pipe in pipes if pipe not in answers], max(0.0, end - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                answers[pipe] = ("process", "the process died")
+                with contextlib.suppress(EOFError, ConnectionResetError):
+                    answers[pipe] = pickle.loads(pipe.recv_bytes())
+                if not isinstance(answers[pipe], list):
+                    end = min(end, time.monotonic() + _GRACE)  # others may wait for it in vain
+        return [answers.get(pipe) for pipe in pipes]
+
+    def _judged(self, answers: list[Any], spec: Spec) -> Outcome:
+        wanted, *ranks = answers
+        errors = [answer for answer in ranks if isinstance(answer, tuple)]
+        if isinstance(wanted, tuple):
+            if wanted[0] in {kind for kind, _ in errors}:
+                return Outcome("raises", wanted[1])
+            if self._oracle == "torch" and _is_torchs_own(wanted[1]):
+                return Outcome("not comparable", wanted[1])
+            told = "".join(f"\nbut a rank raised {text}" for _, text in errors[:1])
+            return Outcome("fails", f"only with the oracle: {wanted[1]}{told}")
+        if errors:
+            # What tells of another rank's failure is the less telling one.
+            text = min((text for _, text in errors), key=lambda text: "closed by peer" in text)
+            refused = any(refusal in text for refusal in REFUSALS for _, text in errors)
+            return Outcome("refused" if refused and wanted is not None else "fails", text)
+        if None in answers:
+            late = [place - 1 for place, answer in enumerate(answers) if answer is None]
+            return Outcome("hangs", f"no answer of {late}")
+        found = first_difference(ranks, wanted, spec.precision)
+        return Outcome("agrees") if found is None else Outcome("differs", f"{found.label} ({found.who}): {found.text}")
+
+
+def _is_torchs_own(error: str) -> bool:
+    """Whether an error, as a traceback, says nothing of the ranks."""
+    return any(each in error.rpartition("Error: ")[2] for each in _TORCHS_OWN)

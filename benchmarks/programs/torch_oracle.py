@@ -1,0 +1,38 @@
+"""torch's own `nn.DataParallel` on pretend CUDA devices, for programs whose tensors are on the CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from dp2ddp_runtime.nesting import map_tensors
+from torch import nn
+
+from dp2ddp import pretend_cuda
+from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+
+#: Replicas that there may be.
+DEVICES = 3
+
+
+def install() -> None:
+    """Pretend that this process has devices.
+
+    Raises:
+        PretendCudaUnavailableError: it can't be pretended here.
+    """
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    pretend_cuda.install(devices=DEVICES)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+
+
+class OnHost(OracleDataParallel):
+    """Its module is on the devices, and what it returns on the CPU again, as what it is given."""
+
+    def __init__(self, module: nn.Module, dim: int = 0, n: int = 2) -> None:
+        super().__init__(module.cuda(), list(range(n)), dim=dim)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As `nn.DataParallel`'s."""
+        return map_tensors(lambda tensor: tensor.cpu(), super().forward(*inputs, **kwargs))

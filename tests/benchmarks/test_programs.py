@@ -1,0 +1,149 @@
+"""Random training programs: they agree, mistakes are seen, and a program is what its spec says."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp2ddp_runtime import inputs
+from dp2ddp_runtime.model import wrap_model
+from torch import nn
+
+from dp2ddp.pretend_cuda import PretendCudaUnavailableError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from programs import spec as specs
+from programs.crew import Crew
+from programs.parts import BLOCKS, OPTIMIZERS, SHAPES
+from programs.shrinking import shrink
+from programs.spec import Spec
+
+COUNT, SEED = 100, 11000
+
+
+def test_programs_train_as_data_parallel() -> None:
+    with Crew() as crew:
+        outcomes = {seed: crew.play(specs.draw(seed, (2, 3))) for seed in range(SEED, SEED + COUNT)}
+    wrong = {seed: outcome for seed, outcome in outcomes.items() if not outcome.is_fine}
+    assert not wrong
+    assert sum(outcome.kind == "raises" for outcome in outcomes.values()) < COUNT / 10
+
+
+def test_what_is_refused_is_no_difference() -> None:
+    told = '{"models": [{"blocks": [{"name": "backward_in_forward", "outside": true}]}], "shapes": [%s]}'
+    with Crew() as crew:
+        hooked = Spec.from_json(told % '{"name": "hooks_behind_accumulation", "what": "note"}')
+        assert crew.play(hooked).kind == "refused"
+        assert crew.play(Spec.from_json(told % "")).kind == "agrees"
+
+
+def test_the_emulation_is_torchs_own_data_parallel() -> None:
+    with Crew("torch", against="emulated") as crew:
+        try:
+            outcomes = {seed: crew.play(specs.draw(seed, (2, 3))) for seed in range(SEED, SEED + 40)}
+        except PretendCudaUnavailableError as error:
+            pytest.skip(str(error))
+    assert not {seed: outcome for seed, outcome in outcomes.items() if not outcome.is_fine}
+    assert sum(outcome.kind == "agrees" for outcome in outcomes.values()) > 20
+
+
+# --- mistakes that must be seen -------------------------------------------------------------------------------------
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def gradients_times_ranks(module: nn.Module, dim: int = 0) -> Any:
+    """Wrap a model so that its gradients are scaled."""
+    net = wrap_model(module, dim)
+    net.register_forward_hook(lambda _, given, out: _Doubled.apply(out) if isinstance(out, torch.Tensor) else out)
+    return net
+
+
+def unused_stay_none(module: nn.Module, dim: int = 0) -> Any:
+    """Wrap a model so that what no replica uses keeps None for a gradient."""
+    adjoint: Any = importlib.import_module("dp2ddp_runtime.adjoint")
+    later = adjoint.later
+
+    def without_zeros(grads: Any, leaves: Any, wanted: Any, bucket: Any) -> None:
+        later(grads, leaves, [is_wanted and bool(grad.any()) for is_wanted, grad in zip(wanted, grads)], bucket)
+
+    if later.__name__ == "later":
+        adjoint.later = without_zeros
+    return wrap_model(module, dim)
+
+
+def another_row(module: nn.Module, dim: int = 0) -> Any:
+    """Wrap a model so that the first rank has the second row twice."""
+    if inputs._take_rows.__name__ == "_take_rows":
+        take = inputs._take_rows
+
+        def wrong(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+            rows = take(tensor, *args)
+            return torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows
+
+        inputs._take_rows = wrong  # type: ignore[assignment]
+    return wrap_model(module, dim)
+
+
+@pytest.mark.parametrize("mistake", [gradients_times_ranks, unused_stay_none, another_row])
+def test_a_mistake_is_found_and_made_small(mistake: Any) -> None:
+    with Crew(wrap=f"{__name__}:{mistake.__name__}") as crew:
+
+        def differs(spec: Spec) -> bool:
+            return crew.play(spec).kind == "differs"
+
+        found = next(spec for seed in range(SEED, SEED + 30) if differs(spec := specs.draw(seed, (2,))))
+        small = shrink(found, differs, tries=60)
+    assert len(small.shapes) <= 1
+    assert len(small.models) == 1
+    assert sum(len(model.blocks) for model in small.models) <= 1
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Spec]:
+    return [specs.draw(seed, (2, 3)) for seed in range(300)]
+
+
+def test_specs_are_json(drawn: list[Spec]) -> None:
+    assert [Spec.from_json(spec.to_json()) for spec in drawn] == drawn
+    assert Spec.from_json("{}") == Spec()
+
+
+def test_a_seed_decides_on_everything(drawn: list[Spec]) -> None:
+    assert [specs.draw(seed, (2, 3)) for seed in range(300)] == drawn
+
+
+def test_everything_is_drawn_some_time(drawn: list[Spec]) -> None:
+    shapes = {part.name for spec in drawn for part in spec.shapes}
+    blocks = {part.name for spec in drawn for model in spec.models for part in model.blocks}
+    assert shapes == set(SHAPES.kinds)
+    assert blocks == set(BLOCKS.kinds)
+    assert {spec.optimizer.name for spec in drawn} == set(OPTIMIZERS.kinds)
+    assert {size for spec in drawn for size in spec.data.sizes()} >= set(range(1, 10))
+
+
+def test_shapes_may_be_chosen() -> None:
+    for seed in range(20):
+        assert "sharpness_aware" in {part.name for part in specs.draw(seed, (2,), ["sharpness_aware"]).shapes}
+
+
+def test_programs_that_are_not_defined_are_not_drawn() -> None:
+    blocks = '[{"name": "embedding", "sparse": true, "padding": false}]'
+    told = '{"models": [{"blocks": ' + blocks + '}], "shapes": [{"name": "%s"}]}'
+    assert specs.why_not(Spec.from_json(told % "distance")) is None
+    assert specs.why_not(Spec.from_json(told % "clip_value")) == "sparse gradients"
