@@ -90,7 +90,7 @@ class Replica:
         for name in names:
             tensor = trained[name] if name in trained else self._stand_in(name)
             for target, key in self._targets[name]:
-                if type(target) is dict:
+                if isinstance(target, dict):  # torch 2.1 has ordered ones
                     target[key] = tensor
                 else:
                     setattr(target, key, tensor)
