@@ -22,11 +22,20 @@ FLAGS = ("-std=c++20", "-fPIC", "-O1", "-DUSE_DISTRIBUTED")
 
 
 def load() -> ctypes.CDLL:
-    """The native half, compiled first where the cache doesn't have it.
+    """The native half, in this process from now on.
 
     Raises:
         PretendCudaUnavailableError: this torch has no CUDA in it, or there is no compiler that does it.
     """
+    library = compiled()
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise PretendCudaUnavailableError(f"pretend CUDA: {library} can't be loaded: {error}") from error
+
+
+def compiled() -> Path:
+    """Where the native half is, compiled first if the cache doesn't have it. Raises as `load`."""
     if torch.version.cuda is None:
         raise PretendCudaUnavailableError(
             f"pretend CUDA needs a CUDA build of torch, which {torch.__version__} isn't; no GPU is needed"
@@ -42,10 +51,7 @@ def load() -> ctypes.CDLL:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not library.exists():
                 _compile(library)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise PretendCudaUnavailableError(f"pretend CUDA: {library} can't be loaded: {error}") from error
+    return library
 
 
 def _cached() -> Path:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from dp2ddp.pretend_cuda import build
+from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
@@ -18,9 +16,10 @@ sys.path[:0] = [str(Path(__file__).parent)]
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
     """The native half, which takes a minute the first time."""
-    if torch.version.cuda is None or shutil.which("g++") is None:
-        pytest.skip("no CUDA build of torch, or no g++")
-    build.load()
+    try:
+        build.compiled()
+    except PretendCudaUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
