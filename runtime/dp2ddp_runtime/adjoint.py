@@ -182,12 +182,12 @@ class Copy(Function):
                 )
             bucket.set_aside(grads)
             return (None, token, *nothing)
-        grads = tuple(bucket.send(grads))
         uses = [_RUN] * len(grads)
         if _use(bucket.root) != _RUN:  # this backward isn't for all that it can reach
             uses = [_use(node) for node, _ in ctx.next_functions[-len(grads) :]]
             if not any(uses):
                 return (None, token, *nothing)
+        grads = tuple(bucket.send(grads))
         # What a rank's rows didn't use has zeros, as with nn.DataParallel's Broadcast.
         full = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(ctx.tensors, grads)]
         if not torch.is_grad_enabled() and all(map(_is_accumulated, ctx.tensors, uses)):

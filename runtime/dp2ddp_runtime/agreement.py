@@ -121,11 +121,4 @@ _all: weakref.WeakSet[Agreement] = weakref.WeakSet()
 
 def wrapped() -> dict[int, str]:
     """The names of all parameters of wrapped models, by id."""
-    joined = [each._joined for each in _all]
-    if _known[0] != [id(each) for each in joined]:
-        _known[:] = [id(each) for each in joined], {place: name for each in joined for place, (name, _) in each.items()}
-    names: dict[int, str] = _known[1]
-    return names
-
-
-_known: list[Any] = [[], {}]  # the identities of what it was made of, and the latest answer
+    return {place: name for each in _all for place, (name, _) in each._joined.items()}
