@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     wrapped = agreement.wrapped()
     params = [param for group in optimizer.param_groups for param in group["params"] if _is_dense(param.grad)]
     if not seen.steps & (seen.steps - 1):
-        seen.unsteady |= _unsteady({wrapped[id(each)]: each for each in params if id(each) in wrapped})
+        seen.unsteady |= _unsteady([(wrapped[id(each)], each) for each in params if id(each) in wrapped])
     alone = [each.grad for each in params if id(each) not in wrapped or id(each) in seen.unsteady]
     if alone:
         # All ranks have computed it from whole batches, with the same result only if their kernels are deterministic.
@@ -61,27 +61,29 @@ def _tell_of_repeated_work(place: world.World) -> None:
     warnings.warn(work, stacklevel=4)
 
 
-def _unsteady(params: Mapping[str, Any]) -> set[int]:
+def _unsteady(params: Sequence[tuple[str, Any]]) -> set[int]:
     """Those of a wrapped model whose gradients aren't the same on all ranks, but are up to rounding. A collective.
 
     Raises:
         Divergence: they are further apart.
     """
-    told = exchange("the gradients of some steps", agreement.bit_sums({name: p.grad for name, p in params.items()}))
-    names = [name for name in params if any(theirs.get(name) != told[0].get(name) for theirs in told)]
-    if not names:
+    # By place: two models of one optimizer may have the same names.
+    own = agreement.bit_sums({str(place): param.grad for place, (_, param) in enumerate(params)})
+    told = exchange("the gradients of some steps", own)
+    different = [params[place] for place in range(len(params)) if len({theirs.get(str(place)) for theirs in told}) > 1]
+    if not different:
         return set()
-    main = [params[name].grad.clone() for name in names]
+    main = [param.grad.clone() for _, param in different]
     collectives.broadcast_coalesced(main)
-    apart = [float((params[name].grad - each).norm() / each.norm()) for name, each in zip(names, main)]
-    for name, *ratios in zip(names, *exchange("how far gradients are apart", apart)):
+    apart = [float((param.grad - each).norm() / each.norm()) for (_, param), each in zip(different, main)]
+    for (name, _), *ratios in zip(different, *exchange("how far gradients are apart", apart)):
         if not max(ratios) < _ROUNDING:
             raise Divergence(
                 f"the gradient of parameter {name!r} differs between ranks: it was used past the wrapped model by what "
                 "a rank has of its own, as in a hook or a list that forward fills. Compute it from what the model "
                 "returns"
             )
-    return {id(params[name]) for name in names}
+    return {id(param) for _, param in different}
 
 
 def _is_dense(grad: Any) -> bool:

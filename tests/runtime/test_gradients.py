@@ -390,9 +390,9 @@ def test_what_lies_in_no_wrapped_model_does_not_drift(ranks: RankPool) -> None:
 
 
 def _told_apart() -> str:
-    net = models.wrap_model(nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    (net(a_row_each()).sum() + world.rank() * net.module.bias.sum()).backward()
+    net, twin = models.wrap_model(nn.Linear(2, 1)), models.wrap_model(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([*net.parameters(), *twin.parameters()], 0.1)
+    (net(a_row_each()).sum() + twin(a_row_each()).sum() + world.rank() * net.module.bias.sum()).backward()
     with pytest.raises(RuntimeError) as raised:
         steps._before_step(optimizer, (), {})
     return str(raised.value)
