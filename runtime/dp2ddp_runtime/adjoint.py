@@ -162,7 +162,8 @@ class Copy(Function):
 
     @staticmethod
     def forward(bucket: Bucket, token: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        return (token.new_empty(0), *tensors)  # autograd makes views of them
+        # The same memory, but no views: these would be of no use once the tensors are written into.
+        return (token.new_empty(0), *(tensor.detach() for tensor in tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

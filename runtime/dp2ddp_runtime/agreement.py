@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from . import collectives, world
-from .collectives import plain
+from .collectives import Broadcast, plain
 from .exchange import Divergence, exchange
 from .inputs import checksum
 
@@ -33,7 +34,8 @@ class Agreement:
         self._checked = False
         self._calls: collections.Counter[bool] = collections.Counter()  # by whether the module trains
         self._written: dict[str, None] = {}  # names of what a forward was seen to write into
-
+        self._broadcast = Broadcast([])
+        self._places: list[tuple[int, int]] = []  # of what is sent so
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Agreement:
@@ -47,6 +49,8 @@ class Agreement:
         Raises:
             Divergence: the ranks' models differ in names, shapes or dtypes.
         """
+        global _joins
+        _joins += 1
         params = dict(model.named_parameters())
         new = {name: param for name, param in params.items() if id(param) not in self._joined}
         self._joined = {id(param): (name, param) for name, param in params.items()}
@@ -75,19 +79,26 @@ class Agreement:
         return {} if calls & (calls - 1) else _sums(model)
 
     @_disable_dynamo
-    def end(self, model: nn.Module, modules: Sequence[nn.Module], before: Mapping[str, int]) -> None:
-        """After it: all ranks take what rank 0 wrote in place. A collective where there may be anything."""
+    def end(self, model: nn.Module, holders: Mapping[nn.Module, Any], before: Mapping[str, int]) -> None:
+        """After it: all ranks take what rank 0 wrote in place. A collective where there may be anything.
+
+        Args:
+            model: the wrapped module.
+            holders: the modules in it that have buffers, with these.
+            before: what `begin` returned.
+        """
         if before:
             own = [name for name, after in _sums(model).items() if before.get(name) != after]
             parts = exchange("what a forward wrote into parameters and buffers", own)
             self._written.update(dict.fromkeys(name for part in parts for name in part))
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())} if self._written else {}
         found = [tensors[name].data for name in self._written if name in tensors]
-        holders = [inner for inner in modules if inner._buffers]
         if any(inner.training for inner in holders):  # nn.DataParallel keeps its first replica's
-            found += [buffer for inner in holders for buffer in inner._buffers.values() if buffer is not None]
-        if found:
-            collectives.broadcast_coalesced(found)
+            found += chain.from_iterable(holders.values())
+        places = [(each.data_ptr(), each.numel()) for each in found]
+        if places != self._places:
+            self._places, self._broadcast = places, Broadcast(found)
+        self._broadcast.send()
 
 
 def _check_equal(model: nn.Module) -> None:
@@ -117,6 +128,12 @@ def bit_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 _all: weakref.WeakSet[Agreement] = weakref.WeakSet()
+_joins = 0
+
+
+def joins() -> tuple[int, int]:
+    """As long as this is the same, so is `wrapped`."""
+    return _joins, len(_all)
 
 
 def wrapped() -> dict[int, str]:

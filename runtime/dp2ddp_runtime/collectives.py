@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,27 +73,41 @@ _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
 
-# Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
-@torch.inference_mode(False)
-@torch.no_grad()
-def broadcast_coalesced(tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrite `tensors` with rank 0's, many at once, without bumping their versions."""
-    groups: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel():
-            groups.setdefault(tensor.device, []).append(tensor.data)
-    for device, members in groups.items():
-        route = carrier(device)
-        # As bytes where not every backend knows the type.
-        sent = [
-            member if member.dtype in _KNOWN and device == route else bytes_of(plain(member).to(route))
-            for member in members
-        ]
-        with Waiting("rank 0's parameters or buffers"):
-            dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
-        for member, came in zip(members, sent):
-            if came.data_ptr() != member.data_ptr() and not world.is_main():
-                member.copy_(came.view(member.dtype).view(member.shape))
+class Broadcast:
+    """Rank 0's numbers for tensors, many at once, without bumping their versions. Can be sent again and again.
+
+    Args:
+        tensors: they must stay where they lie.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether as they are
+        groups: dict[torch.device, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                groups.setdefault(tensor.device, []).append(tensor.data)
+        for device, members in groups.items():
+            as_is = device == carrier(device) and all(member.dtype in _KNOWN for member in members)
+            self._sends.append((members, as_is))
+
+    # Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def send(self) -> None:
+        """Overwrite the tensors. A collective."""
+        for members, as_is in self._sends:
+            # As bytes where not every backend knows the type.
+            sent = members if as_is else [bytes_of(plain(each).to(carrier(each.device))) for each in members]
+            with Waiting("rank 0's parameters or buffers"):
+                dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
+            if not as_is and not world.is_main():
+                for member, came in zip(members, sent):
+                    member.copy_(came.view(member.dtype).view(member.shape))
+
+
+def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite `tensors` with rank 0's. A collective."""
+    Broadcast(tensors).send()
 
 
 @torch.inference_mode(False)

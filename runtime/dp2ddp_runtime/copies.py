@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from operator import is_
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from torch.autograd import Function
 from . import summing
 from .adjoint import Copy, leaf_node, soon, start
 from .exchange import exchange
+from .nesting import identical
 from .summing import Bucket
 
 
 class Copies:
-    """This replica's trained tensors. Forwards between two changes of the originals share them.
+    """This replica's trained tensors, which have the originals' memory. They last as long as the originals lie there.
 
     So a backward through several forwards sends each bucket once. The buckets are in the order of the first backward,
     as rank 0 saw it; before that in the reverse of the model's, as in `DistributedDataParallel`.
@@ -32,10 +32,11 @@ class Copies:
         self.pool: list[torch.Tensor] = []
         self._order: list[str] = []  # names, in backward's
         self._groups: list[list[int]] = []  # places of the buckets' tensors
+        self._tensors: Mapping[str, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []
-        self._versions: list[int] = []
         self._kinds: list[Any] = []
         self._seen: list[str] | None = None  # names, as a backward reaches them
+        self._versions: list[int] = []  # until that is known
         self._overlaps = False  # sums begin while backward goes on
         self.has_pieces = False  # gradients came in backwards of a rank's own, as in reentrant checkpoints
         self._forget()
@@ -43,7 +44,9 @@ class Copies:
     def _forget(self) -> None:
         self.token: torch.Tensor = start()
         self._is_outdated = False
-        self._own: list[torch.Tensor] = []
+        self._own: dict[str, torch.Tensor] = {}
+        self._nodes: list[Any] = []  # which made them
+        self._places: list[int] = []  # in memory
         self._buckets: list[tuple[Bucket, list[torch.Tensor]]] = []
 
     def __deepcopy__(self, memo: Any) -> Copies:
@@ -51,41 +54,61 @@ class Copies:
         new._order = list(self._order)
         return new
 
-    def of(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> list[torch.Tensor]:
-        """Their copies, in the same order. May be a collective.
+    def of(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Their copies, by the same names; the same dictionary as long as these last. May be a collective.
 
         Args:
             tensors: all that require a gradient, by name; each once.
             sparse: those whose gradients are sparse.
         """
-        originals = list(tensors.values())
         if torch._C._current_graph_task_id() == -1:
             for bucket, _ in self._buckets:
                 bucket.sent = False  # or a backward has failed
-        is_known = len(self._originals) == len(originals) and all(map(is_, self._originals, originals))
-        if not is_known or self.is_outdated():
+        is_known = tensors is self._tensors or (
+            identical(list(tensors.values()), self._originals) and list(tensors) == list(self._own)
+        )
+        self._is_outdated |= self._places != [each.data_ptr() for each in self._originals]
+        has_stepped = self._seen is not None and self._versions != [each._version for each in self._originals]
+        if not is_known or has_stepped or self._is_outdated:
             waiting = [(bucket.aside, group) for bucket, group in self._buckets if bucket.aside]
             learned = self._seen is not None and self._learn(tensors)
-            self._originals, self._versions = originals, [each._version for each in originals]
-            kinds = [(each.dtype, each.device) for each in originals]
+            self._originals = list(tensors.values())
+            self._versions = [each._version for each in self._originals]
+            kinds = [(each.dtype, each.device) for each in self._originals]
             if learned or not is_known or kinds != self._kinds:
                 self._kinds = kinds
                 self._plan(tensors, sparse)
             self._copy(list(tensors), sparse)
             for aside, group in waiting:
                 self._keep(aside, group)
+        self._tensors = tensors
         return self._own
 
-    def is_outdated(self) -> bool:
-        """Whether the originals hold something else by now, or somewhere else; or a forward has put it into a copy.
+    def outdated_by_forward(self) -> bool:
+        """Whether a forward has changed a copy, other than its numbers.
 
-        A forward may do so by its rows. So ranks tell each other after each: only all together they copy anew.
+        It may do so by its rows. So ranks tell each other after each: only all together they copy anew.
         """
-        if not self._is_outdated:
-            self._is_outdated = self._versions != [each._version for each in self._originals] or (
-                [each.data_ptr() for each in self._own] != [each.data_ptr() for each in self._originals]
+        own = self._own.values()
+        return self._places != [each.data_ptr() for each in own] or any(
+            each._backward_hooks or each.retains_grad or each.__dict__ for each in own
+        )
+
+    def refuse_written(self) -> None:
+        """After a forward.
+
+        Raises:
+            RuntimeError: it has written into a copy while gradients are recorded. `nn.DataParallel`'s replicas have
+                views, into which torch doesn't let it.
+        """
+        if not identical([each.grad_fn for each in self._own.values()], self._nodes):
+            places = [node is each.grad_fn for each, node in zip(self._own.values(), self._nodes)]
+            name = list(self._own)[places.index(False)]
+            self.outdate()
+            raise RuntimeError(
+                f"the wrapped model's forward writes into its parameter {name!r} while gradients are recorded, which "
+                "nn.DataParallel doesn't allow: write `with torch.no_grad():` around it, or assign a new tensor"
             )
-        return self._is_outdated
 
     def outdate(self) -> None:
         """Copy anew at the next forward."""
@@ -118,7 +141,9 @@ class Copies:
                 own[place] = copy
         if self._seen is not None:
             own = [_observed(name, copy, self._seen) for name, copy in zip(names, own)]
-        self._own = own
+        self._own = dict(zip(names, own))
+        self._nodes = [each.grad_fn for each in own]
+        self._places = [each.data_ptr() for each in own]
 
     def _learn(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Take over the order in which rank 0's backward came to the tensors, if it came to any. A collective.
@@ -165,7 +190,7 @@ class _Observe(Function):
 
     @staticmethod
     def forward(tensor: torch.Tensor, name: str, seen: list[str]) -> torch.Tensor:
-        return tensor.view_as(tensor)
+        return tensor.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

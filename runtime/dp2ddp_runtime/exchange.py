@@ -53,13 +53,14 @@ _lock = threading.RLock()  # a thread that reads ahead may take part, as long as
 
 
 @uncompiled
-def exchange(kind: str, value: Any = None) -> list[Any]:
+def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
     """Tell all ranks this rank's value, and be told theirs. A collective.
 
     Args:
         kind: what is exchanged, in words for an error message; the same on all ranks.
-        value: a plain value (`codec.pack`). Tensors in it may be strided ones of any shapes and dtypes, on the CPU or
+        value: a plain value (`codec.dumps`). Tensors in it may be strided ones of any shapes and dtypes, on the CPU or
             this rank's device.
+        exact: whether it comes in the very same types, as what is the script's has to.
 
     Returns:
         Each rank's value, in rank order. Tensors lie where they travelled: on `carrier(device)`.
@@ -67,48 +68,73 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
     """
-    told = _exchange(kind, value)
+    told = _exchange(kind, value, exact)
     signals.look(_count)
     return told
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _exchange(kind: str, value: Any) -> list[Any]:
+def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
     global _count
     with _lock:
         _count += 1
         boarded, location = dict(passengers), here()
         tensors: list[torch.Tensor] = []
-        packed = codec.pack([value, {repr(key): each.tensor for key, each in boarded.items()}], tensors)
+        text = codec.dumps(value, tensors, exact)
+        aboard = codec.dumps({repr(key): each.tensor for key, each in boarded.items()}, tensors, exact=False)
         sent = [plain(tensor).to(carrier(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
-        head = {"kind": kind, "count": _count, "location": location, "specs": specs, "value": packed}
+        head = [kind, _count, location, specs]
         with waiting.Waiting(f"{kind} (exchange {_count})"):
-            rows = _gather(_message(head, [each for each in sent if each.device.type == "cpu"]))
-        heads = [json.loads(ctypes.string_at(row.data_ptr() + _SIZES.size, _sizes(row)[1])) for row in rows]
+            message = _message([head, text, aboard], [each for each in sent if each.device.type == "cpu"])
+            rows = _gather(message).unbind(0)
+        texts, values, others = zip(*map(_texts, rows))
+        heads = [_Head(*json.loads(each)) for each in texts]
         _compare(heads)
-        others = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
-        told = [codec.unpack(each["value"], _tensors(each, *came)) for each, *came in zip(heads, rows, others)]
-        for key, passenger in boarded.items():
-            if all(repr(key) in theirs for _, theirs in told):
-                del passengers[key]
-                passenger.arrive([theirs[repr(key)] for _, theirs in told])
-    return [theirs for theirs, _ in told]
+        elsewhere = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
+        came = [_tensors(*each) for each in zip(heads, rows, elsewhere)]
+        told = [codec.loads(each, theirs) for each, theirs in zip(values, came)]
+        if boarded:
+            _arrive(boarded, [codec.loads(each, theirs) for each, theirs in zip(others, came)])
+    return told
 
 
-def _message(head: dict[str, Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sizes, the head as text, and the tensors' bytes."""
-    text = json.dumps(head, separators=(",", ":")).encode()
-    start = torch.frombuffer(bytearray(_SIZES.size) + text, dtype=torch.uint8)
-    message = torch.cat([start, *map(bytes_of, tensors)])
-    ctypes.memmove(message.data_ptr(), _SIZES.pack(len(message), len(text)), _SIZES.size)
-    return message
+def _arrive(boarded: dict[Hashable, Passenger], told: Sequence[dict[str, torch.Tensor]]) -> None:
+    for key, passenger in boarded.items():
+        if all(repr(key) in theirs for theirs in told):
+            del passengers[key]
+            passenger.arrive([theirs[repr(key)] for theirs in told])
+
+
+class _Head(NamedTuple):
+    """What comes ahead of a value."""
+
+    kind: str
+    number: int
+    """The number of the exchange."""
+    location: Sequence[Any]
+    specs: Sequence[Any]
+    """Of each tensor: its dtype, its shape, and whether it comes by way of the CPU."""
+
+
+def _message(texts: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sizes, the head, the value and the passengers as lines of text, and the tensors' bytes."""
+    head, *others = texts
+    text = "\n".join([json.dumps(head, separators=(",", ":")), *others]).encode()
+    size = _SIZES.size + len(text) + sum(each.numel() * each.element_size() for each in tensors)
+    start = torch.frombuffer(bytearray(_SIZES.pack(size, len(text)) + text), dtype=torch.uint8)
+    return torch.cat([start, *map(bytes_of, tensors)]) if tensors else start
 
 
 def _sizes(message: torch.Tensor) -> tuple[int, int]:
-    size, head = _SIZES.unpack(ctypes.string_at(message.data_ptr(), _SIZES.size))
-    return size, head
+    size, text = _SIZES.unpack(ctypes.string_at(message.data_ptr(), _SIZES.size))
+    return size, text
+
+
+def _texts(message: torch.Tensor) -> list[bytes]:
+    """The head, the value and the passengers."""
+    return ctypes.string_at(message.data_ptr() + _SIZES.size, _sizes(message)[1]).split(b"\n")
 
 
 def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
@@ -128,37 +154,39 @@ def _gather(message: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[Any]) -> torch.Tensor:
+def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[_Head]) -> Sequence[torch.Tensor]:
     """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
-    largest = max(sum(_nbytes(spec) for spec in head["specs"] if not spec[2]) for head in heads)
+    largest = max(sum(_nbytes(*spec) for spec in head.specs if not spec[2]) for head in heads)
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
     if not largest:
-        return nothing.expand(len(heads), 0)
-    return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest))
+        return [nothing] * len(heads)
+    return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest)).unbind(0)
 
 
-def _tensors(head: Any, row: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+def _tensors(head: _Head, row: torch.Tensor, elsewhere: torch.Tensor) -> list[torch.Tensor]:
     """One rank's tensors, out of the rows in which they came: by way of the CPU, and from its device."""
-    rest = {True: row[_SIZES.size + _sizes(row)[1] :], False: other}
+    if not head.specs:
+        return []
+    sources, starts = {True: row, False: elsewhere}, {True: _SIZES.size + _sizes(row)[1], False: 0}
     tensors = []
-    for spec in head["specs"]:
-        name, shape, on_cpu = spec
-        data, rest[on_cpu] = rest[on_cpu][: _nbytes(spec)], rest[on_cpu][_nbytes(spec) :]
+    for name, shape, on_cpu in head.specs:
+        end = starts[on_cpu] + _nbytes(name, shape)
+        data, starts[on_cpu] = sources[on_cpu][starts[on_cpu] : end], end
         tensors.append(data.clone().view(getattr(torch, name)).view(shape))  # a row may begin anywhere, a number not
     return tensors
 
 
-def _nbytes(spec: Any) -> int:
-    size: int = math.prod(spec[1]) * getattr(torch, spec[0]).itemsize
+def _nbytes(name: str, shape: Sequence[int], *_: Any) -> int:
+    size: int = math.prod(shape) * getattr(torch, name).itemsize
     return size
 
 
-def _compare(heads: Sequence[Any]) -> None:
+def _compare(heads: Sequence[_Head]) -> None:
     """Raise `Divergence` unless all ranks are in one and the same exchange."""
-    if len({(head["kind"], head["count"], head["location"][1]) for head in heads}) == 1:
+    if len({(head.kind, head.number, head.location[1]) for head in heads}) == 1:
         return
     locations = [
-        f"rank {rank} at {Location(*head['location']).line or 'an unknown line'}: {head['kind']}"
+        f"rank {rank} at {Location(*head.location).line or 'an unknown line'}: {head.kind}"
         for rank, head in enumerate(heads)
     ]
     raise Divergence(f"the ranks have diverged: {'; '.join(locations)}. {waiting.ADVICE}")

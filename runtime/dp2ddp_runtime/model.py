@@ -22,6 +22,8 @@ from .outputs import Note, gather_outputs
 from .replica import Replica
 from .state_dict import fit_prefix
 
+_NOTHING: dict[str, torch.Tensor] = {}
+
 
 def wrap_model(
     module: nn.Module,
@@ -159,12 +161,14 @@ class WrappedModel(DistributedDataParallel):
                 output = _run(own, *call.own)
         finally:
             replica.let_go()
-        self._agreement.end(self.module, replica.modules, before)
+        self._copies.refuse_written()
+        self._agreement.end(self.module, replica.buffers, before)
         self._inputs.check(call)
         if not has_rows:
             self._copies.forget_aside()
         tokens = [self._copies.token, *call.tokens]
-        note = Note(call.fingerprints, self._copies.has_aside(), torch.is_grad_enabled() and self._copies.is_outdated())
+        is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
+        note = Note(call.fingerprints, self._copies.has_aside(), is_outdated)
         gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, tokens, note)
         if any(each.has_aside for each in told):
             self._copies.add_up_aside()
@@ -182,10 +186,8 @@ class WrappedModel(DistributedDataParallel):
             replica.look_again()
             self._agreement.join_new(self.module)
         if not grad:
-            return replica, replica.own({})
-        trained = {name: tensor for name, tensor in replica.tensors.items() if tensor.requires_grad}
-        own = self._copies.of(trained, replica.sparse)
-        return replica, replica.own(dict(zip(trained, own)))
+            return replica, replica.own(_NOTHING)
+        return replica, replica.own(self._copies.of(replica.trained(), replica.sparse))
 
     def _moved(self, value: Any) -> Any:
         """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, MutableMapping, Sequence
+from operator import is_
 from typing import Any, Callable
 
 import torch
@@ -26,6 +27,11 @@ def own_chunk(sizes: Sequence[int]) -> slice:
     index = world.rank() if sizes[world.rank()] else 0
     start = sum(sizes[:index])
     return slice(start, start + sizes[index])
+
+
+def identical(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two sequences hold the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -37,7 +37,7 @@ def all_reduce(*values: Any, op: str = "sum") -> Any:
         raise ValueError(f"op must be one of {', '.join(_OPS)}, not {op!r}")
     if world.world_size() > 1:
         values = settle(values)
-        columns = zip(*exchange("ddp.all_reduce", nesting.leaves(values)))
+        columns = zip(*exchange("ddp.all_reduce", nesting.leaves(values), exact=True))
         values = nesting.map_leaves(lambda leaf: _combine(leaf, next(columns), op), values)
     return values[0] if len(values) == 1 else values
 
@@ -55,7 +55,7 @@ def gather(value: Any) -> Any:
     if world.world_size() == 1:
         return value
     value = settle(value)
-    columns = zip(*exchange("ddp.gather", nesting.leaves(value, _is_rows)))
+    columns = zip(*exchange("ddp.gather", nesting.leaves(value, _is_rows), exact=True))
     return nesting.map_leaves(lambda leaf: _join(leaf, next(columns)), value, _is_rows)
 
 
@@ -73,7 +73,7 @@ def broadcast(value: Any) -> Any:
     if world.world_size() == 1:
         return value
     value = settle(value)
-    return exchange("ddp.broadcast", value if world.is_main() else None)[0]
+    return exchange("ddp.broadcast", value if world.is_main() else None, exact=True)[0]
 
 
 def _combine(own: Any, column: Sequence[Any], op: str) -> Any:

@@ -7,7 +7,7 @@ changed serve the next forward, too: to make all of them anew takes milliseconds
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from operator import is_
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from . import world
+from .nesting import identical
 
 _PARTS = ("_modules", "_parameters", "_buffers")
 
@@ -48,12 +49,15 @@ class Replica:
         self.sparse = [
             each.weight for each in self.modules if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         ]
+        held = {each: [tensor for tensor in each._buffers.values() if tensor is not None] for each in self.modules}
+        self.buffers = {each: tensors for each, tensors in held.items() if tensors}
         # By a name that is the same on all ranks.
         self.tensors: dict[str, torch.Tensor] = {}
         self._slots: dict[str, list[tuple[nn.Module, str, bool]]] = {}  # where a tensor is, and whether as a parameter
         self._targets: dict[str, list[tuple[Any, str]]] = {}  # the copies' dictionaries, and keys in these
         self._aliases: dict[str, torch.Tensor] = {}
-        self._trained: list[str] | None = None  # at the latest forward
+        self._trained: dict[str, torch.Tensor] = {}
+        self._given: Mapping[str, torch.Tensor] | None = None  # in the latest forward
         names: dict[int, str] = {}
         for index, each in enumerate(self.modules):
             for kind in ("_parameters", "_buffers"):
@@ -73,6 +77,13 @@ class Replica:
         self._stale.update(dict.fromkeys(changed))
         return any(changed.values())
 
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Those of `tensors` that require a gradient; the same dictionary as long as it is the same ones."""
+        found = [name for name, tensor in self.tensors.items() if tensor.requires_grad]
+        if found != list(self._trained):
+            self._trained = {name: self.tensors[name] for name in found}
+        return self._trained
+
     def own(self, trained: Mapping[str, torch.Tensor]) -> nn.Module:
         """This rank's copy of the module.
 
@@ -82,19 +93,17 @@ class Replica:
         fresh = self._with_parents(self._stale)
         if fresh:
             self._make(fresh)
-        names = [*trained]
-        if fresh or names != self._trained:
-            self._trained, names = names, [*self.tensors]
-        else:
-            names += self._aliases
-        for name in names:
+        is_given = not fresh and trained is self._given
+        self._given = trained
+        for name in self._aliases if is_given else self.tensors:
             tensor = trained[name] if name in trained else self._stand_in(name)
             for target, key in self._targets[name]:
                 if isinstance(target, dict):  # torch 2.1 has ordered ones
                     target[key] = tensor
                 else:
                     setattr(target, key, tensor)
-        self._made.note()
+        if self._aliases or not is_given:
+            self._made.note()
         made: nn.Module = self._copies[self._module]
         return made
 
@@ -181,14 +190,10 @@ class _Watched:
         del self._views  # a dictionary may be another one, too
         found, held, sizes = {}, iter(self._held), iter(self._sizes)
         for each in self._modules:
-            differs = [not _same(view, list(islice(held, next(sizes)))) for view in _views(each)]
+            differs = [not identical(view, list(islice(held, next(sizes)))) for view in _views(each)]
             if any(differs):
                 found[each] = any(differs[1:])
         return found
-
-
-def _same(now: Collection[Any], held: Collection[Any]) -> bool:
-    return len(now) == len(held) and all(map(is_, now, held))
 
 
 def _views(module: nn.Module) -> list[Any]:

@@ -225,7 +225,7 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
     device = _cuda_device()
     with shared():
         told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
-        *states, own = exchange("the random state", told)[0]
+        *states, own = exchange("the random state", told, exact=True)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
         generator.set_state(state)

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import agreement, collectives, world
 from .exchange import Divergence, exchange
+from .nesting import identical
 
 #: How far apart the same computation may be on two ranks by rounding alone, relative to the gradient's norm.
 _ROUNDING = 1e-3
@@ -25,6 +26,28 @@ class _Seen:
     def __init__(self) -> None:
         self.steps = 0
         self.unsteady: set[int] = set()  # wrapped parameters whose gradients are equal up to rounding, by id
+        self._params: list[torch.Tensor] = []
+        self._joins = (0, 0)
+        self._alone: list[torch.Tensor] = []
+
+    def look(self, params: Sequence[torch.Tensor]) -> None:
+        """Compare the ranks' gradients. A collective.
+
+        Raises:
+            Divergence: they differ by more than rounding.
+        """
+        wrapped = agreement.wrapped()
+        found = [(wrapped[id(each)], each) for each in params if id(each) in wrapped and _is_dense(each.grad)]
+        self.unsteady |= _unsteady(found)
+        self._params = []
+
+    def alone(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of its parameters whose gradients have to be made the same."""
+        if self._joins != agreement.joins() or not identical(params, self._params):
+            wrapped = agreement.wrapped()
+            self._params, self._joins = params, agreement.joins()
+            self._alone = [each for each in params if id(each) not in wrapped or id(each) in self.unsteady]
+        return self._alone
 
 
 def watch() -> None:
@@ -40,11 +63,10 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     seen = _seen.setdefault(optimizer, _Seen())
     seen.steps += 1
     _tell_of_repeated_work(place)
-    wrapped = agreement.wrapped()
-    params = [param for group in optimizer.param_groups for param in group["params"] if _is_dense(param.grad)]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
     if not seen.steps & (seen.steps - 1):
-        seen.unsteady |= _unsteady([(wrapped[id(each)], each) for each in params if id(each) in wrapped])
-    alone = [each.grad for each in params if id(each) not in wrapped or id(each) in seen.unsteady]
+        seen.look(params)
+    alone: list[Any] = [each.grad for each in seen.alone(params) if _is_dense(each.grad)]
     if alone:
         # All ranks have computed it from whole batches, with the same result only if their kernels are deterministic.
         exchange("gradients of parameters outside of wrapped models")

@@ -828,6 +828,28 @@ def hooks_on_parameters(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def what_forward_hangs_on_its_parameters(wrap: Wrapper) -> Tensors:
+    """Hooks and notes on a replica's parameters, which are gone when the next forward begins."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        found = getattr(weight, "note", 1)
+        weight.note = 3
+        weight.register_hook(lambda grad: grad * 2)
+        return self.layer(x) * found + self.other(x)
+
+    net = wrap(Function(forward))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    result: Tensors = []
+    for rows in (6, 5, 1, 6):
+        optimizer.zero_grad()
+        net(torch.rand(rows, 4)).square().sum().backward()
+        optimizer.step()
+        result += grads(net)
+    return result
+
+
+@scenario
 def autocast(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
     result: Tensors = []

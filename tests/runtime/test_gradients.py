@@ -69,6 +69,31 @@ def test_sums_of_every_kind(ranks: RankPool) -> None:
         assert low[0] == torch.tensor(513.0).bfloat16()
 
 
+class Scaled(nn.Linear):
+    """Scales its weight, by a tensor that autograd sees or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.recorded):
+            self.weight.mul_(2)
+        return super().forward(x)
+
+
+def writes_into_a_weight() -> list[float]:
+    net = models.wrap_model(Scaled(2, 1, bias=False))
+    nn.init.ones_(net.module.weight)
+    net.module.recorded = False
+    for _ in range(3):
+        net(a_row_each()).sum().backward()
+    net.module.recorded = True
+    with pytest.raises(RuntimeError, match="writes into its parameter '0.weight' while gradients are recorded"):
+        net(a_row_each())
+    return net.module.weight.tolist()[0]
+
+
+def test_a_weight_is_written_into_without_grad_only(ranks: RankPool) -> None:
+    assert ranks(2, writes_into_a_weight) == [[16.0, 16.0]] * 2
+
+
 class Turned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
