@@ -18,11 +18,12 @@ finds is set aside until one comes that all ranks take part in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
 
 from . import world
 from .collectives import gather_rows
@@ -86,6 +87,34 @@ def join(tokens: Iterable[torch.Tensor]) -> torch.Tensor:
 def start() -> torch.Tensor:
     """The token behind which there is nothing. On this rank's device, whose thread then runs all that it hangs on."""
     return torch.empty(0, dtype=torch.float32, device=world.device(), requires_grad=True)
+
+
+class Source(NamedTuple):
+    """What outputs may be made of: parameters, or an input."""
+
+    nodes: Collection[Any]
+    """Where its gradient arrives."""
+    tokens: Sequence[torch.Tensor]
+
+
+def reached(outputs: Iterable[torch.Tensor], sources: Sequence[Source]) -> list[bool]:
+    """Which of the sources the outputs may be made of. `nn.DataParallel` gives no gradient to others, not even zeros.
+
+    A function of the script's own may do anything in its backward, as a reentrant checkpoint does.
+    """
+    found = [False] * len(sources)
+    places = {node: place for place, source in enumerate(sources) for node in source.nodes}
+    todo, seen = [each.grad_fn for each in outputs], {None}
+    while todo and not all(found):
+        node: Any = todo.pop()
+        if node in places:
+            found[places[node]] = True
+        elif isinstance(node, BackwardCFunction):
+            return [True] * len(sources)
+        elif node not in seen:
+            seen.add(node)
+            todo += [behind for behind, _ in node.next_functions]
+    return found
 
 
 class _Join(Function):
@@ -175,7 +204,7 @@ class Copy(Function):
     def backward(ctx: Any, token: torch.Tensor | None, *grads: torch.Tensor | None) -> Any:
         bucket, nothing = ctx.bucket, (None,) * len(grads)
         if token is None or bucket.holds_back():
-            if token is None and any(map(_is_hooked, ctx.tensors)):
+            if token is None and any(map(is_hooked, bucket.model() or ctx.tensors)):
                 raise RuntimeError(
                     "a parameter with a hook got a gradient inside of the wrapped model's forward, or of a reentrant "
                     "torch.utils.checkpoint, where no rank has all of it: pass use_reentrant=False to that, or call "
@@ -235,10 +264,11 @@ def _use(node: Any) -> str:
 
 def _is_accumulated(tensor: torch.Tensor, use: str) -> bool:
     """Whether a gradient goes to `.grad`, or nowhere, and nobody looks at it before its backward is over."""
-    return not use or (use == _RUN and tensor.is_leaf and not _is_hooked(tensor))
+    return not use or (use == _RUN and tensor.is_leaf and not is_hooked(tensor))
 
 
-def _is_hooked(tensor: torch.Tensor) -> bool:
+def is_hooked(tensor: torch.Tensor) -> bool:
+    """Whether somebody looks at its gradient before a backward is over."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 

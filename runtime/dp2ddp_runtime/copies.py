@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 from . import summing
-from .adjoint import Copy, leaf_node, soon, start
+from .adjoint import Copy, Source, leaf_node, soon, start
 from .exchange import exchange
 from .nesting import identical
 from .summing import Bucket
@@ -22,8 +22,9 @@ class Copies:
     as rank 0 saw it; before that in the reverse of the model's, as in `DistributedDataParallel`.
 
     Attributes:
-        token: of what is made with them (`adjoint`).
+        source: what outputs are made of, if of them.
         pool: memory in which gradients travel.
+        originals: what they are copies of.
         enabled: whether gradients are sent; if not, they are set aside until they are (`no_sync`).
     """
 
@@ -33,7 +34,7 @@ class Copies:
         self._order: list[str] = []  # names, in backward's
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._tensors: Mapping[str, torch.Tensor] = {}
-        self._originals: list[torch.Tensor] = []
+        self.originals: list[torch.Tensor] = []
         self._kinds: list[Any] = []
         self._seen: list[str] | None = None  # names, as a backward reaches them
         self._versions: list[int] = []  # until that is known
@@ -42,10 +43,11 @@ class Copies:
         self._forget()
 
     def _forget(self) -> None:
-        self.token: torch.Tensor = start()
+        self._token: torch.Tensor = start()
         self._is_outdated = False
         self._own: dict[str, torch.Tensor] = {}
         self._nodes: list[Any] = []  # which made them
+        self.source = Source((), ())
         self._places: list[int] = []  # in memory
         self._buckets: list[tuple[Bucket, list[torch.Tensor]]] = []
 
@@ -65,16 +67,16 @@ class Copies:
             for bucket, _ in self._buckets:
                 bucket.sent = False  # or a backward has failed
         is_known = tensors is self._tensors or (
-            identical(list(tensors.values()), self._originals) and list(tensors) == list(self._own)
+            identical(list(tensors.values()), self.originals) and list(tensors) == list(self._own)
         )
-        self._is_outdated |= self._places != [each.data_ptr() for each in self._originals]
-        has_stepped = self._seen is not None and self._versions != [each._version for each in self._originals]
+        self._is_outdated |= self._places != [each.data_ptr() for each in self.originals]
+        has_stepped = self._seen is not None and self._versions != [each._version for each in self.originals]
         if not is_known or has_stepped or self._is_outdated:
             waiting = [(bucket.aside, group) for bucket, group in self._buckets if bucket.aside]
             learned = self._seen is not None and self._learn(tensors)
-            self._originals = list(tensors.values())
-            self._versions = [each._version for each in self._originals]
-            kinds = [(each.dtype, each.device) for each in self._originals]
+            self.originals = list(tensors.values())
+            self._versions = [each._version for each in self.originals]
+            kinds = [(each.dtype, each.device) for each in self.originals]
             if learned or not is_known or kinds != self._kinds:
                 self._kinds = kinds
                 self._plan(tensors, sparse)
@@ -119,7 +121,7 @@ class Copies:
         known = [name for name in self._order if name in tensors]
         order = list(dict.fromkeys([*known, *reversed(list(tensors))]))
         self._seen = [] if len(known) < len(order) else None
-        places = {id(tensor): place for place, tensor in enumerate(self._originals)}
+        places = {id(tensor): place for place, tensor in enumerate(self.originals)}
         groups = summing.plan([tensors[name] for name in order], sparse)
         self._groups = [[places[id(tensor)] for tensor in group] for group in groups]
         self.pool = []
@@ -127,15 +129,15 @@ class Copies:
     def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
         self._forget()
         alone = {id(tensor) for tensor in sparse}
-        root = leaf_node(self.token)
-        own = list(self._originals)
+        root = leaf_node(self._token)
+        own = list(self.originals)
         # The bucket that backward completes first depends on the one behind it, so all ranks send them in this order.
         for places in reversed(self._groups):
-            group = [self._originals[place] for place in places]
+            group = [self.originals[place] for place in places]
             bucket = Bucket(id(group[0]) in alone, self, root)
-            self.token, *copied = Copy.apply(bucket, self.token, *group)
+            self._token, *copied = Copy.apply(bucket, self._token, *group)
             if self._overlaps and self._seen is None:
-                soon(self.token)
+                soon(self._token)
             self._buckets.insert(0, (bucket, group))
             for place, copy in zip(places, copied):
                 own[place] = copy
@@ -144,6 +146,7 @@ class Copies:
         self._own = dict(zip(names, own))
         self._nodes = [each.grad_fn for each in own]
         self._places = [each.data_ptr() for each in own]
+        self.source = Source(set(self._nodes), [self._token])
 
     def _learn(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Take over the order in which rank 0's backward came to the tensors, if it came to any. A collective.

@@ -8,7 +8,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from . import nesting, world
-from .adjoint import Layout, Take, start
+from .adjoint import Layout, Source, Take, start
 from .deferred import Deferred, is_small, settle
 from .nesting import chunk_sizes
 
@@ -26,8 +26,8 @@ class Call(NamedTuple):
     """Of what has to be the same on all ranks, by name."""
     lent: list[tuple[Deferred, torch.Tensor, int]]
     """Deferred batches, the rows that the module got, and these rows' versions."""
-    tokens: list[torch.Tensor]
-    """Of the inputs that have gradients (`adjoint`)."""
+    sources: list[Source]
+    """The inputs that have gradients."""
 
 
 class Inputs:
@@ -53,21 +53,24 @@ class Inputs:
         fingerprints = self._fingerprints(arguments)
         count = nesting.count_chunks(arguments, world.world_size(), self._dim) if any(arguments) else 1
         lent: list[tuple[Deferred, torch.Tensor, int]] = []
-        tokens: list[torch.Tensor] = []
+        sources: list[Source] = []
 
         def own_part(tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
-                return _take_rows(settle(tensor), self._dim, count, device, tokens)
-            tokens.extend(tensor.tokens)
+                rows, tokens = _take_rows(settle(tensor), self._dim, count, device)
+                sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
+                return rows
             rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
             if rows is tensor.rows:
                 # What is small may travel after the module has run, and must be what it was.
                 rows = rows.clone() if self._copies or is_small(tensor) or rows.is_inference() else rows
                 if not rows.is_inference():  # else it has no version
                     lent.append((tensor, rows, rows._version))
+            if tensor.tokens:
+                sources.append(Source((rows.grad_fn,), tensor.tokens))
             return rows
 
-        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent, tokens)
+        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent, sources)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
         sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None
@@ -119,17 +122,19 @@ def _chunk(tensor: torch.Tensor, dim: int, count: int) -> Layout:
 
 
 def _take_rows(
-    tensor: torch.Tensor, dim: int, count: int, device: torch.device, tokens: list[torch.Tensor]
-) -> torch.Tensor:
-    """This rank's chunk of `count` of a tensor that all ranks have, on `device`; rank 0's on a rank without any."""
+    tensor: torch.Tensor, dim: int, count: int, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """This rank's chunk of `count` of a tensor that all ranks have, on `device`; rank 0's on a rank without any.
+
+    And the token of its gradient, if it has one.
+    """
     chunk = _chunk(tensor, dim, count)
     rows: torch.Tensor
     if torch.is_grad_enabled() and tensor.requires_grad:
         rows, token = Take.apply(tensor, chunk, True, start())
-        tokens.append(token)
-        return rows.to(device) if device.type == "cuda" else rows
+        return rows.to(device) if device.type == "cuda" else rows, [token]
     rows = chunk.take(tensor, borrow=True)
     if device.type == "cuda" and rows.device != device:
-        return rows.to(device)
+        return rows.to(device), []
     # A copy: what the module does to its input in place must not make the ranks' batches differ.
-    return rows.clone()
+    return rows.clone(), []

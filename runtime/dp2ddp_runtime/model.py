@@ -166,10 +166,10 @@ class WrappedModel(DistributedDataParallel):
         self._inputs.check(call)
         if not has_rows:
             self._copies.forget_aside()
-        tokens = [self._copies.token, *call.tokens]
         is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
         note = Note(call.fingerprints, self._copies.has_aside(), is_outdated)
-        gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, tokens, note)
+        sources = [self._copies.source, *call.sources]
+        gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, sources, note)
         if any(each.has_aside for each in told):
             self._copies.add_up_aside()
         if any(each.is_outdated for each in told):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
 
 from . import nesting, world
-from .adjoint import attach, join
+from .adjoint import Source, attach, join, reached
 from .collectives import gather_rows
 from .deferred import defer
 from .exchange import Divergence, exchange
@@ -51,7 +51,7 @@ class _Column(NamedTuple):
 
 @_disable_dynamo
 def gather_outputs(
-    output: Any, count: int, dim: int, device: torch.device, tokens: Iterable[torch.Tensor], note: Note
+    output: Any, count: int, dim: int, device: torch.device, sources: Sequence[Source], note: Note
 ) -> tuple[Any, list[Note]]:
     """The outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` gathers them.
 
@@ -63,7 +63,7 @@ def gather_outputs(
         count: how many ranks, from rank 0 on, had a chunk.
         dim: the dimension along which outputs are concatenated. Scalars make a vector with `count` entries.
         device: where the module lives.
-        tokens: of what the outputs are made of (`adjoint`).
+        sources: what the outputs may be made of (`adjoint`).
         note: what else the ranks tell each other.
 
     Raises:
@@ -75,6 +75,7 @@ def gather_outputs(
     told = {
         "tensors": [_describe(tensor, is_held) for tensor, is_held in zip(local, held)],
         "values": zlib.crc32(repr(others).encode()),
+        "sources": reached(local, sources) if torch.is_grad_enabled() else [],
     }
     small = [tensor for tensor, is_held in zip(local, held) if not is_held]
     parts = exchange("the wrapped model's outputs", [told, *note, small])
@@ -86,6 +87,8 @@ def gather_outputs(
         raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
     sent = [iter(tensors) for *_, tensors in parts]
     columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
+    are_reached = map(any, zip(*(theirs["sources"] for theirs, *_ in parts)))
+    tokens = [token for source, is_reached in zip(sources, are_reached) if is_reached for token in source.tokens]
     token = join(tokens) if torch.is_grad_enabled() and any(column.requires_grad for column in columns) else None
     results = iter([_gather(*each, sent, dim, device, token) for each in zip(local, columns)])
     return nesting.map_tensors(lambda _: next(results), output), notes

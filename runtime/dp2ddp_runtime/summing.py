@@ -67,6 +67,11 @@ class Bucket:
         holder = self._holder()
         return None if holder is None else holder.pool
 
+    def model(self) -> Tensors:
+        """What is in this bucket, and in the others of the same model."""
+        holder = self._holder()
+        return [] if holder is None else holder.originals
+
     def holds_back(self) -> bool:
         """Whether the script wants no gradients sent now."""
         holder = self._holder()

@@ -850,6 +850,20 @@ def what_forward_hangs_on_its_parameters(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
+    """Inputs and parameters get no gradient then, not even zeros; by a checkpoint's own backward they do."""
+    ignores = wrap(Function(lambda self, x: self.layer(x.detach())))
+    doubles = wrap(Function(lambda self, x: x * 2))
+    checkpoints = wrap(Function(lambda self, x: checkpoint(self.layer, x, use_reentrant=True)))
+    x = torch.rand(5, 4, requires_grad=True)
+    x.register_hook(lambda grad: grad * 2)
+    ignores(doubles(x)).sum().backward()
+    result = [x.grad, *grads(ignores), *grads(doubles)]
+    (doubles(x).sum() + checkpoints(x).square().sum()).backward()
+    return [*result, x.grad, *grads(doubles), *grads(checkpoints)]
+
+
+@scenario
 def autocast(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
     result: Tensors = []

@@ -85,7 +85,7 @@ def writes_into_a_weight() -> list[float]:
     for _ in range(3):
         net(a_row_each()).sum().backward()
     net.module.recorded = True
-    with pytest.raises(RuntimeError, match="writes into its parameter '0.weight' while gradients are recorded"):
+    with pytest.raises(RuntimeError, match=r"writes into its parameter '0\.weight' while gradients are recorded"):
         net(a_row_each())
     return net.module.weight.tolist()[0]
 
