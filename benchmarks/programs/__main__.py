@@ -31,7 +31,13 @@ from programs.shrinking import shrink
 from programs.spec import Spec
 
 _KINDS = {"differs": "differ", "hangs": "hung", "fails": "errors (only here)"}
-_FINE = {"agrees": "agree", "raises": "raise alike", "refused": "refused", "not comparable": "not comparable"}
+_FINE = {
+    "agrees": "agree",
+    "raises": "raise alike",
+    "only the original raises": "raise only there",
+    "refused": "refused",
+    "not comparable": "not comparable",
+}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -35,8 +35,9 @@ class Outcome(NamedTuple):
     """How a program came out.
 
     Attributes:
-        kind: "agrees"; "raises" (all alike); "refused": ranks raise one of `REFUSALS`, which the oracle doesn't; "not
-            comparable" with this oracle; "differs"; "hangs"; "fails": here, and not with the oracle, or the other way.
+        kind: "agrees"; "raises" (all alike); "only the original raises"; "refused": ranks raise one of `REFUSALS`,
+            which the oracle doesn't; "not comparable" with this oracle; "differs"; "hangs"; "fails": here, and not with
+            the oracle, or with another error.
         text: what differs first, or the error.
     """
 
@@ -46,7 +47,7 @@ class Outcome(NamedTuple):
     @property
     def is_fine(self) -> bool:
         """Whether the ranks did as the oracle."""
-        return self.kind in ("agrees", "raises", "refused", "not comparable")
+        return self.kind not in ("differs", "hangs", "fails")
 
 
 class Crew:
@@ -143,8 +144,9 @@ class Crew:
                 return Outcome("raises", wanted[1])
             if self._oracle == "torch" and _is_torchs_own(wanted[1]):
                 return Outcome("not comparable", wanted[1])
-            told = "".join(f"\nbut a rank raised {text}" for _, text in errors[:1])
-            return Outcome("fails", f"only with the oracle: {wanted[1]}{told}")
+            if not errors:
+                return Outcome("only the original raises", wanted[1])
+            return Outcome("fails", f"the oracle raised {wanted[1]}\nbut a rank raised {errors[0][1]}")
         if errors:
             # What tells of another rank's failure is the less telling one.
             text = min((text for _, text in errors), key=lambda text: "closed by peer" in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -43,19 +44,23 @@ class Inputs:
         self._copies = True  # the first call tells whether the module writes into its inputs
 
     @_disable_dynamo
-    def cut(self, arguments: Any, device: torch.device) -> Call:
+    def cut(self, arguments: tuple[Any, Any], device: torch.device) -> Call:
         """Each rank's part of the arguments of a call. A collective where a deferred batch isn't cut as the call is.
 
         Args:
-            arguments: nested values; tensors in tuples, lists and dicts are cut, as `nn.DataParallel` cuts them.
+            arguments: those by place, and those by name: nested values; tensors in tuples, lists and dicts are cut, as
+                `nn.DataParallel` cuts them. If some are cut into fewer parts than others, the last ranks lack them.
             device: where the parts are wanted.
         """
         fingerprints = self._fingerprints(arguments)
-        count = nesting.count_chunks(arguments, world.world_size(), self._dim) if any(arguments) else 1
+        counts = [nesting.count_chunks(part, world.world_size(), self._dim) for part in arguments]
+        count = max(
+            (found for found in counts if found is not None), default=world.world_size() if any(arguments) else 1
+        )
         lent: list[tuple[Deferred, torch.Tensor, int]] = []
         sources: list[Source] = []
 
-        def own_part(tensor: torch.Tensor) -> torch.Tensor:
+        def own_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
                 rows, tokens = _take_rows(settle(tensor), self._dim, count, device)
                 sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
@@ -70,7 +75,12 @@ class Inputs:
                 sources.append(Source((rows.grad_fn,), tensor.tokens))
             return rows
 
-        return Call(nesting.take_chunk(arguments, own_part), count, fingerprints, lent, sources)
+        def own_part(part: Any, chunks: int) -> Any:
+            cut = nesting.take_chunk(part, functools.partial(own_rows, chunks))
+            return type(part)() if chunks <= world.rank() < count else cut
+
+        own = [own_part(part, chunks or count) for part, chunks in zip(arguments, counts)]
+        return Call(own, count, fingerprints, lent, sources)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
         sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None

@@ -86,14 +86,14 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def count_chunks(value: Any, parts: int, dim: int) -> int:
-    """How many replicas `nn.DataParallel` runs for `value`: the fewest chunks that a tensor in it has along `dim`.
+def count_chunks(value: Any, parts: int, dim: int) -> int | None:
+    """How many replicas `nn.DataParallel` has arguments for: the fewest chunks that any tensor has along `dim`.
 
     As in `torch.nn.parallel.scatter`, tensors are cut inside tuples, lists, dicts and namedtuples; anything else, and
-    a tensor without dimensions, goes to each replica as it is.
+    a tensor without dimensions, goes to each replica as it is. None if there is nothing else.
     """
-    cut = [leaf for leaf in leaves(value, _is_not_scattered) if _is_cut(leaf) and leaf.size(dim)]
-    return min((sum(map(bool, chunk_sizes(leaf.size(dim), parts))) for leaf in cut), default=parts)
+    cut = [leaf for leaf in leaves(value, _is_not_scattered) if _is_cut(leaf)]
+    return min((sum(map(bool, chunk_sizes(leaf.size(dim), parts))) or parts for leaf in cut), default=None)
 
 
 def take_chunk(value: Any, cut: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -864,6 +864,22 @@ def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def named_arguments_of_fewer_rows(wrap: Wrapper) -> Tensors:
+    """The last replicas are called without them."""
+
+    def forward(self: Any, x: Any, weight: Any = None, *, by: float = 1) -> Any:
+        return self.layer(x) * (1 if weight is None else weight.mean()) * by
+
+    net = wrap(Function(forward))
+    result: Tensors = []
+    for rows, named in ((6, {"weight": torch.rand(1, 1)}), (1, {"weight": torch.rand(1, 1)}), (4, {"by": 3.0})):
+        out = net(torch.rand(rows, 4), **named)
+        out.square().sum().backward()
+        result += [out, *grads(net)]
+    return result
+
+
+@scenario
 def autocast(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
     result: Tensors = []

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from dp2ddp_runtime.model import as_in_a_thread
+from dp2ddp_runtime.nesting import count_chunks
 from dp2ddp_runtime.rng import Stream
 from torch import nn
 
@@ -113,7 +114,16 @@ def _is_namedtuple(value: Any) -> bool:
 
 def _scatter_call(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
     """The (args, kwargs) of each replica that runs; fewer than `n` where the batch has too few chunks."""
-    return _scatter((args, kwargs), n, dim) if args or kwargs else [((), {})]
+    if not args and not kwargs:
+        return [((), {})]
+    counts = [count_chunks(part, n, dim) for part in (args, kwargs)]
+    total = max((found for found in counts if found is not None), default=n)
+    # What is cut into fewer parts is left out for the last replicas (`torch.nn.parallel.scatter_kwargs`).
+    parts = [
+        [*_scatter(part, n, dim)[: count or total], *([type(part)()] * n)]
+        for part, count in zip((args, kwargs), counts)
+    ]
+    return [*zip(*(part[:total] for part in parts))]
 
 
 def _scatter(value: Any, n: int, dim: int) -> list[Any]:
