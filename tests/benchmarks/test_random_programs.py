@@ -22,7 +22,7 @@ from programs.parts import BLOCKS, OPTIMIZERS, SHAPES
 from programs.shrinking import shrink
 from programs.spec import Spec
 
-COUNT, SEED = 100, 11000
+COUNT, SEED = 150, 11000
 
 
 def test_programs_train_as_data_parallel() -> None:
