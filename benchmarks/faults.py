@@ -42,7 +42,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as for the ranks of a plain start
 import dp2ddp_runtime as ddp
 import torch
 import torch._dynamo  # the ranks need it, and importing it takes seconds
-from dp2ddp_runtime import failure, launcher
+from dp2ddp_runtime.launch import failure, launcher
 
 _PATIENCE = 60.0  # seconds for a job to begin, and to end
 _SUBREAPER = 36  # `PR_SET_CHILD_SUBREAPER`: processes whose parent has died become children of this one

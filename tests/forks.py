@@ -145,7 +145,7 @@ def launch(ranks: int, *command: str) -> None:
     stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     launcher: Any
     if command[:2] != ("-m", "torch.distributed.run"):
-        launcher = importlib.import_module("dp2ddp_runtime.launcher")
+        launcher = importlib.import_module("dp2ddp_runtime.launch.launcher")
         launcher.subprocess = stand_in
     elif importlib.util.find_spec(f"{_ELASTIC}.subprocess_handler"):
         launcher = importlib.import_module(f"{_ELASTIC}.subprocess_handler.subprocess_handler")

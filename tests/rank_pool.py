@@ -199,7 +199,7 @@ def serve(stacks: str, descriptor: int) -> None:
 def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
-    from dp2ddp_runtime import world
+    from dp2ddp_runtime.base import world
 
     rank, fn, args, kwargs = pickle.loads(task)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}

@@ -8,7 +8,8 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
-from dp2ddp_runtime import deferred, rng
+from dp2ddp_runtime.batches import deferred
+from dp2ddp_runtime.ranks import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset

@@ -12,7 +12,11 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-from dp2ddp_runtime import deferred, exchange, loader, outputs, rng, summing, world
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import deferred, loader
+from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime.model import outputs
+from dp2ddp_runtime.ranks import exchange, rng
 
 from .play import play
 from .spec import Options, Spec
@@ -23,7 +27,7 @@ ORACLES = {
     "torch": "programs.torch_oracle:OnHost",
 }
 #: What wraps models on ranks.
-WRAP = "dp2ddp_runtime.model:wrap_model"
+WRAP = "dp2ddp_runtime.model.wrapped:wrap_model"
 
 _SIZES = {"LARGE": outputs.LARGE, "SMALL": deferred.SMALL, "FIRST": summing._FIRST_BUCKET, "BUCKET": summing._BUCKET}
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import torch
-from dp2ddp_runtime.nesting import map_tensors
+from dp2ddp_runtime.base.nesting import map_tensors
 from torch import nn
 
 from dp2ddp import pretend_cuda

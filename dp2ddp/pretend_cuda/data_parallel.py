@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from dp2ddp_runtime.rng import Stream
+from dp2ddp_runtime.ranks.rng import Stream
 from torch import Tensor, nn
 
 _module: Any = import_module("torch.nn.parallel.parallel_apply")  # `torch.nn.parallel.parallel_apply` is the function
@@ -86,7 +86,7 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
     """
 
     #: What the forward of replica i is run in, for who shares them between models; None: each instance has its own
-    #: `dp2ddp_runtime.rng.Stream(rank=i)`.
+    #: `dp2ddp_runtime.ranks.rng.Stream(rank=i)`.
     streams: ClassVar[Sequence[AbstractContextManager[Any]] | None] = None
 
     def __init__(

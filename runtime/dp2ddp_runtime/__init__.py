@@ -6,18 +6,18 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 
 from typing import NoReturn
 
-from . import differentiated, losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
-from .checkpoint import load, save
-from .functional import data_parallel
-from .loader import set_epoch, shard_loader
-from .model import WrappedModel, wrap_model
+from .base.world import device, device_count, is_main, local_rank, rank, world_size
+from .batches import differentiated, losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
+from .batches.loader import set_epoch, shard_loader
+from .model.functional import data_parallel
+from .model.state_dict import load_state_dict
+from .model.wrapped import WrappedModel, wrap_model
 from .operations import all_reduce, broadcast, gather
-from .rank_zero import main_first, main_only, open, written
-from .rng import seed_everything
+from .rank_zero.checkpoint import load, save
+from .rank_zero.main_only import main_first, main_only, open, written
+from .ranks.rng import seed_everything
 from .setup import barrier, setup
-from .state_dict import load_state_dict
 from .version import __version__
-from .world import device, device_count, is_main, local_rank, rank, world_size
 
 __all__ = [
     "WrappedModel",

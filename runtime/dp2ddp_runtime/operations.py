@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from . import nesting, world
-from .deferred import settle
-from .exchange import exchange
-from .outputs import concatenate
+from .base import nesting, world
+from .batches.deferred import settle
+from .ranks.exchange import exchange
 
 _OF_INTEGERS: dict[str, Any] = {"sum": sum, "max": max, "min": min}
 _OPS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
@@ -95,5 +94,5 @@ def _is_rows(value: Any) -> bool:
 
 def _join(own: Any, column: Sequence[Any]) -> Any:
     if isinstance(own, torch.Tensor):
-        return concatenate(column, 0).to(own.device)
+        return nesting.concatenate(column, 0).to(own.device)
     return [item for part in column for item in part] if isinstance(own, list) else list(column)

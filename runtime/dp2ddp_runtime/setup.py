@@ -17,9 +17,12 @@ from typing import Any, Union
 import torch
 import torch.distributed as dist
 
-from . import collectives, failure, file_sync, launcher, rng, signals, steps, waiting, watchdog, world
-from .exchange import exchange
-from .quiet import hold_until_setup, quiet
+from .base import waiting, world
+from .launch import failure, launcher, watchdog
+from .launch.quiet import hold_until_setup, quiet
+from .model import steps
+from .ranks import collectives, file_sync, rng, signals
+from .ranks.exchange import exchange
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
 

@@ -54,7 +54,7 @@ def test_not_refused(source: str) -> None:
     [
         ("import dp2ddp_runtime as ddp\n", True),
         ("def f():\n    from dp2ddp_runtime import setup\n", True),
-        ("import dp2ddp_runtime.world\n", True),
+        ("import dp2ddp_runtime.base.world\n", True),
         ("import dp2ddp_runtimes\nddp = 1\n", False),
     ],
 )

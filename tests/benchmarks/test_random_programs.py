@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import inputs
-from dp2ddp_runtime.model import wrap_model
+from dp2ddp_runtime.model.wrapped import inputs, wrap_model
 from torch import nn
 
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
@@ -74,7 +73,7 @@ def gradients_times_ranks(module: nn.Module, dim: int = 0) -> Any:
 
 def unused_stay_none(module: nn.Module, dim: int = 0) -> Any:
     """Wrap a model so that what no replica uses keeps None for a gradient."""
-    adjoint: Any = importlib.import_module("dp2ddp_runtime.adjoint")
+    adjoint: Any = importlib.import_module("dp2ddp_runtime.gradients.adjoint")
     later = adjoint.later
 
     def without_zeros(grads: Any, leaves: Any, wanted: Any, bucket: Any) -> None:

@@ -72,6 +72,12 @@ def test_both_have_one_version_and_fit_together(built: dict[str, Path]) -> None:
     assert plain == {"click", "jinja2", "libcst", "pathspec", "rich", "tomli"}
 
 
+def _sources(folder: Path) -> dict[str, bytes]:
+    """The files in a folder and those below, by their paths."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def test_both_are_typed_licensed_and_share_no_file(built: dict[str, Path]) -> None:
     codemod, runtime = _files(built["dp2ddp.whl"]), _files(built["dp2ddp_runtime.whl"])
     assert "dp2ddp/py.typed" in codemod
@@ -79,8 +85,9 @@ def test_both_are_typed_licensed_and_share_no_file(built: dict[str, Path]) -> No
     assert not codemod & runtime
     for each in (codemod, runtime):
         assert [name for name in each if name.endswith(".dist-info/licenses/LICENSE")]
-    source = {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir() if path.name != "__pycache__"}
-    assert {Path(name).name for name in runtime if name.startswith("dp2ddp_runtime/")} == source
+    assert {name for name in runtime if name.startswith("dp2ddp_runtime/")} == {
+        f"dp2ddp_runtime/{name}" for name in _sources(dp2ddp.RUNTIME_SOURCE)
+    }
     with tarfile.open(built["dp2ddp_runtime.tar.gz"]) as archive:
         assert f"dp2ddp_runtime-{dp2ddp.__version__}/LICENSE" in archive.getnames()
 
@@ -109,8 +116,7 @@ def test_it_converts_checks_and_vendors_without_torch(kind: str, built: dict[str
     assert "pip install dp2ddp-runtime" in converted.stderr
     assert "ddp.wrap_model(nn.Linear(4, 2))" in (work / "train_ddp.py").read_text()
     assert run("convert", "train.py", "-o", "out/", "--vendor").returncode == 0
-    copied = {path.name: path.read_bytes() for path in (work / "out" / "dp2ddp_runtime").iterdir()}
-    assert copied == {path.name: path.read_bytes() for path in dp2ddp.RUNTIME_SOURCE.iterdir() if path.is_file()}
+    assert _sources(work / "out" / "dp2ddp_runtime") == _sources(dp2ddp.RUNTIME_SOURCE)
     refused = run("verify", "train.py")
     assert refused.returncode == 2
     assert refused.stderr == 'dp2ddp: verify: torch is not installed; pip install "dp2ddp[verify]"\n'

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 import torch
-from dp2ddp_runtime import rng
+from dp2ddp_runtime.ranks import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint

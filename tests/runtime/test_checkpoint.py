@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dp2ddp_runtime import rank_zero, world
-from dp2ddp_runtime.checkpoint import _to_own_device, load, save
-from dp2ddp_runtime.state_dict import fit_prefix, load_state_dict
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.model.state_dict import fit_prefix, load_state_dict
+from dp2ddp_runtime.rank_zero import main_only as rank_zero
+from dp2ddp_runtime.rank_zero.checkpoint import _to_own_device, load, save
 from torch import nn
 
 
@@ -272,7 +273,7 @@ def test_cuda_storages_come_to_the_own_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_whole_dataparallel_comes_back_wrapped(tmp_path: Path) -> None:
-    from dp2ddp_runtime.model import WrappedModel
+    from dp2ddp_runtime.model.wrapped import WrappedModel
 
     model = nn.DataParallel(Net(), dim=0)
     torch.save(model, tmp_path / "net.pt")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dp2ddp_runtime import world
+from dp2ddp_runtime.base import world
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options

@@ -15,7 +15,14 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import checkpoint, deferred, exchange, loader, model, operations, outputs, rank_zero, world
+from dp2ddp_runtime import operations
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import deferred, loader
+from dp2ddp_runtime.model import outputs
+from dp2ddp_runtime.model import wrapped as model
+from dp2ddp_runtime.rank_zero import checkpoint
+from dp2ddp_runtime.rank_zero import main_only as rank_zero
+from dp2ddp_runtime.ranks import exchange
 from rank_pool import RankError, RankPool
 from torch import nn
 from torch.autograd import Variable

@@ -16,8 +16,10 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import codec, collectives, exchange, outputs, rng, world
-from dp2ddp_runtime.exchange import Passenger
+from dp2ddp_runtime.base import codec, world
+from dp2ddp_runtime.model import outputs
+from dp2ddp_runtime.ranks import collectives, exchange, rng
+from dp2ddp_runtime.ranks.exchange import Passenger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankError, RankPool

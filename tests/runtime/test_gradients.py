@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import model as models
-from dp2ddp_runtime import steps, summing, world
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime.model import steps
+from dp2ddp_runtime.model import wrapped as models
 from rank_pool import RankPool
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -275,7 +277,7 @@ def learned_order() -> list[str]:
     with bucket_sizes():
         step(net)
         step(net)
-        return [names[id(tensors[0])] for _, tensors in net._copies._buckets]
+        return [names[id(bucket.originals[0])] for bucket in net._copies._buckets]
 
 
 @pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")

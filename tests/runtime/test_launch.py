@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dp2ddp_runtime import launcher, world
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.launch import launcher
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Warm, start, write
 from torch.distributed import HashStore  # type: ignore[attr-defined]

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import collectives, rng, world
-from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime.exchange import Divergence
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.ranks import collectives, rng
+from dp2ddp_runtime.ranks.exchange import Divergence
 from rank_pool import RankPool
 from torch.utils.data import (
     BatchSampler,

@@ -12,7 +12,7 @@ from pathlib import Path
 PROGRAM = """
 import collections
 import torch
-from dp2ddp_runtime.location import here
+from dp2ddp_runtime.base.location import here
 
 class Net(torch.nn.Module):
     def forward(self):

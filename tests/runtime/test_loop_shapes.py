@@ -8,9 +8,9 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import model as models
-from dp2ddp_runtime import rng
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

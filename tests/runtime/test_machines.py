@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from dp2ddp_runtime import world
+from dp2ddp_runtime.base import world
 from starts import Started, Warm, write
 
 TRAIN = """

@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any
 
-from dp2ddp_runtime import world
+from dp2ddp_runtime.base import world
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 

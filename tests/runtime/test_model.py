@@ -14,10 +14,11 @@ from unittest import mock
 
 import pytest
 import torch
-from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import model as models
-from dp2ddp_runtime import summing, world
-from dp2ddp_runtime.exchange import exchange
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime.ranks.exchange import exchange
 from rank_pool import RankError, RankPool
 from scenarios import SCENARIOS, Tensors, mlp, run_all
 from torch import nn

@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import torch
-from dp2ddp_runtime import nesting
+from dp2ddp_runtime.base import nesting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import operations, world
+from dp2ddp_runtime import operations
+from dp2ddp_runtime.base import world
 from rank_pool import RankPool
 
 

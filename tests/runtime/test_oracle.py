@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime import rng
+from dp2ddp_runtime.ranks import rng
 from torch import nn
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel

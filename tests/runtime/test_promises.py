@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime import model as models
-from dp2ddp_runtime import rng
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812

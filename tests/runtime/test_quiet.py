@@ -12,7 +12,7 @@ import builtins, contextlib, io, logging, logging.handlers, os, sys, warnings
 from tqdm import tqdm, trange
 early = logging.getLogger("early")
 early.addHandler(logging.StreamHandler())
-from dp2ddp_runtime.quiet import quiet
+from dp2ddp_runtime.launch.quiet import quiet
 print("before")
 quiet()
 print("printed")
@@ -59,7 +59,7 @@ sys.__stderr__.write("the end")
 
 COUNTS = """
 import logging, logging.handlers, sys, warnings
-from dp2ddp_runtime.quiet import quiet
+from dp2ddp_runtime.launch.quiet import quiet
 
 class Counted:
     times = 0
@@ -163,7 +163,7 @@ def test_what_is_formatted_aloud_is_formatted_in_silence(tmp_path: Path) -> None
 def test_error_in_a_thread_is_heard(tmp_path: Path) -> None:
     script = """
 import threading
-from dp2ddp_runtime.quiet import quiet
+from dp2ddp_runtime.launch.quiet import quiet
 quiet()
 thread = threading.Thread(target=lambda: 1 / 0)
 thread.start()

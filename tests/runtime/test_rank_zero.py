@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from dp2ddp_runtime import file_sync, rank_zero, world
-from dp2ddp_runtime.checkpoint import save
-from dp2ddp_runtime.file_sync import PeerError
-from dp2ddp_runtime.rank_zero import Absent, main_first, main_only
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.rank_zero import main_only as rank_zero
+from dp2ddp_runtime.rank_zero.checkpoint import save
+from dp2ddp_runtime.rank_zero.main_only import Absent, main_first, main_only
+from dp2ddp_runtime.ranks import file_sync
+from dp2ddp_runtime.ranks.file_sync import PeerError
 
 
 def write_slowly(path: Path, text: str) -> None:

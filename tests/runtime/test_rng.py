@@ -10,7 +10,8 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import rng, world
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.ranks import rng
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool

@@ -8,9 +8,10 @@ from typing import Any, Callable
 
 import pytest
 import torch
-from dp2ddp_runtime import deferred, rowwise, world
-from dp2ddp_runtime.deferred import Deferred
-from dp2ddp_runtime.nesting import chunk_sizes
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.base.nesting import chunk_sizes
+from dp2ddp_runtime.batches import deferred, rowwise
+from dp2ddp_runtime.batches.deferred import Deferred
 from torch.nn import functional as F  # noqa: N812
 
 Case = Callable[..., Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dp2ddp_runtime import signals
+from dp2ddp_runtime.ranks import signals
 from forks import WORKERS_OF_FORKS
 from starts import TORCHRUN, Started, Warm, write
 

@@ -16,9 +16,12 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import contents, exchange, kept, operations, rng, world
-from dp2ddp_runtime import loader as loaders
-from dp2ddp_runtime.exchange import Divergence
+from dp2ddp_runtime import operations
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import contents, kept
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.ranks import exchange, rng
+from dp2ddp_runtime.ranks.exchange import Divergence
 from rank_pool import RankPool
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset, TensorDataset
 

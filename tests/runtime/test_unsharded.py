@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 import torch
-from dp2ddp_runtime import loader as loaders
+from dp2ddp_runtime.batches import loader as loaders
 from rank_pool import RankPool
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dp2ddp_runtime import waiting, watchdog, world
-from dp2ddp_runtime.file_sync import tell
+from dp2ddp_runtime.base import waiting, world
+from dp2ddp_runtime.launch import watchdog
+from dp2ddp_runtime.ranks.file_sync import tell
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Started, Warm, write
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from dp2ddp_runtime import rng
+from dp2ddp_runtime.ranks import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 

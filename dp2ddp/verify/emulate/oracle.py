@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any, ClassVar, cast
 
 import torch
-from dp2ddp_runtime.model import as_in_a_thread
-from dp2ddp_runtime.nesting import count_chunks
-from dp2ddp_runtime.rng import Stream
+from dp2ddp_runtime.base.nesting import count_chunks
+from dp2ddp_runtime.model.wrapped import as_in_a_thread
+from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
 
 replication: Any = import_module("torch.nn.parallel.replicate")  # `torch.nn.parallel.replicate` is the function
@@ -32,7 +32,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
 
     Each replica has copies of the buffers (replica 0 has the originals, so only its updates in place are kept), sees
     the parameters as non-leaf tensors, and draws random numbers from its own stream, seeded as rank r's of a
-    converted script (`dp2ddp_runtime.rng.replica_seed`). With `n == 1` the module is called as it is.
+    converted script (`dp2ddp_runtime.ranks.rng.replica_seed`). With `n == 1` the module is called as it is.
     """
 
     replicas: ClassVar[int] = 2

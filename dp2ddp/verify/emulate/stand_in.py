@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from dp2ddp_runtime.rng import Stream
+from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel, emulated_data_parallel

@@ -19,7 +19,7 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime import world
+from dp2ddp_runtime.base import world
 
 from dp2ddp.verify.emulate import cuda, cuda_module, mixed, synthetic
 from dp2ddp.verify.emulate.stand_in import emulate, seed, shift_seeds

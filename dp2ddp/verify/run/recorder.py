@@ -215,7 +215,7 @@ def _is_in_replica() -> bool:
     return frame is not None
 
 
-_RUNNING_REPLICAS = ("dp2ddp_runtime.model", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
+_RUNNING_REPLICAS = ("dp2ddp_runtime.model.wrapped", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
 
 
 def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from dp2ddp.verify.start.keeping import Keeping, Kept
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 _LOOK_EVERY = 0.02  # seconds
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
-PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.world.PLACE`, which can't be imported without torch
+PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.base.world.PLACE`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -1,0 +1,1 @@
+"""Where a process stands, and what everything else is told in."""

@@ -1,0 +1,72 @@
+"""Where the user's script is: the line that an error names, and what ranks compare when they meet."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+
+def _folders(*paths: str) -> tuple[str, ...]:
+    return tuple(os.path.realpath(path) + os.sep for path in paths)
+
+
+_RUNTIME = os.path.dirname(os.path.dirname(__file__))
+_NEVER = _folders(_RUNTIME, os.path.dirname(torch.__file__))
+_INSTALLED = _folders(*map(sysconfig.get_path, ("purelib", "platlib", "scripts")))
+_PYTHON = _folders(sysconfig.get_path("stdlib"))  # the installed packages may lie in it
+
+
+class Location(NamedTuple):
+    """A line of the script, and how it came there."""
+
+    line: str
+    """The innermost line of the program's own, as `train.py:57`; empty where there is none (in a thread of torch's)."""
+    stack: int
+    """A checksum of all lines of the program's own that led there."""
+
+
+def here(of: FrameType | None = None) -> Location:
+    """Where the script is now, or in another thread's frame. Lines of torch, packages and this runtime don't count.
+
+    Of a program that is installed as a package itself, started by a command, all lines but Python's and torch's do.
+    """
+    own: list[str] = []
+    installed: list[str] = []
+    for frame, name, is_installed in _frames(of or sys._getframe()):
+        (installed if is_installed else own).append(f"{name}:{frame.f_lineno}")
+    lines = own or installed or [""]
+    return Location(lines[0], zlib.crc32("\n".join(lines).encode()))
+
+
+def files() -> Iterator[str]:
+    """The paths of all files that are run or imported right now, but for Python's, torch's and this runtime's."""
+    for frame, *_ in _frames(sys._getframe()):
+        yield frame.f_code.co_filename
+
+
+def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, str, bool]]:
+    """The lines that led to `frame`, from the innermost one, with what `_origin` says of their files."""
+    while frame is not None:
+        name, is_installed = _origin(frame.f_code.co_filename)
+        if name:
+            yield frame, name, is_installed
+        frame = frame.f_back
+
+
+@functools.cache
+def _origin(filename: str) -> tuple[str, bool]:
+    """A file's name, and whether it is installed rather than the user's; no name if it is Python's, torch's or ours."""
+    path = os.path.realpath(filename)
+    is_installed = path.startswith(_INSTALLED)
+    if filename.startswith("<") or path.startswith(_NEVER) or (path.startswith(_PYTHON) and not is_installed):
+        return "", False
+    # Without folders: on another machine they may be others.
+    return os.path.basename(filename), is_installed

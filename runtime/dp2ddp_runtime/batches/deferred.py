@@ -1,0 +1,292 @@
+"""Deferred batches: tensors that are the whole batch to the script, and hold this rank's rows of it.
+
+Nothing travels that nobody looks at. The wrapped model takes the rows as they are; what keeps rows apart (`rowwise`)
+works on the rows. Everything else gets the whole batch, gathered once, at that moment: a collective. All ranks get
+there together, because every rank runs every line; a rank that looks alone ends with an error that names its line.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+from torch._compile import _disable_dynamo  # the public one takes a second to import where nothing is compiled
+
+from ..base import nesting, world
+from ..gradients.adjoint import attach
+from ..ranks.collectives import gather_rows
+from ..ranks.exchange import Passenger, exchange, passengers
+
+#: Bytes of a whole batch that is not worth a collective of its own: it travels with the next one.
+SMALL = 1 << 15
+
+Rule = Callable[[Any, Any, Any], Any]
+#: What torch's functions do to deferred tensors, where they need no other rank: func, args, kwargs -> the result, or
+#: NotImplemented for what needs the whole batch after all.
+RULES: dict[Any, Rule] = {}
+
+
+class Origin(NamedTuple):
+    """What a deferred tensor was made from, where it may share memory with that, or is better made again from it."""
+
+    parent: Deferred
+    recipe: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Deferred(torch.Tensor):
+    """A whole batch of which this process holds its own rows. Made by `defer`.
+
+    Attributes:
+        rows: this rank's rows; rank 0's on a rank that has none.
+        sizes: how many rows each rank has, along dimension `batch_dim`.
+        rounds: whether it comes from a model's outputs: sums over its rows may then be rounded in another order.
+        tokens: what goes with the rows' gradients (`adjoint`).
+    """
+
+    rows: torch.Tensor
+    sizes: tuple[int, ...]
+    batch_dim: int
+    rounds: bool
+    tokens: tuple[torch.Tensor, ...]
+    _origin: Origin | None
+    _heirs: list[weakref.ref[Deferred]]
+    _data: torch.Tensor | None  # the whole batch
+    _graph: torch.Tensor | None  # the same, with autograd
+    _node: Any  # what the wrapper's own gradient goes to
+    _spoiled: str
+
+    @staticmethod
+    def __new__(cls, rows: torch.Tensor, sizes: Sequence[int], dim: int) -> Deferred:
+        size = list(rows.shape)
+        size[dim] = sum(sizes)
+        make: Any = torch.Tensor._make_wrapper_subclass
+        new: Deferred = make(cls, size, dtype=rows.dtype, device=rows.device)
+        return new
+
+    @property
+    def settled(self) -> bool:
+        """Whether the whole batch is here: somebody looked at it, or it came along with something else."""
+        return self._data is not None
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether what is done to the rows is done to the whole batch.
+
+        Not once it is settled; and not if autograd knows more of it than of its rows: a function of the script's
+        (`torch.autograd.Function`) has made it, from others.
+        """
+        return self._data is None and _grad_fn(self) is self._node
+
+    def spoil(self, why: str) -> None:
+        """From now on the rows are not what the script's batch holds."""
+        if self._origin is None:
+            self._spoiled = why
+        else:
+            self._origin.parent.spoil(why)
+
+    def settle(self) -> None:
+        """Gather the whole batch, unless it is here. A collective.
+
+        All that shares memory with it is settled as well, so that what is written into one is seen in the others, as
+        in the original. After that it is an ordinary tensor in all but name.
+        """
+        if self._data is not None:
+            return
+        if self._origin is not None:
+            self._origin.parent.settle()
+            return
+        if self._spoiled:
+            raise RuntimeError(self._spoiled)
+        if _nbytes(self) <= SMALL:
+            passengers["look"] = self.as_passenger()
+        exchange(f"a look at a batch of shape {tuple(self.shape)}, {self.dtype}")
+        if self._data is None:
+            self._take(gather_rows(self.rows, self.sizes, self.batch_dim))
+
+    def as_passenger(self) -> Passenger:
+        """This rank's share, which brings the whole batch when it travels."""
+        own = self.rows if self.sizes[world.rank()] else self.rows.narrow(self.batch_dim, 0, 0)
+
+        def arrive(shares: list[torch.Tensor]) -> None:
+            if isinstance(self, Deferred) and self._data is None:
+                self._take(torch.cat(shares, self.batch_dim).to(self.rows.device))
+
+        return Passenger(own, arrive)
+
+    def _take(self, data: torch.Tensor) -> None:
+        self._data = data
+        for ref in self._heirs:
+            heir = ref()
+            if heir is not None and heir._origin is not None:
+                with torch.no_grad():
+                    heir._take(heir._origin.recipe(data))
+
+    def whole(self) -> torch.Tensor:
+        """The whole batch, as an ordinary tensor. A collective, unless it is here."""
+        self.settle()
+        assert self._data is not None
+        if not torch.is_grad_enabled():
+            return self._data
+        if _grad_fn(self) is not self._node:
+            found: torch.Tensor = _Unwrap.apply(self)
+            return found
+        if not self.rows.requires_grad:
+            return self._data
+        if self._graph is None:
+            if self._origin is not None:
+                self._graph = self._origin.recipe(self._origin.parent.whole())
+            else:
+                self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim, self.tokens)
+        return self._graph
+
+    def become_plain(self) -> None:
+        """Be an ordinary tensor from now on, as all with its memory and no graph. A collective, unless it is here."""
+        self.settle()
+        parent = None if self._origin is None else self._origin.parent
+        if parent is not None and not parent.rows.requires_grad:
+            parent.become_plain()
+            return
+        family = [self]
+        for each in family:
+            family += [heir for heir in (ref() for ref in each._heirs) if heir is not None]
+            each._heirs = []
+        if parent is not None:
+            parent._heirs = [ref for ref in parent._heirs if ref() is not self]
+        for each in family:
+            assert each._data is not None
+            torch.utils.swap_tensors(each, each._data.detach())  # type: ignore[no-untyped-call]
+
+    def is_alone(self) -> bool:
+        """Whether its rows may be written into: no other tensor that is in use may share their memory."""
+        return self._origin is None and not self.rounds and all(ref() is None for ref in self._heirs)
+
+    @classmethod
+    @_disable_dynamo
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = RULES.get(func)
+        if rule is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return on_whole(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """For what comes from C++: scripted functions, extensions. (What comes from Python was seen before.)"""
+        if func in _ALIASES and args[0].is_rows:
+            return defer_from(args[0], args[0].rows.detach(), args[0].batch_dim, lambda whole: whole.detach())
+        if any(
+            each.settled and each.whole().requires_grad and not each.rows.requires_grad for each in _in((args, kwargs))
+        ):
+            raise RuntimeError(
+                "compiled code can't take gradients by a batch that dp2ddp_runtime loaded: give it batch.clone()"
+            )
+        return on_whole(func, args, kwargs or {})
+
+
+_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def defer(
+    rows: torch.Tensor,
+    sizes: Sequence[int],
+    dim: int = 0,
+    rounds: bool = False,
+    tokens: Sequence[torch.Tensor] = (),
+) -> Deferred:
+    """A whole batch, of which this rank has `rows`.
+
+    Args:
+        rows: this rank's rows; on a rank without any, rank 0's.
+        sizes: each rank's number of rows. The same on all ranks, as are all other sizes.
+        dim: the dimension along which the ranks' rows lie one after the other.
+        rounds: whether it comes from a model's outputs.
+        tokens: of what the rows are made of, if they have gradients.
+    """
+    return _make(rows, tuple(sizes), dim, rounds, tuple(tokens), None)
+
+
+def defer_from(
+    parent: Deferred, rows: torch.Tensor, dim: int, recipe: Callable[[torch.Tensor], torch.Tensor]
+) -> Deferred:
+    """What `recipe` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
+    new = _make(rows, parent.sizes, dim, parent.rounds, parent.tokens, Origin(parent, recipe))
+    parent._heirs.append(weakref.ref(new))
+    return new
+
+
+def _make(
+    rows: torch.Tensor,
+    sizes: tuple[int, ...],
+    dim: int,
+    rounds: bool,
+    tokens: tuple[torch.Tensor, ...],
+    origin: Origin | None,
+) -> Deferred:
+    new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
+    if rows.requires_grad and torch.is_grad_enabled():
+        new = attach(rows, new, sizes, dim, tokens)  # type: ignore[assignment]
+    new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
+    new.tokens = tokens if rows.requires_grad else ()
+    new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
+    new._node = _grad_fn(new)
+    return new
+
+
+def _grad_fn(tensor: Deferred) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.grad_fn
+
+
+def is_small(tensor: Deferred) -> bool:
+    """Whether it travels with the next exchange, rather than in one of its own."""
+    return _nbytes(tensor) <= SMALL and tensor.rows.device.type == "cpu"
+
+
+def _nbytes(tensor: Deferred) -> int:
+    rows = tensor.rows
+    per_row = math.prod(rows.shape[: tensor.batch_dim] + rows.shape[tensor.batch_dim + 1 :]) * rows.element_size()
+    return per_row * sum(tensor.sizes)
+
+
+def settle(value: Any) -> Any:
+    """The same nesting, with whole batches in place of deferred ones. A collective if there are any."""
+    return _whole(value) if _in(value) else value
+
+
+def _whole(value: Any) -> Any:
+    return nesting.map_tensors(lambda each: each.whole() if isinstance(each, Deferred) else each, value)
+
+
+def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
+    """`func` of whole batches. What it writes into is written into the script's own tensors."""
+    found = _in((args, kwargs))
+    for each in found:
+        each.settle()
+    args, kwargs = _whole((args, kwargs))
+    result = func(*args, **kwargs)
+    return (
+        next((each for each in found if result is each._data or result is each._graph), result)
+        if isinstance(result, torch.Tensor)
+        else result
+    )
+
+
+def _in(value: Any) -> list[Deferred]:
+    return [each for each in nesting.tensors(value) if isinstance(each, Deferred)]
+
+
+class _Unwrap(torch.autograd.Function):
+    """The whole batch, with the graph of the deferred tensor itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Deferred) -> torch.Tensor:
+        return tensor.whole().view_as(tensor.whole())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad

@@ -1,0 +1,247 @@
+"""Loaders of which each rank loads its rows of every batch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from typing import Any, Callable
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from ..base import world
+from ..ranks import collectives, rng
+from ..ranks.exchange import passengers
+from . import collate, contents, kept, samplers, unsharded
+
+_log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
+
+
+def shard_loader(loader: Any) -> Any:
+    """The loader's equivalent for this rank. With a single rank, the loader itself.
+
+    The script gets whole batches, on every rank, as a model from `wrap_model` takes them; the batches, their order,
+    their number (`len`) and `batch_size` stay the original's. Their tensors are deferred (`deferred.Deferred`): each
+    rank has loaded and holds its rows alone, in `torch.chunk`'s sizes, and the rest comes where the script looks.
+
+    Every rank loads whole batches where rows can't be told apart: with a `collate_fn` or a loader class of the
+    script's, an `IterableDataset`, or `batch_size=None`. Without workers, so it does for a dataset that draws random
+    numbers, as what it draws decides on the shuffles that follow; with workers, each rank's have seeds of their own.
+    And so it does, with all of the original's workers, for a dataset that keeps something from one sample to the next,
+    such as a generator or a counter (`kept`), which the first batch tells.
+
+    In the main thread the ranks meet at each batch: where one of them can't load its rows, all raise its exception.
+
+    Args:
+        loader: a `DataLoader`; or any other iterable, which then has to yield the same batches on every rank.
+
+    Raises:
+        TypeError: `loader` isn't iterable.
+    """
+    if world.world_size() == 1 or isinstance(loader, (_RankLoader, unsharded.SameOnAllRanks)):
+        return loader
+    if not isinstance(loader, DataLoader):
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
+        return unsharded.SameOnAllRanks(loader)
+    # One for each loader: where it is sharded in every epoch, its persistent workers go on living.
+    known = loader.__dict__.get("_sharded")
+    if known is None or known.original() is not loader:  # a shallow copy has its original's
+        known = loader.__dict__["_sharded"] = unsharded.Sharded(loader, _rank_loader(loader))
+    return known.loader
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the loader's sampler, batch sampler and dataset the epoch, and start this rank's augmentation stream for it.
+
+    Args:
+        loader: what `shard_loader` returned. Parts without a `set_epoch` method aren't told.
+        epoch: the epoch that begins, from 0.
+    """
+    for name in ("sampler", "batch_sampler", "dataset"):
+        part: Any = getattr(loader, name, None)
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+    if world.world_size() > 1:
+        rng.loading.restart(epoch)
+
+
+def _rank_loader(loader: DataLoader[Any]) -> Any:
+    original = type(loader)
+    kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__, "_kind": original})
+    new = kind.__new__(kind)
+    new.__dict__.update(loader.__dict__, _iterator=None, _contents=contents.Contents(loader.dataset, original.__name__))
+    if new.num_workers:
+        new.worker_init_fn = functools.partial(_end_with, os.getpid(), new.worker_init_fn)
+    reason = unsharded.why_not_split(loader)
+    if reason:
+        _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
+    else:
+        new.split()
+    unsharded.remember(loader, new)
+    return new
+
+
+class _RankLoader(DataLoader[Any]):
+    """A copy of a loader that loads this rank's rows. Mixed into the original's class."""
+
+    _moves: bool | None = None
+    """Whether a sample moves the global generators or the dataset; None before the first batch. Of workers, only what
+    was told is noted."""
+
+    _kind: type[DataLoader[Any]]
+    """The original's class."""
+
+    _contents: contents.Contents
+    """Compares what the dataset holds."""
+
+    _watch: kept.Watch | None = None
+    """Watches the dataset where there are no workers."""
+
+    _originals: tuple[int, Any, Any]
+    """How many workers the original has, what they begin with, and its `collate_fn`."""
+    _seeds: Any
+    """The random state from which the latest pass took its workers' seeds, and the generators that they got."""
+
+    def __copy__(self) -> Any:
+        return _rank_loader(copy.copy(unsharded.restored(self, self._kind)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = new = type(self).__new__(type(self))
+        new.__dict__.update(_rank_loader(copy.deepcopy(unsharded.restored(self, self._kind), memo)).__dict__)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the original, which a file with it holds: it is opened without this runtime, too."""
+        return unsharded.reduced(unsharded.restored(self, self._kind), protocol)
+
+    def split(self) -> None:
+        """Load this rank's rows from now on, rather than all."""
+        self._originals = self.num_workers, self.worker_init_fn, self.collate_fn
+        # Through __dict__: a DataLoader doesn't let its batch sampler be set.
+        self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)
+        if self.num_workers:
+            self.collate_fn = kept.Watched(self.collate_fn)
+        self.num_workers = -(-self.num_workers // world.current().local_world_size)
+        self.worker_init_fn = functools.partial(_seed_worker, world.rank(), world.world_size(), self.worker_init_fn)
+        if hasattr(self, "in_order"):
+            self.in_order = True  # the ranks' chunks have to belong together
+
+    def __iter__(self) -> Any:
+        passengers["what a data set holds"] = self._contents.begin()
+        parts = (self, self.sampler, self.batch_sampler)
+        found = [getattr(part, "generator", None) for part in parts]
+        rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
+        self._seeds = self._random_state() if self.num_workers else None
+        batches: Any = self._begin()
+        if isinstance(self.batch_sampler, samplers.RankBatchSampler):
+            batches = collate.RankIterator(batches, self)
+        if type(batches).__weakrefoffset__:
+            weakref.finalize(batches, self._contents.end).atexit = False
+        return batches
+
+    def _begin(self) -> Any:
+        if self.num_workers and self.__dict__.get("_iterator") is None and sys.version_info < (3, 11, 10):
+            # A worker that is forked meanwhile can hang for ever: https://github.com/python/cpython/issues/112275
+            collectives.let_threads_go()
+        return super().__iter__()
+
+    def _begin_whole(self, drawn: samplers.Drawn) -> Any:
+        """Begin a pass once more, and load whole batches from now on, with workers as the original's.
+
+        Args:
+            drawn: the pass's batches.
+        """
+        original, sampler = unsharded.restored(self, self._kind), self.__dict__["batch_sampler"]
+        self.num_workers, self.worker_init_fn, self.collate_fn = self._originals
+        unsharded.remember(original, self)
+        self.__dict__["_iterator"], sampler.splits = None, False
+        with sampler.again(drawn, self.num_workers * (self.prefetch_factor or 0)):
+            now = self._random_state()
+            self._restore(self._seeds)
+            batches = self._begin()
+            self._restore(now)
+        return batches
+
+    def _random_state(self) -> Any:
+        return rng.capture(), kept.generators([self.generator, self.dataset])
+
+    def _restore(self, state: Any) -> None:
+        rng.restore(state[0])
+        for put, own in state[1]:
+            put(own)
+
+    def _decide(self, what: str) -> None:
+        """After the first batch: whether every rank loads all of the others, too. `what` a sample moves."""
+        self._moves = bool(what)
+        self.__dict__["batch_sampler"].splits = self.num_workers > 0 and not what
+        if what == kept.GLOBAL:
+            _log.debug("%s loads every sample on every rank: it draws random numbers", type(self).__name__)
+        elif what and world.is_main():
+            cost = f", with {self.num_workers} workers on each" if self.num_workers else ""
+            warnings.warn(
+                f"{type(self.dataset).__name__} changes its {what!r} with each sample that it loads: every rank loads "
+                f"whole batches{cost}. Loading takes as long as in the original, however many ranks there are",
+                stacklevel=5,
+            )
+
+    def _warn_of(self, what: str) -> None:
+        """Something began to move after the first batch."""
+        if self._moves:
+            return
+        self._moves = True
+        done = "drew its first random number" if what == kept.GLOBAL else f"changed its {what!r} for the first time"
+        advice = (
+            "With num_workers=1 or more, samples have random numbers of their own in both"
+            if what == kept.GLOBAL
+            else "With a collate_fn of your own (be it `lambda samples: default_collate(samples)`) every rank loads "
+            "whole batches, as the original does"
+        )
+        warnings.warn(
+            f"the dataset of a {type(self).__name__} {done} after the first batch: its samples and shuffles are not "
+            f"the original script's from here on. {advice}",
+            stacklevel=5,
+        )
+
+
+def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """A `worker_init_fn`: lets a worker end soon after its rank (a process id) was killed; torch's looks every 5 s.
+
+    Ctrl-C is the rank's: it goes on with its worker until the ranks handle that together.
+    """
+
+    def watch() -> None:
+        while os.getppid() == rank:
+            time.sleep(0.5)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
+    if then is not None:
+        then(worker_id)
+
+
+def _seed_worker(rank: int, ranks: int, then: Callable[[int], None] | None, worker_id: int) -> None:
+    """A `worker_init_fn`: gives this rank's workers seeds and ids of their own, then runs the script's function.
+
+    Scripts seed their own generators from either, which must not draw the same numbers on all ranks.
+    """
+    info = get_worker_info()
+    assert info is not None
+    seed = (info.seed + (rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids
+    worker_id += rank * info.num_workers
+    told = {"seed": seed, "id": worker_id, "num_workers": ranks * info.num_workers}
+    for name, value in told.items():
+        object.__setattr__(info, name, value)  # it is read-only
+    rng.seed_generators(seed)
+    if then is not None:
+        then(worker_id)
+    kept.watch(info.dataset)

@@ -1,0 +1,134 @@
+"""Batch samplers that yield one rank's part of each batch that the original's would yield."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from ..base import world
+from ..base.nesting import chunk_sizes, own_chunk
+from ..ranks import rng
+from ..ranks.exchange import exchange
+
+_TORCHS_OWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class Delegate:
+    """Stands in for `inner`, and has what it has."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet while unpickling
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class RankBatchSampler(Delegate):
+    """Cuts each batch of `inner` into `torch.chunk`'s sizes and yields this rank's chunk; rank 0's where it has none.
+
+    The inner sampler runs on every rank, with the shared stream. Whatever isn't one of torch's own samplers may
+    have random numbers of its own, so there rank 0's batches are taken.
+
+    Args:
+        inner: the original batch sampler.
+        splits: whether batches are cut. If not, every rank gets all of each.
+
+    Attributes:
+        sizes: each rank's number of samples, for each batch that the latest iteration has yielded. The reader takes
+            them off.
+        drawn: is called when the sampler has drawn a batch, before its samples are loaded.
+        latest: the whole batches of the latest iteration.
+    """
+
+    def __init__(self, inner: Any, splits: bool) -> None:
+        super().__init__(inner)
+        self.splits = splits
+        self.sizes: deque[list[int]] = deque()
+        self.drawn: Callable[[], None] = lambda: None
+        self.latest = Drawn(iter(()))
+        self._again = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = deque()
+        if not self._again:
+            self.latest = Drawn(self._draw(iter(self._inner)))
+        return self._cut(self.latest, self.sizes)
+
+    @contextlib.contextmanager
+    def again(self, drawn: Drawn, ahead: int) -> Iterator[None]:
+        """What begins to iterate meanwhile gets the batches that were `drawn`, from the first one on.
+
+        Args:
+            drawn: an iteration's `latest`.
+            ahead: how many batches that will take at once: none is drawn meanwhile.
+        """
+        drawn.rewind(ahead)
+        self.latest, self._again = drawn, True
+        try:
+            yield
+        finally:
+            self._again = False
+
+    def _cut(self, batches: Iterator[list[Any]], sizes: deque[list[int]]) -> Iterator[Any]:
+        for batch in batches:
+            sizes.append(chunk_sizes(len(batch), world.world_size()))
+            yield batch[own_chunk(sizes[-1])] if self.splits else batch
+
+    def _draw(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
+        """The whole batches."""
+        is_torchs = type(self._inner) is BatchSampler and type(self._inner.sampler) in _TORCHS_OWN
+        draws = True
+        while True:
+            with rng.shared() if draws else contextlib.nullcontext():
+                batch = next(batches, None)
+            draws = not is_torchs  # torch's draw once, at the first batch
+            batch = None if batch is None else list(batch)
+            if not is_torchs:
+                batch = exchange("a batch of the sampler", batch if world.is_main() else None, exact=True)[0]
+            if batch is None:
+                return
+            self.drawn()
+            yield batch
+
+
+class Drawn:
+    """The whole batches of an iteration, which keeps them at first, in case they are wanted once more."""
+
+    def __init__(self, batches: Iterator[list[Any]]) -> None:
+        self._batches = batches
+        self._kept: list[list[Any]] | None = []
+
+    def __iter__(self) -> Drawn:
+        return self
+
+    def __next__(self) -> list[Any]:
+        batch = next(self._batches)
+        if self._kept is not None:
+            self._kept.append(batch)
+        return batch
+
+    def forget(self) -> None:
+        """They aren't wanted once more."""
+        self._kept = None
+
+    def rewind(self, ahead: int) -> None:
+        """Begin anew, with `ahead` batches drawn at least."""
+        kept = self._kept or []
+        kept += itertools.islice(self._batches, max(0, ahead - len(kept)))
+        self._kept, self._batches = None, itertools.chain(kept, self._batches)

@@ -1,0 +1,1 @@
+"""Two pairs of adjoint functions, and the sums of gradients."""

@@ -1,0 +1,289 @@
+"""Sums of tensors over the ranks, many in one all-reduce: at once, or while a backward goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import _utils
+
+from ..base import waiting
+from ..ranks.collectives import all_gather, bytes_of, carrier, gather_rows
+
+_FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
+_BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
+_HALF = (torch.float16, torch.bfloat16)
+
+Tensors = Sequence[torch.Tensor]
+
+
+def plan(tensors: Iterable[torch.Tensor], sparse: Iterable[torch.Tensor] = ()) -> list[list[torch.Tensor]]:
+    """Tensors in buckets' sizes, per dtype and device; sparse ones by themselves.
+
+    Args:
+        tensors: in the order in which backward is likely to reach them.
+        sparse: those of them whose gradients are sparse.
+
+    Returns:
+        The buckets' tensors, in the order in which the buckets are likely to be complete.
+    """
+    alone = {id(tensor) for tensor in sparse}
+    full: list[list[torch.Tensor]] = []
+    filling: dict[Any, list[torch.Tensor]] = {}
+    sizes: dict[Any, int] = {}
+    for tensor in tensors:
+        key = id(tensor) if id(tensor) in alone else (tensor.dtype, tensor.device)
+        filling.setdefault(key, []).append(tensor)
+        sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
+        if id(tensor) in alone or sizes[key] >= (_BUCKET if full else _FIRST_BUCKET):
+            full.append(filling.pop(key))
+            del sizes[key]
+    return [*full, *filling.values()]
+
+
+class Bucket:
+    """Tensors whose gradients travel together, and what was set aside of these until all ranks take part.
+
+    Args:
+        sparse: whether the gradients are sparse tensors (`nn.Embedding(sparse=True)`).
+        root: a node that every backward of all ranks reaches, unless it is one for some tensors only.
+        holder: what says, by its attribute `enabled`, whether gradients are sent (`no_sync`).
+        originals: the tensors, if `Copy` gets them by way of `Root`.
+        nodes: where the gradients of these arrive.
+    """
+
+    def __init__(
+        self,
+        sparse: bool = False,
+        holder: Any = None,
+        root: Any = None,
+        originals: Tensors = (),
+        nodes: Sequence[Any] = (),
+    ) -> None:
+        self.sparse = sparse
+        self.root = root
+        self.originals = originals
+        self.nodes = nodes
+        # Garbage collection doesn't see what autograd's nodes hold, and they hold this.
+        self._holder: Callable[[], Any] = (lambda: None) if holder is None else weakref.ref(holder)
+        self.sent = False  # in the backward that is running
+        self.aside: list[torch.Tensor | None] = []
+
+    @property
+    def pool(self) -> list[torch.Tensor] | None:
+        """Where buffers are kept from one backward to the next."""
+        holder = self._holder()
+        return None if holder is None else holder.pool
+
+    def model(self) -> Tensors:
+        """What is in this bucket, and in the others of the same model."""
+        holder = self._holder()
+        return [] if holder is None else holder.originals
+
+    def holds_back(self) -> bool:
+        """Whether the script wants no gradients sent now."""
+        holder = self._holder()
+        return holder is not None and not holder.enabled
+
+    def set_aside(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Keep gradients of which the other ranks don't know."""
+        if all(grad is None for grad in grads):
+            return
+        if self.sent:
+            raise RuntimeError(
+                "a parameter got its gradient twice in one backward, the second time inside torch.utils.checkpoint: "
+                "pass use_reentrant=False to it"
+            )
+        self.aside = self._added(grads)
+        holder = self._holder()
+        if holder is not None:
+            holder.has_pieces = True
+
+    def send(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """In a backward of all ranks: these gradients, and what was set aside. Until its end nothing more may be."""
+        added, self.aside, self.sent = self._added(grads), [], True
+        torch.autograd.Variable._execution_engine.queue_callback(self._can_send)
+        return added
+
+    def _can_send(self) -> None:
+        self.sent = False
+
+    def _added(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        if not self.aside:
+            return list(grads)
+        pairs = zip(self.aside, grads)
+        return [new if old is None else old if new is None else old + new for old, new in pairs]
+
+
+class _Flat:
+    """Dense tensors of one dtype, one after the other, on their way over the ranks."""
+
+    def __init__(self, tensors: Tensors, like: Tensors, pool: list[torch.Tensor] | None = None) -> None:
+        self._like = like
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            raise RuntimeError(
+                "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
+                "can't be summed over ranks"
+            )
+        if tensors[0].is_complex():
+            tensors = [tensor.resolve_conj() for tensor in tensors]
+        parts = [tensor.reshape(-1) for tensor in tensors]
+        self._flat = torch.cat(parts) if pool is None else torch.cat(parts, out=_buffer(parts, pool))
+        real = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
+        route = carrier(real.device)
+        # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
+        wide = real.dtype in _HALF and route.type == "cpu"
+        self._sent = real.to(route, torch.float32 if wide else real.dtype)
+        self.work = _group().allreduce([self._sent])
+        self._real, self._pool = real, pool
+
+    def take(self) -> list[torch.Tensor]:
+        """The sums, once they are there, in the tensors' shapes and the formats of what they are to be `like`."""
+        self.work.wait()
+        if self._sent is not self._real:
+            self._real.copy_(self._sent)
+        if self._pool is not None:
+            self._pool.append(self._flat)
+        views = _utils._unflatten_dense_tensors(self._flat, self._like)  # type: ignore[no-untyped-call]
+        return [*map(_in_format, views, self._like)]
+
+
+def _buffer(parts: Tensors, pool: list[torch.Tensor]) -> torch.Tensor:
+    """Memory for all parts: of the pool's, what no gradient is a view of any more, as fresh memory costs time."""
+    size, kind = sum(part.numel() for part in parts), (parts[0].dtype, parts[0].device)
+    for index, flat in enumerate(pool):
+        if len(flat) == size and (flat.dtype, flat.device) == kind and _uses(flat) == _UNUSED:
+            return pool.pop(index)
+    return torch.empty(size, dtype=kind[0], device=kind[1])
+
+
+def _uses(tensor: torch.Tensor) -> Any:
+    """How many tensors and storages have its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+_UNUSED = _uses(torch.empty(1))
+
+
+def _in_format(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """In a parameter's memory format, so that optimizers take their fast ways."""
+    return total if like.is_contiguous() else torch.empty_like(like).copy_(total)
+
+
+@torch.no_grad()
+def sum_over_ranks(tensors: Tensors, sparse: bool = False) -> list[torch.Tensor]:
+    """The sums over ranks of tensors of one dtype, which all ranks have in the same shapes. A collective."""
+    if sparse:
+        return [_sum_sparse(tensor) for tensor in tensors]
+    flat = _Flat(tensors, tensors)
+    with waiting.Waiting("a sum over ranks", [flat.work]):
+        return flat.take()
+
+
+class _Begun(NamedTuple):
+    """Gradients that are on their way, and the leaves that they are for."""
+
+    flat: _Flat
+    leaves: Tensors
+    wanted: Sequence[bool]
+
+
+_begun: dict[int, list[_Begun]] = {}  # by the number of the backward that they belong to
+
+
+@torch.no_grad()
+def later(grads: Tensors, leaves: Tensors, wanted: Sequence[bool], bucket: Bucket) -> None:
+    """Sum gradients over the ranks while this backward goes on; at its end they are added to the leaves' `.grad`.
+
+    Args:
+        grads: this rank's.
+        leaves: what they are for.
+        wanted: for which leaves this backward was called.
+        bucket: of them.
+    """
+    if bucket.sparse:
+        accumulate([leaf for leaf, is_wanted in zip(leaves, wanted) if is_wanted], sum_over_ranks(grads, True))
+        return
+    task = torch._C._current_graph_task_id()
+    if task not in _begun:
+        _begun[task] = []
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: _finish(task))
+    _begun[task].append(_Begun(_Flat(grads, leaves, bucket.pool), leaves, wanted))
+
+
+@torch.no_grad()
+def _finish(task: int) -> None:
+    begun = _begun.pop(task)
+    with waiting.Waiting("the gradients of a backward", [flat.work for flat, *_ in begun]):
+        sums = [flat.take() for flat, *_ in begun]
+    found = [each for (_, *target), grads in zip(begun, sums) for each in zip(*target, grads)]
+    accumulate([leaf for leaf, wanted, _ in found if wanted], [grad for _, wanted, grad in found if wanted])
+
+
+def forget_failed() -> None:
+    """Outside of a backward: what one that failed has left behind is waited for, and given up."""
+    if _begun and torch._C._current_graph_task_id() == -1:
+        for begun in _begun.values():
+            for flat, *_ in begun:
+                flat.work.wait()
+        _begun.clear()
+
+
+@torch.no_grad()
+def accumulate(leaves: Tensors, grads: Tensors) -> None:
+    """Add gradients to `.grad`, as autograd does."""
+    sums = []
+    for leaf, grad in zip(leaves, grads):
+        if leaf.grad is None:
+            leaf.grad = grad.detach()  # of a buffer, but no view to autograd: `p.grad += p` would be an error
+        elif leaf.grad.layout == grad.layout == torch.strided:
+            sums.append((leaf.grad, grad))
+        else:
+            leaf.grad = leaf.grad + grad
+    if sums:
+        torch._foreach_add_(*zip(*sums))
+
+
+_groups: dict[Any, Any] = {}  # by the process group of all else
+
+
+def make_group() -> None:
+    """Make the process group for gradients, unless it is there. A collective.
+
+    One of their own, for all models: a rank that has diverged must not take an all-reduce for something else.
+    """
+    whole = dist.group.WORLD
+    if whole not in _groups:
+        _groups.clear()
+        _groups[whole] = dist.new_group(backend=str(dist.get_backend_config()), timeout=waiting.NEVER)
+
+
+def _group() -> Any:
+    make_group()
+    return _groups[dist.group.WORLD]
+
+
+def _sum_sparse(grad: torch.Tensor) -> torch.Tensor:
+    """The sum of the ranks' sparse gradients, coalesced, and never dense. A collective.
+
+    Args:
+        grad: this rank's sparse COO gradient, whose values are rows of the parameter; zeros if it has none.
+
+    Raises:
+        RuntimeError: the gradient is dense (the parameter is also used elsewhere than in its embedding).
+    """
+    if grad.layout != torch.sparse_coo:
+        if grad.any():
+            raise RuntimeError(
+                f"the weight of a sparse embedding (shape {tuple(grad.shape)}) has a dense gradient, because it is "
+                "also used elsewhere: build the embedding with sparse=False"
+            )
+        grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64, device=grad.device), grad[:0], grad.shape)
+    own = torch.tensor([grad._nnz()])
+    sizes = all_gather(bytes_of(own)).view(torch.int64).flatten().tolist()
+    rows = gather_rows(grad._indices(), sizes, 1)
+    values = gather_rows(grad._values(), sizes, 0)
+    return torch.sparse_coo_tensor(rows, values, grad.shape, check_invariants=False).coalesce()

@@ -1,0 +1,99 @@
+"""When a rank fails: its own traceback, once. The ranks that fail only because that one did stay silent."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import NoReturn
+
+from ..base import world
+from ..base.location import here
+from ..ranks import file_sync
+
+#: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, and
+#: of ranks that were told to exit with a code.
+FAILED, LEFT, EXITS = "failed", "left", "exits"
+#: What a shell adds to the number of the signal that ended a process.
+SIGNAL_BASE = 128
+
+#: Whether this rank is on its way out because of an error.
+failed = False
+#: The script's line that called `sys.exit`; empty if none did.
+exit_at = ""
+
+_DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
+_EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
+_EXIT_WITHIN = 30  # seconds
+
+
+def exit_now(code: int) -> NoReturn:
+    """Do what was registered for the exit (`atexit`), and end this process."""
+    atexit._run_exitfuncs()
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """Write out what was printed, also where the script's own `sys.stdout` writes to Python's and never flushes it."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, ValueError, OSError):  # it can't flush; is closed; nobody reads it any more
+            stream.flush()  # type: ignore[union-attr]
+
+
+def install() -> None:
+    """Make this rank's `sys.excepthook` and `sys.exit` show an error once, over all ranks."""
+    show, leave = sys.excepthook, sys.exit
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global failed
+        failed = True
+        # The interpreter isn't taken down: threads in a collective that never ends would hang or abort that.
+        faulthandler.dump_traceback_later(_EXIT_WITHIN, exit=True, file=2)
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        if not interrupted:
+            _let_the_dead_be_counted()
+        if world.is_main() if interrupted else may_speak(FAILED, error):
+            if not interrupted:
+                sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
+            show(kind, error, trace)
+        exit_now(SIGNAL_BASE + signal.SIGINT if interrupted else 1)
+
+    def exit_once(code: int | str | None = None, /) -> NoReturn:
+        global failed, exit_at
+        fails, store = code not in (None, 0), file_sync.store()
+        failed, exit_at = failed or fails, here().line
+        if fails and store is not None:
+            with suppress(RuntimeError):  # its host is gone
+                store.add(EXITS, 1)
+        leave(1 if isinstance(code, str) and not may_speak(f"exit: {code}") else code)
+
+    sys.excepthook = hook
+    sys.exit = exit_once
+
+
+def _let_the_dead_be_counted() -> None:
+    """This rank's error may follow from another rank's end."""
+    time.sleep(_DEAD_ARE_COUNTED_WITHIN)
+    store = file_sync.store()
+    with suppress(RuntimeError):  # its host is gone, or nobody was counted
+        if store is not None and "LAUNCHER" in world.environment() and file_sync.counted(store, EXITS):
+            counted = lambda: file_sync.counted(store, FAILED) > 0  # noqa: E731
+            file_sync.wait_until(counted, "the end of a rank", _EXITS_ARE_COUNTED_WITHIN)
+
+
+def may_speak(counter: str, error: BaseException | None = None) -> bool:
+    """Whether this rank is the first to count itself. If so, it isn't silent any more."""
+    store = file_sync.store()
+    try:
+        first = store is None or store.add(counter, 1) == 1
+    except RuntimeError:  # the store's host is gone, of which one RuntimeError or another comes in collectives, too
+        first = not isinstance(error, RuntimeError)
+    if first and not world.is_main():
+        sys.stderr = sys.__stderr__
+    return first

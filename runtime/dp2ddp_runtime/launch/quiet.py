@@ -1,0 +1,136 @@
+"""One voice: on ranks other than 0, prints, progress bars and log records go nowhere.
+
+Nothing is skipped: progress bars still count, and what rank 0 turns into text is turned into text here as well, because
+the ranks may have to find out a tensor's text together. An error that ends the rank, or a thread, is still heard.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import linecache
+import logging
+import logging.handlers
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from contextlib import redirect_stderr
+from typing import Any
+
+from ..base import world
+from ..base.location import files
+from . import launcher
+from .failure import flush
+
+
+class HeldOutput:
+    """Standard output, below Python (that of C++ and of child processes, too), in a file until it is known whose it is.
+
+    Attributes:
+        holds: whether it is held now.
+    """
+
+    def __init__(self) -> None:
+        self.holds = False
+
+    def hold(self) -> None:
+        """Let standard output lead to the file."""
+        self.holds = True
+        self._pid = os.getpid()
+        self._real = os.dup(1)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open until `release`
+        _lead_output(self._file.fileno())
+
+    def release(self, show: bool) -> None:
+        """Let standard output lead where it led, where what was held is shown first, or else dropped.
+
+        Does nothing where nothing is held, and in a forked child.
+        """
+        if not self.holds or self._pid != os.getpid():
+            return
+        self.holds = False
+        _lead_output(self._real)
+        if show:
+            self._file.seek(0)
+            with open(self._real, "wb", closefd=False) as real:
+                shutil.copyfileobj(self._file, real)
+        os.close(self._real)
+        self._file.close()
+
+
+def _lead_output(descriptor: int) -> None:
+    flush()
+    os.dup2(descriptor, 1)
+
+
+def hold_until_setup() -> HeldOutput:
+    """What comes before `setup` is printed once: by the launcher, which has run it, or else by rank 0.
+
+    Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it may as
+    well be one of somebody else's training, whose ranks all print. So its output is held only if one of the files that
+    are being run and imported has a call of `setup` in it; and it is shown after all if that call leaves the ranks to
+    the script's own DDP, or if the process ends without it (`--help`, another branch).
+    """
+    held, env = HeldOutput(), world.environment()
+    is_child = launcher.JOINED in os.environ or multiprocessing.parent_process() is not None
+    if is_child or (env.get("RANK", "0") == "0" and "LAUNCHER" not in env) or "WORLD_SIZE" not in env:
+        return held  # a rank's child got its rank's output
+    if world.PLACE in os.environ or any(map(_calls_setup, files())):
+        held.hold()
+        atexit.register(held.release, show="LAUNCHER" not in env)
+    return held
+
+
+def _calls_setup(filename: str) -> bool:
+    text = "".join(linecache.getlines(filename))
+    return "dp2ddp_runtime" in text and ".setup(" in text
+
+
+def quiet() -> None:
+    """Silence this process: `print`, standard output and error, `tqdm`, `logging`, `warnings`, `breakpoint()`.
+
+    Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
+    not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
+    """
+    with open(os.devnull, "wb") as nothing:
+        _lead_output(nothing.fileno())
+    nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
+    nowhere.isatty = sys.stderr.isatty  # type: ignore[method-assign] # by which bars are disabled, or not
+    sys.stderr = nowhere
+    sys.breakpointhook = lambda *args, **kwargs: None
+    _silence_logging()
+    show = threading.excepthook
+
+    def show_aloud(args: Any) -> None:
+        with redirect_stderr(sys.__stderr__):
+            show(args)
+
+    threading.excepthook = show_aloud
+
+
+def _silence_logging() -> None:
+    """Loggers, levels and filters stay as they are; handlers write nothing, and touch no file."""
+    original = logging.Handler.handle
+
+    def handle(self: logging.Handler, record: logging.LogRecord) -> Any:
+        if isinstance(self, logging.handlers.MemoryHandler):
+            return original(self, record)  # it hands the records on later, when rank 0's does
+        kept = self.filter(record)
+        if kept:
+            try:
+                self.format(kept if isinstance(kept, logging.LogRecord) else record)
+            except Exception:  # noqa: BLE001 - as the handlers' own `emit` does
+                self.handleError(record)
+        return kept
+
+    # A handler opens its file as soon as it is made, and mode "w" would empty the one that rank 0 writes.
+    def open_nothing(self: logging.FileHandler) -> io.TextIOWrapper:
+        return open(os.devnull, "w", encoding=self.encoding)
+
+    logging.Handler.handle = handle  # type: ignore[method-assign]
+    logging.FileHandler._open = open_nothing  # type: ignore[method-assign]
+    for rotating in (logging.handlers.RotatingFileHandler, logging.handlers.TimedRotatingFileHandler):
+        rotating.doRollover = lambda self: None  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""The wrapped model, as one replica on each rank."""

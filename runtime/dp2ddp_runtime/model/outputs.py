@@ -1,0 +1,135 @@
+"""Gathering the wrapped model's outputs, with autograd."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._compile import _disable_dynamo
+
+from ..base import nesting, world
+from ..base.location import here
+from ..batches.deferred import defer
+from ..gradients.adjoint import Source, attach, join, reached
+from ..ranks.collectives import gather_rows
+from ..ranks.exchange import Divergence, exchange
+
+#: Bytes of a gathered output above which it stays where it is: deferred, until the script looks at it.
+LARGE = 1 << 20
+
+
+class Note(NamedTuple):
+    """What ranks tell each other along with their outputs."""
+
+    fingerprints: dict[str, Any]
+    """Of what has to be the same on all ranks, by name: plain values."""
+    has_aside: bool
+    """Whether a backward inside of this rank's forward has reached parameters."""
+    is_outdated: bool
+    """Whether this rank's forward has written into parameters."""
+
+
+class _Column(NamedTuple):
+    """One tensor of the outputs, as all ranks told it."""
+
+    chunks: int  # how many ranks have rows
+    sizes: tuple[int, ...]  # along `dim`; 1 for scalars; 0 on ranks without rows
+    requires_grad: bool  # on any rank
+    alike: bool  # in all but the number of rows
+    on_cpu: bool
+    held: tuple[bool, ...]  # whether it was too large to come along
+
+
+@_disable_dynamo
+def gather_outputs(
+    output: Any, count: int, dim: int, device: torch.device, sources: Sequence[Source], note: Note
+) -> tuple[Any, list[Note]]:
+    """The outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` gathers them.
+
+    And the ranks' notes. A collective.
+
+    Args:
+        output: this rank's output: tensors in any nesting. A rank without rows (`rank() >= count`) has run on rank 0's:
+            what it has is left out, and gets zero gradients.
+        count: how many ranks, from rank 0 on, had a chunk.
+        dim: the dimension along which outputs are concatenated. Scalars make a vector with `count` entries.
+        device: where the module lives.
+        sources: what the outputs may be made of (`adjoint`).
+        note: what else the ranks tell each other.
+
+    Raises:
+        Divergence: the ranks' outputs don't have the same structure, or fingerprints differ.
+    """
+    local = nesting.tensors(output)
+    held = [_is_large(tensor, dim) for tensor in local]
+    others = [leaf for leaf in nesting.leaves(output) if not isinstance(leaf, torch.Tensor)]
+    told = {
+        "tensors": [_describe(tensor, is_held) for tensor, is_held in zip(local, held)],
+        "values": zlib.crc32(repr(others).encode()),
+        "sources": reached(local, sources) if torch.is_grad_enabled() else [],
+    }
+    small = [tensor for tensor, is_held in zip(local, held) if not is_held]
+    parts = exchange("the wrapped model's outputs", [told, *note, small])
+    notes = [Note(*theirs[1:-1]) for theirs in parts]
+    _compare([each.fingerprints for each in notes], here().line)
+    descriptions = [theirs["tensors"] for theirs, *_ in parts]
+    if len({len(each) for each in descriptions[:count]}) > 1:
+        numbers = [len(each) for each in descriptions[:count]]
+        raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
+    sent = [iter(tensors) for *_, tensors in parts]
+    columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
+    are_reached = map(any, zip(*(theirs["sources"] for theirs, *_ in parts)))
+    tokens = [token for source, is_reached in zip(sources, are_reached) if is_reached for token in source.tokens]
+    token = join(tokens) if torch.is_grad_enabled() and any(column.requires_grad for column in columns) else None
+    results = iter([_gather(*each, sent, dim, device, token) for each in zip(local, columns)])
+    return nesting.map_tensors(lambda _: next(results), output), notes
+
+
+def _is_large(tensor: torch.Tensor, dim: int) -> bool:
+    return tensor.dim() > dim and tensor.numel() * tensor.element_size() * world.world_size() > LARGE
+
+
+def _describe(tensor: torch.Tensor, held: bool) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype), tensor.requires_grad, tensor.device.type == "cpu", held]
+
+
+def _column(told: Sequence[Any], count: int, dim: int) -> _Column:
+    shapes, dtypes, grads, on_cpu, held = zip(*told)
+    sizes = [(shape[dim] if len(shape) > dim else 1) if rank < count else 0 for rank, shape in enumerate(shapes)]
+    kinds = {
+        (tuple(shape[:dim] + shape[dim + 1 :]), dtype, grad)
+        for shape, dtype, grad in list(zip(shapes, dtypes, grads))[:count]
+    }
+    return _Column(count, tuple(sizes), any(grads[:count]), len(kinds) == 1, on_cpu[0], held)
+
+
+def _gather(
+    local: torch.Tensor,
+    column: _Column,
+    sent: Sequence[Any],
+    dim: int,
+    device: torch.device,
+    token: torch.Tensor | None,
+) -> torch.Tensor:
+    tokens = [] if token is None else [token]
+    if all(column.held) and column.alike:
+        return defer(local, column.sizes, dim, True, tokens)
+    shares = [None if is_held else next(tensors) for tensors, is_held in zip(sent, column.held)]
+    came = [share for share in shares[: column.chunks] if share is not None]
+    whole = gather_rows(local, column.sizes, dim) if any(column.held) else nesting.concatenate(came, dim)
+    whole = whole if column.on_cpu else whole.to(device)
+    return attach(local, whole, column.sizes, dim, tokens) if column.requires_grad and tokens else whole
+
+
+def _compare(notes: Sequence[dict[str, Any]], line: str) -> None:
+    """Raise `Divergence` where a fingerprint isn't rank 0's."""
+    for name, own in notes[0].items():
+        different = [rank for rank, note in enumerate(notes) if note.get(name) != own]
+        if different:
+            raise Divergence(
+                f"{line or 'a call'}: {name} is different on rank 0 and rank {different[0]}. What the script makes "
+                "itself must be the same on all ranks: seed the generator that it comes from, load it by a loader that "
+                "went through ddp.shard_loader, or pass it through ddp.broadcast"
+            )

@@ -1,0 +1,270 @@
+"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import copyreg
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
+
+from ..base import nesting, world
+from ..gradients import summing
+from ..ranks import rng
+from .agreement import Agreement
+from .copies import Copies
+from .inputs import Inputs
+from .outputs import Note, gather_outputs
+from .replica import Replica
+from .state_dict import fit_prefix
+
+_NOTHING: dict[str, torch.Tensor] = {}
+
+
+def wrap_model(
+    module: nn.Module,
+    dim: int = 0,
+    sync_bn: bool = False,
+    find_unused_parameters: bool | None = None,
+) -> WrappedModel:
+    """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
+
+    The module moves to this rank's device and takes rank 0's parameters and buffers. Every rank passes the whole batch
+    and gets the outputs for the whole batch; it computes those of its rows.
+
+    Args:
+        module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
+        dim: the dimension along which inputs are split and outputs concatenated.
+        sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
+            chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`. So do layers that
+            are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
+        find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
+            always allowed, at no cost.
+
+    Raises:
+        TypeError: `module` is no `nn.Module`.
+        RuntimeError: the ranks' models differ in names, shapes or dtypes.
+    """
+    if isinstance(module, WrappedModel):
+        return module
+    module = _plain(module)
+    return WrappedModel(_with_sync_bn(module, sync_bn), dim=dim)
+
+
+def _plain(module: Any) -> nn.Module:
+    """The module itself, taken out of a wrapper."""
+    if isinstance(module, (nn.DataParallel, WrappedModel)):
+        module = module.module
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"wrap_model takes an nn.Module, not {type(module).__name__}")
+    return module
+
+
+def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
+    """The module with `SyncBatchNorm` layers that synchronise if that is `wanted`, and else don't."""
+    if wanted and world.device().type != "cuda":
+        warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
+        wanted = False
+    if wanted and world.world_size() > 1:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
+    for layer in layers:
+        layer.synchronises = wanted
+    return module
+
+
+# Its method is exchanged, and not the layers, so that these print, save and pickle themselves as in the original.
+_sync_batch_norm: Any = nn.SyncBatchNorm
+_synchronised = _sync_batch_norm.forward
+
+
+def _forward_alone(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    """`SyncBatchNorm.forward` from the first wrap on: there is a process group, which the original hasn't."""
+    forward = _synchronised if getattr(layer, "synchronises", False) else nn.modules.batchnorm._BatchNorm.forward
+    normalised: torch.Tensor = forward(layer, input)
+    return normalised
+
+
+class WrappedModel(DistributedDataParallel):
+    """A model whose replicas train on all ranks. Made by `wrap_model`.
+
+    Or by itself, with `nn.DataParallel`'s arguments, which it takes the place of where a script hands that class on or
+    derives from it. `device_ids` and `output_device` mean nothing here: each rank has its own device.
+
+    A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
+    `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs. With a single rank it calls the module,
+    and nothing else.
+    Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+    ) -> None:
+        nn.Module.__init__(self)
+        module = _plain(module).to(world.device())
+        self.dim = dim
+        index = world.numbered_device().index
+        self.device_ids = [] if index is None else [index]
+        self.output_device = index
+        self._inside = False  # inside another wrapped model, which then does everything
+        self._inputs = Inputs(dim)
+        self._copies = Copies()
+        self._agreement = Agreement()
+        self._replicas: dict[bool, Replica] = {}  # by whether gradients are recorded
+        self.module = module
+        for inner in module.modules():
+            if isinstance(inner, WrappedModel):
+                inner._inside = True
+        world.current().wraps = True
+        if world.world_size() > 1:
+            _sync_batch_norm.forward = _forward_alone
+            summing.make_group()
+            self._agreement.join(module)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next((param.device for param in self.module.parameters()), world.device())
+
+    @_disable_dynamo(recursive=False)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on this rank's rows.
+
+        Args:
+            *args, **kwargs: as the module takes them. Tensors are cut along `dim` into `torch.chunk`'s sizes, also
+                inside tuples, lists and dicts.
+
+        Returns:
+            What the module returns, gathered along `dim`; scalars as a vector, an entry for each rank that had rows.
+
+        Raises:
+            RuntimeError: the parameters differ between ranks (told before the first training step); the ranks'
+                outputs have different structures.
+        """
+        if world.world_size() == 1 or self._inside:
+            return self.module(*self._moved(args), **self._moved(kwargs))
+        replica, own = self._replica()
+        call = self._inputs.cut((args, kwargs), self.device)
+        before = self._agreement.begin(self.module)
+        has_rows = world.rank() < call.chunks
+        try:
+            # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
+            with rng.forward if has_rows else rng.Stream(rank=0), as_in_a_thread(call.chunks):
+                output = _run(own, *call.own)
+        finally:
+            replica.let_go()
+        self._copies.refuse_written()
+        self._agreement.end(self.module, replica.buffers, before)
+        self._inputs.check(call)
+        if not has_rows:
+            self._copies.forget_aside()
+        is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
+        note = Note(call.fingerprints, self._copies.has_aside(), is_outdated)
+        sources = [self._copies.source, *call.sources]
+        gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, sources, note)
+        if any(each.has_aside for each in told):
+            self._copies.add_up_aside()
+        if any(each.is_outdated for each in told):
+            self._copies.outdate()
+        return gathered
+
+    @_disable_dynamo
+    def _replica(self) -> tuple[Replica, nn.Module]:
+        """This rank's replica of the module as it is by now, and its copy of the module itself."""
+        summing.forget_failed()
+        grad = torch.is_grad_enabled()
+        replica = self._replicas.setdefault(grad, Replica(self.module))
+        if replica.looks_changed():
+            replica.look_again()
+            self._agreement.join_new(self.module)
+        if not grad:
+            return replica, replica.own(_NOTHING)
+        return replica, replica.own(self._copies.of(replica.trained(), replica.sparse))
+
+    def _moved(self, value: Any) -> Any:
+        """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""
+        if self.device.type != "cuda":
+            return value
+        return nesting.take_chunk(value, lambda tensor: tensor.to(self.device))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As `nn.Module.load_state_dict`; the keys may also lack their `module.`."""
+        return super().load_state_dict(fit_prefix(state_dict, self.state_dict().keys()), *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Inside another model, too, the keys may lack their `module.`."""
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        fitted = fit_prefix(own, self.state_dict().keys())
+        if fitted is not own:
+            for key in own:
+                del state_dict[prefix + key]
+            state_dict.update({prefix + key: value for key, value in fitted.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside send no gradients: the next one outside sends the sums of all."""
+        if world.world_size() == 1 or self._inside:
+            yield
+            return
+        before, self._copies.enabled = self._copies.enabled, False
+        try:
+            yield
+        finally:
+            self._copies.enabled = before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        held = {**self.__dict__, "_replicas": {}}
+        new.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in held.items())
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        plain = nn.DataParallel.__new__(nn.DataParallel)
+        nn.Module.__init__(plain)
+        base = {name: self.__dict__[name] for name in plain.__dict__ if name in self.__dict__}
+        ids = self._agreement.device_ids
+        state = {**base, "dim": self.dim, "device_ids": ids}
+        if ids:
+            state.update(output_device=ids[0], src_device_obj=torch.device("cuda", ids[0]))
+        return copyreg._reconstructor, (nn.DataParallel, object, None), state  # type: ignore[attr-defined]
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            "a model wrapped by dp2ddp_runtime sums the gradients as they are: it has no join(), communication hooks, "
+            "fused optimizers or static graph"
+        )
+
+    join = register_comm_hook = _register_builtin_comm_hook = _register_fused_optim = _set_static_graph = _refuse
+
+
+def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A function of its own, for torch.compile looks at it, and not at `forward`."""
+    return module(*args, **kwargs)
+
+
+def as_in_a_thread(replicas: int) -> contextlib.AbstractContextManager[Any]:
+    """While a replica runs: what `nn.DataParallel`'s threads don't know of, where it has several.
+
+    So a checkpoint around a wrapped model (`use_reentrant=False`) keeps what the replicas keep, and doesn't run them
+    again. (torch 2.1 doesn't tell whether there is one.)
+    """
+    asks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if replicas == 1 or asks is None or asks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+# As the original prints itself, and as scripts write it into checkpoints and file names.
+WrappedModel.__name__ = nn.DataParallel.__name__

@@ -1,0 +1,1 @@
+"""What rank 0 does alone: files, prints, checkpoints."""

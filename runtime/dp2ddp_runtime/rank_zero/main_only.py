@@ -1,0 +1,276 @@
+"""Files and writers, on rank 0 alone. Nothing here is a collective, or makes rank 0 wait for another rank.
+
+The other ranks get stand-ins that take every call, because every rank runs every line.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import io
+import logging
+import os
+import pathlib
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import IO, Any, Callable, TypeVar, cast
+
+from ..base import world
+from ..base.location import here
+from ..batches.deferred import settle
+from ..ranks import file_sync
+
+T = TypeVar("T")
+
+
+def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+    """`open`, but a file is written on rank 0 alone, and read once rank 0 has written what this rank has passed.
+
+    On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
+    "r+", ...) gives a private copy. In `main_first()` it is the first rank of each machine that writes.
+
+    Args:
+        file, mode, *args, **kwargs: as Python's `open` takes them.
+
+    Raises:
+        OSError, ValueError: as Python's `open`; on rank 0 alone if the file is to be written.
+
+    See https://docs.python.org/3/library/functions.html#open.
+    """
+    modes = set(mode)
+    if not modes & set("wax+"):
+        file_sync.before_read(file)
+        return builtins.open(file, mode, *args, **kwargs)
+    content = _content(file) if "+" in modes and not modes & set("wx") else b""
+    if file_sync.writes():
+        handle = builtins.open(file, mode, *args, **kwargs)  # noqa: SIM115
+    else:
+        with tempfile.NamedTemporaryFile() as copy:
+            copy.write(content)
+            copy.flush()
+            path = copy.name if "+" in modes else os.devnull
+            handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
+        _raw(handle).name = file
+    if file_sync.shared() is not None:
+        _on_close(handle, functools.partial(file_sync.wrote, here().line))
+    return handle
+
+
+def written(file: T) -> T:
+    """`file` itself, once rank 0 has written what this rank has passed: `np.load(ddp.written("mean.npy"))`.
+
+    Args:
+        file: a path, or whatever else is read from; it isn't looked at.
+    """
+    file_sync.before_read(file)
+    return file
+
+
+def _content(path: Any) -> bytes:
+    """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
+    store = file_sync.shared()
+    if store is None:  # the first rank of the machine has done with it
+        return b"" if file_sync.writes() else _found(path)
+    key = file_sync.next_turn("content")
+    if world.is_main():
+        content = _found(path)
+        file_sync.tell(store, key, content.hex())
+        return content
+    return bytes.fromhex(file_sync.hear(store, key, f"rank 0 to open {path!r}"))
+
+
+def _found(path: Any) -> bytes:
+    return pathlib.Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
+
+
+def _raw(handle: IO[Any]) -> Any:
+    """The `io.FileIO` below a file's text and buffer layers."""
+    buffer = getattr(handle, "buffer", handle)
+    return getattr(buffer, "raw", buffer)
+
+
+def _on_close(handle: IO[Any], callback: Callable[[], None]) -> None:
+    """Call `callback` once `handle` has been closed, by whatever way, and its last byte is written."""
+    # The layers above call their raw file's `close` when they are done. No cycle, or closing would wait for the
+    # garbage collector where the script leaves it to the last reference.
+    raw = weakref.ref(_raw(handle))
+
+    def close() -> None:
+        file = raw()
+        if file is not None and not file.closed:
+            io.FileIO.close(file)
+            callback()
+
+    _raw(handle).close = close
+
+
+def main_only(target: T) -> T:
+    """`target` for rank 0 alone: a function, a class or an object whose calls have effects and no results that count.
+
+    Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
+    `wandb = main_only(wandb)`.
+
+    Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
+    rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
+
+    Returns:
+        What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
+        call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
+    """
+    if world.world_size() == 1:
+        return target
+    present = target if file_sync.writes() else _stand_in(target)
+    return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
+
+
+def _stand_in(target: Any) -> Any:
+    if inspect.isclass(target) and issubclass(target, logging.Handler):
+        return lambda *args, **kwargs: logging.NullHandler()
+    return Absent(getattr(target, "__name__", type(target).__name__))
+
+
+class _Called:
+    """What `main_only` makes of a function, a class or a module, or of its stand-in."""
+
+    def __init__(self, target: Any, counts: bool = True) -> None:
+        self._target = target
+        self._counts = counts
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with file_sync.writing() if self._counts else nullcontext():
+            return _gathering(_call(self._target, *args, **kwargs))
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._target, attribute)
+        # Whether rank 0's can be called isn't known elsewhere: so these calls aren't counted anywhere.
+        return _Called(found, counts=False) if callable(found) and not isinstance(found, Absent) else found
+
+
+def _gathering(made: Any) -> Any:
+    """The same object, whose public methods now gather deferred batches first: its class is derived from its own."""
+    kind: Any = type(made)
+    if kind.__module__ == "builtins" or isinstance(made, (Absent, logging.Handler, io.IOBase)):
+        return made
+
+    def getattribute(self: Any, name: str) -> Any:
+        found = kind.__getattribute__(self, name)
+        is_method = inspect.isroutine(found) and not name.startswith("_")
+        return functools.partial(_call, found) if is_method else found
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": getattribute}
+    if hasattr(kind, "__setitem__"):
+        names["__setitem__"] = lambda self, key, value: _call(kind.__setitem__, self, key, value)
+    with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
+        made.__class__ = type(kind.__name__, (kind,), names)
+    return made
+
+
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = settle((args, kwargs))
+    return function(*args, **kwargs)
+
+
+class Absent:
+    """What other ranks hold in place of an object that only rank 0 has.
+
+    It can be called, entered, indexed, iterated (nothing comes) and asked for any attribute; what is set is kept. It is
+    true, as the object on rank 0 is, so that `if writer:` goes the same way. It is no number: arithmetic on it raises
+    `TypeError`, because a result that only rank 0 has must not reach the training.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._absent_name = name
+        self._absent_items: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Absent:
+        settle((args, kwargs))
+        return Absent(f"{self._absent_name}(...)")
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        child = Absent(f"{self._absent_name}.{attribute}")
+        setattr(self, attribute, child)
+        return child
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._absent_items.get(key, Absent(f"{self._absent_name}[{key!r}]"))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._absent_items[key] = settle(value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._absent_items.pop(key, None)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._absent_items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Absent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self._absent_name}: on rank 0 alone>"
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
+
+    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing. What is written in the
+    body by `open`, `save` and `main_only` is written by local rank 0 of each machine.
+
+    Raises:
+        BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
+            exceptions; they don't run it then.
+    """
+    store = file_sync.shared()
+    if store is None:  # also inside of another one
+        yield
+        return
+    file_sync.before_read("what is looked for in main_first()")
+    key, is_first = f"{file_sync.next_turn('first')}/{world.rank() - world.local_rank()}", world.local_rank() == 0
+    told = None if is_first else file_sync.hear(store, key, "local rank 0 in main_first()")
+    if told is not None:
+        raise _retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
+    try:
+        with file_sync.alone("local"):
+            yield
+    except BaseException as error:
+        told = _told(error)
+        raise
+    finally:
+        if is_first:
+            file_sync.tell(store, key, told)
+
+
+def _told(error: BaseException) -> tuple[list[str], Any]:
+    """The names of an error's classes, and its text, as JSON takes them."""
+    if isinstance(error, SystemExit):  # a message is shown once, here
+        return ["SystemExit"], error.code if isinstance(error.code, (int, type(None))) else 1
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its own text is that in quotes
+    return [kind.__name__ for kind in type(error).__mro__], str(text)
+
+
+def _retold(names: list[str], text: Any) -> BaseException:
+    """The nearest of Python's own exceptions. Of anything else in the store, which another user may reach, nothing."""
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if inspect.isclass(kind) and issubclass(kind, (Exception, SystemExit)) and kind is not Exception:
+            with suppress(TypeError):  # it isn't made from a text
+                return kind(text if name == names[0] else f"{names[0]}: {text}")
+    return RuntimeError(f"{names[0]}: {text}")

@@ -1,0 +1,1 @@
+"""What ranks tell each other, and what is the same on all of them."""

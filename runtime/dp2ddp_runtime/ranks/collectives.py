@@ -1,0 +1,160 @@
+"""Collectives on tensors, on whichever device this process group's backends can send them from.
+
+Those of every step are called on the process group itself: `torch.distributed`'s functions check and log each call,
+which between two layers takes longer than sending some kilobytes does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..base import world
+from ..base.waiting import Waiting
+
+_DRAIN = 0.05  # seconds
+
+
+def let_threads_go() -> None:
+    """Threads of gloo that have just run a collective still need the interpreter, to free its tensors."""
+    time.sleep(_DRAIN)
+
+
+def carrier(device: torch.device) -> torch.device:
+    """The device on which tensors of `device` can travel with this process group's backends."""
+    config = str(dist.get_backend_config())
+    if device.type == "cuda":
+        return device if "cuda:nccl" in config else torch.device("cpu")
+    return device if "cpu:" in config else world.device()
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without gradient, lazy conjugation and gaps between its elements."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A `plain` tensor's memory."""
+    # One row of a column may be contiguous with any stride, which `view` doesn't take.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def all_gather(row: torch.Tensor) -> torch.Tensor:
+    """Every rank's row of bytes, one under the other, on the row's device. No collective if there is nothing in it.
+
+    Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
+    ranks wait for each other's turn; but it needs a copy of the row for each rank.
+    """
+    sent = row.to(carrier(row.device))
+    rows = sent.new_empty((world.world_size(), len(row)))
+    if not len(row):
+        return rows.to(row.device)
+    with Waiting("rows"):
+        if sent.device.type != "cpu":
+            dist.all_gather_into_tensor(rows, sent)
+        elif rows.numel() > _DIRECT:
+            _group().allgather([list(rows.unbind(0))], [sent]).wait()
+        else:
+            _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+    return rows.to(row.device)
+
+
+def _group() -> Any:
+    return dist.group.WORLD
+
+
+_DIRECT = 1 << 18  # bytes, of all rows
+_AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
+_KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
+
+
+class Broadcast:
+    """Rank 0's numbers for tensors, many at once, without bumping their versions. Can be sent again and again.
+
+    Args:
+        tensors: they must stay where they lie.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether as they are
+        groups: dict[torch.device, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                groups.setdefault(tensor.device, []).append(tensor.data)
+        for device, members in groups.items():
+            as_is = device == carrier(device) and all(member.dtype in _KNOWN for member in members)
+            self._sends.append((members, as_is))
+
+    # Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def send(self) -> None:
+        """Overwrite the tensors. A collective."""
+        for members, as_is in self._sends:
+            # As bytes where not every backend knows the type.
+            sent = members if as_is else [bytes_of(plain(each).to(carrier(each.device))) for each in members]
+            with Waiting("rank 0's parameters or buffers"):
+                dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
+            if not as_is and not world.is_main():
+                for member, came in zip(members, sent):
+                    member.copy_(came.view(member.dtype).view(member.shape))
+
+
+def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite `tensors` with rank 0's. A collective."""
+    Broadcast(tensors).send()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+    """All ranks' rows along `dim`, in rank order, without autograd. A collective for much data: it travels once, from
+    where it lies to where it is wanted.
+
+    Args:
+        rows: this rank's. Whatever a rank with the size 0 has isn't sent.
+        sizes: each rank's number of rows.
+        dim: the dimension along which they lie.
+    """
+    own = plain(rows.movedim(dim, 0)[: sizes[world.rank()]])
+    missing = max(sizes) - len(own)
+    padded = torch.cat([own, own.new_zeros([missing, *own.shape[1:]])]) if missing else own
+    shares = all_gather(bytes_of(padded)).view(-1).view(own.dtype).view([len(sizes), *padded.shape])
+    whole = torch.cat([share[:size].movedim(0, dim) for share, size in zip(shares, sizes)], dim)
+    channels_last = dim == 0 and rows.dim() == 4 and not rows.is_contiguous()
+    if channels_last and rows.is_contiguous(memory_format=torch.channels_last):
+        return whole.contiguous(memory_format=torch.channels_last)
+    return whole
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
+    """This rank's rows of `whole[numbers]`, rank 0's on a rank without any: each rank gets what it needs alone.
+
+    Args:
+        rows: this rank's rows of the whole batch, along dimension 0.
+        sizes: each rank's number of rows.
+        numbers: of the rows in the whole batch, from 0; as many as there are rows.
+    """
+    starts = list(itertools.accumulate(sizes, initial=0))
+    owner = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+    wanted = [numbers[start : start + size] if size else numbers[: sizes[0]] for start, size in zip(starts, sizes)]
+    me = world.rank()
+    mine = [[number - starts[me] for number in each if owner[number] == me] for each in wanted]
+    theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
+    counts = [sum(owner[number] == rank for number in wanted[me]) for rank in range(len(sizes))]
+    sent = plain(rows)[list(itertools.chain(*mine))].to(carrier(rows.device))
+    received = sent.new_empty([len(theirs), *rows.shape[1:]])
+    width = received[:1].numel() * received.element_size()
+    splits = [count * width for count in counts], [len(each) * width for each in mine]
+    with Waiting("rows in another order"):
+        dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits)
+    picked = torch.empty_like(received)
+    picked[theirs] = received
+    return picked.to(rows.device)

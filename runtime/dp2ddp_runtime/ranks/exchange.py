@@ -1,0 +1,193 @@
+"""The one channel by which ranks tell each other values: an all-gather of tensors and notes that may differ in size.
+
+Every rank runs every line, so every rank gets to each exchange, and all to the same one. Should ranks diverge all the
+same, they find out here: a message tells what it is, and where in the script. Messages of all kinds have the same form,
+so ranks that meet in different exchanges understand each other well enough to say so, instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+import math
+import struct
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from ..base import codec, waiting, world
+from ..base.location import Location, here
+from ..base.uncompiled import uncompiled
+from . import signals
+from .collectives import all_gather, bytes_of, carrier, plain
+
+_SIZES = struct.Struct("qq")  # bytes of the message, of its head
+_FIRST_SLOT = 4096
+_MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
+
+
+class Passenger(NamedTuple):
+    """A small tensor that travels with whatever exchange comes next."""
+
+    tensor: torch.Tensor
+    arrive: Callable[[list[torch.Tensor]], None]
+    """Is given each rank's."""
+
+
+class Divergence(RuntimeError):  # noqa: N818 - what has happened, as in KeyboardInterrupt
+    """The ranks are in different places of the script, or have different values where these must be the same."""
+
+
+#: By a key that is the same on all ranks. A thread that reads ahead may add some earlier on one rank than on another:
+#: what not all have is left for later.
+passengers: dict[Hashable, Passenger] = {}
+
+# The bytes that the latest messages needed. As many as the second largest of them are sent before anything is known:
+# what comes time and again fits, and a single large one makes no others as large.
+_needed = collections.deque([_FIRST_SLOT] * 2, maxlen=8)
+_count = 0
+_lock = threading.RLock()  # a thread that reads ahead may take part, as long as it is in the same order on all ranks
+
+
+@uncompiled
+def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
+    """Tell all ranks this rank's value, and be told theirs. A collective.
+
+    Args:
+        kind: what is exchanged, in words for an error message; the same on all ranks.
+        value: a plain value (`codec.dumps`). Tensors in it may be strided ones of any shapes and dtypes, on the CPU or
+            this rank's device.
+        exact: whether it comes in the very same types, as what is the script's has to.
+
+    Returns:
+        Each rank's value, in rank order. Tensors lie where they travelled: on `carrier(device)`.
+
+    Raises:
+        Divergence: the ranks are in different exchanges; says in which, and on which lines.
+    """
+    told = _exchange(kind, value, exact)
+    signals.look(_count)
+    return told
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
+    global _count
+    with _lock:
+        _count += 1
+        boarded, location = dict(passengers), here()
+        tensors: list[torch.Tensor] = []
+        text = codec.dumps(value, tensors, exact)
+        aboard = codec.dumps({repr(key): each.tensor for key, each in boarded.items()}, tensors, exact=False)
+        sent = [plain(tensor).to(carrier(tensor.device)) for tensor in tensors]
+        specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
+        head = [kind, _count, location, specs]
+        with waiting.Waiting(f"{kind} (exchange {_count})"):
+            message = _message([head, text, aboard], [each for each in sent if each.device.type == "cpu"])
+            rows = _gather(message).unbind(0)
+        texts, values, others = zip(*map(_texts, rows))
+        heads = [_Head(*json.loads(each)) for each in texts]
+        _compare(heads)
+        elsewhere = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
+        came = [_tensors(*each) for each in zip(heads, rows, elsewhere)]
+        told = [codec.loads(each, theirs) for each, theirs in zip(values, came)]
+        if boarded:
+            _arrive(boarded, [codec.loads(each, theirs) for each, theirs in zip(others, came)])
+    return told
+
+
+def _arrive(boarded: dict[Hashable, Passenger], told: Sequence[dict[str, torch.Tensor]]) -> None:
+    for key, passenger in boarded.items():
+        if all(repr(key) in theirs for theirs in told):
+            del passengers[key]
+            passenger.arrive([theirs[repr(key)] for theirs in told])
+
+
+class _Head(NamedTuple):
+    """What comes ahead of a value."""
+
+    kind: str
+    number: int
+    """The number of the exchange."""
+    location: Sequence[Any]
+    specs: Sequence[Any]
+    """Of each tensor: its dtype, its shape, and whether it comes by way of the CPU."""
+
+
+def _message(texts: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sizes, the head, the value and the passengers as lines of text, and the tensors' bytes."""
+    head, *others = texts
+    text = "\n".join([json.dumps(head, separators=(",", ":")), *others]).encode()
+    size = _SIZES.size + len(text) + sum(each.numel() * each.element_size() for each in tensors)
+    start = torch.frombuffer(bytearray(_SIZES.pack(size, len(text)) + text), dtype=torch.uint8)
+    return torch.cat([start, *map(bytes_of, tensors)]) if tensors else start
+
+
+def _sizes(message: torch.Tensor) -> tuple[int, int]:
+    size, text = _SIZES.unpack(ctypes.string_at(message.data_ptr(), _SIZES.size))
+    return size, text
+
+
+def _texts(message: torch.Tensor) -> list[bytes]:
+    """The head, the value and the passengers."""
+    return ctypes.string_at(message.data_ptr() + _SIZES.size, _sizes(message)[1]).split(b"\n")
+
+
+def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
+    """As many bytes of a row; zeros behind it if it has less."""
+    return pad(row, (0, size - len(row)))
+
+
+def _gather(message: torch.Tensor) -> torch.Tensor:
+    """All-gather the messages, in as much as was needed lately; then the rest, if this is more."""
+    slot = sorted(_needed)[-2]
+    rows = all_gather(_fit(message, slot))
+    largest = max(_sizes(row)[0] for row in rows)
+    if largest > slot:
+        rows = torch.cat([rows, all_gather(_fit(message[slot:], largest - slot))], 1)
+    # Heads vary by some bytes (numbers of different lengths).
+    _needed.append(min(largest + 64, _MOST_AT_ONCE))
+    return rows
+
+
+def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[_Head]) -> Sequence[torch.Tensor]:
+    """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
+    largest = max(sum(_nbytes(*spec) for spec in head.specs if not spec[2]) for head in heads)
+    nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
+    if not largest:
+        return [nothing] * len(heads)
+    return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest)).unbind(0)
+
+
+def _tensors(head: _Head, row: torch.Tensor, elsewhere: torch.Tensor) -> list[torch.Tensor]:
+    """One rank's tensors, out of the rows in which they came: by way of the CPU, and from its device."""
+    if not head.specs:
+        return []
+    sources, starts = {True: row, False: elsewhere}, {True: _SIZES.size + _sizes(row)[1], False: 0}
+    tensors = []
+    for name, shape, on_cpu in head.specs:
+        end = starts[on_cpu] + _nbytes(name, shape)
+        data, starts[on_cpu] = sources[on_cpu][starts[on_cpu] : end], end
+        tensors.append(data.clone().view(getattr(torch, name)).view(shape))  # a row may begin anywhere, a number not
+    return tensors
+
+
+def _nbytes(name: str, shape: Sequence[int], *_: Any) -> int:
+    size: int = math.prod(shape) * getattr(torch, name).itemsize
+    return size
+
+
+def _compare(heads: Sequence[_Head]) -> None:
+    """Raise `Divergence` unless all ranks are in one and the same exchange."""
+    if len({(head.kind, head.number, head.location[1]) for head in heads}) == 1:
+        return
+    locations = [
+        f"rank {rank} at {Location(*head.location).line or 'an unknown line'}: {head.kind}"
+        for rank, head in enumerate(heads)
+    ]
+    raise Divergence(f"the ranks have diverged: {'; '.join(locations)}. {waiting.ADVICE}")

@@ -1,0 +1,231 @@
+"""Random streams: one that all ranks share, and the ranks' own for what must differ between them.
+
+The *shared* stream is what the global generators (torch's CPU one, `random`, NumPy, this device's CUDA one) hold while
+the script runs: the same state on every rank, drawn from exactly as the original script draws. Inside the model's
+forward (dropout) and while samples are fetched (augmentation) the global generators hold a rank's *own* state
+instead, so whatever a shard draws there leaves the shared stream as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..base import world
+from ..base.uncompiled import uncompiled
+from .exchange import exchange
+
+np: Any
+try:
+    import numpy as np
+except ImportError:  # torch works without NumPy, and so does this runtime
+    np = None
+
+_SWAPS = np is not None and hasattr(np.random, "set_bit_generator")  # NumPy 1.24
+_SEEDS = 2**63
+_EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (epoch, rank) share a seed
+
+
+def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
+    """The seed of a rank's own stream for forward passes, or for loading the samples of an epoch.
+
+    Args:
+        seed: what the script gave `torch.manual_seed`.
+        rank: the rank, or the replica of `nn.DataParallel`.
+        epoch: None for forward passes.
+    """
+    return (seed + 1 + rank + (0 if epoch is None else (epoch + 1) * _EPOCH_STRIDE)) % _SEEDS
+
+
+class State(NamedTuple):
+    """The global generators' states, with the normal numbers that they have drawn along with the last ones."""
+
+    torch: torch.Tensor
+    python: tuple[Any, ...]
+    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator stays as it is
+    cuda: torch.Tensor | None
+
+
+def capture(device: torch.device | None = None) -> State:
+    """The global generators' state; with a CUDA `device`, that device's generator's too."""
+    numbers = np.random.get_state(legacy=False) if np is not None else None
+    cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
+    return State(torch.default_generator.get_state(), random.getstate(), numbers, cuda)
+
+
+def restore(state: State, device: torch.device | None = None) -> None:
+    """Put the global generators into `state`."""
+    torch.default_generator.set_state(state.torch)
+    random.setstate(state.python)
+    if state.numpy is not None and np is not None:
+        kind = state.numpy["bit_generator"]
+        if _SWAPS and kind != type(np.random.get_bit_generator()).__name__:
+            kinds = {known.__name__: known for known in np.random.BitGenerator.__subclasses__()}
+            np.random.set_bit_generator(kinds[kind]())
+        np.random.set_state(state.numpy)
+    if state.cuda is not None and device is not None:
+        torch.cuda.set_rng_state(state.cuda, device)
+
+
+def alike(one: State, other: State) -> bool:
+    """Whether two states of the CPU's generators are the same."""
+    return torch.equal(one.torch, other.torch) and one.python == other.python and _same(one.numpy, other.numpy)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return one is other or bool(np.array_equal(one, other))
+
+
+def fresh(seed: int, device: torch.device | None = None) -> State:
+    """The state that seeding all generators with `seed` gives; the generators themselves stay as they are."""
+    numpy = None if np is None else np.random.RandomState(seed % 2**32).get_state(legacy=False)
+    on_cuda = device is not None and device.type == "cuda"
+    cuda = torch.Generator(device).manual_seed(seed).get_state() if on_cuda else None
+    return State(torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate(), numpy, cuda)
+
+
+class Stream:
+    """One rank's own random stream. `with stream:` makes the global generators draw from it.
+
+    It starts from `torch.initial_seed()` as the script set it, and starts anew when the script sets another.
+    Entering while the generators already hold an own stream changes nothing.
+
+    Args:
+        rank: whose; this rank's by default.
+        epoch: None for the stream of the forward passes, else the epoch whose samples are being loaded.
+    """
+
+    def __init__(self, rank: int | None = None, epoch: int | None = None) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self._source: Any = None  # the seed and the device that it started from
+        self._own: Any = None  # its state, and what that was when it was entered the last time
+        self._before: Any = None
+        self._shared: Any = None
+        self._numpy: Any = None  # what NumPy draws from next time; the shared generator while we are inside
+
+    @property
+    def drew(self) -> bool:
+        """Whether something was drawn from it the last time."""
+        return not alike(self._before, self._own)
+
+    def restart(self, epoch: int | None = None) -> None:
+        """Start the stream anew where it is used next, for `epoch` (None: as at the start of the run)."""
+        self.epoch = epoch
+        self._own = None
+
+    @uncompiled
+    def __enter__(self) -> Stream:
+        _entered.append(_active is None)
+        if _active is None:
+            source = base, device = torch.initial_seed(), _cuda_device()
+            if self._own is None or source != self._source:
+                rank = world.rank() if self.rank is None else self.rank
+                begun = fresh(replica_seed(base, rank, self.epoch), device)
+                if self._own is not None and base == self._source[0]:  # CUDA has been initialised since
+                    begun = self._own._replace(cuda=begun.cuda)
+                elif _SWAPS:
+                    self._numpy = np.random.MT19937()
+                    self._numpy.state = begun.numpy
+                self._source, self._own = source, begun
+            self._to_own()
+        return self
+
+    @uncompiled
+    def __exit__(self, *error: object) -> None:
+        if _entered.pop():
+            self._to_shared()
+
+    def _to_own(self) -> None:
+        global _active
+        self._before, self._shared = self._own, capture(self._source[1])
+        self._go_on(self._own)
+        _active = self
+
+    def _to_shared(self) -> None:
+        global _active
+        self._own = capture(self._source[1])
+        self._go_on(self._shared)
+        _active = None
+
+    def _go_on(self, state: State) -> None:
+        """Let the generators go on from `state`.
+
+        To set NumPy's state takes longer than all the others. So its generators change places, which loses nothing but
+        the normal number that one had drawn along with its last.
+        """
+        if _SWAPS:
+            before = np.random.get_bit_generator()
+            with before.lock:  # another thread may be drawing
+                np.random.set_bit_generator(self._numpy)
+            self._numpy = before
+            state = state if state.numpy and state.numpy["has_gauss"] else state._replace(numpy=None)
+        restore(state, self._source[1])
+
+
+_active: Stream | None = None  # whose state the global generators hold; None: the shared one
+_entered: list[bool] = []  # the `with` blocks we are in: whether one changed something
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """Draw from the shared stream again, for a while, inside a rank's own one."""
+    left = _active
+    if left is not None:
+        left._to_shared()
+    try:
+        yield
+    finally:
+        if left is not None:
+            left._to_own()
+
+
+forward = Stream()  # dropout and the like, inside the wrapped model
+loading = Stream(epoch=0)  # augmentation, in the process that fetches the samples
+
+
+def _cuda_device() -> torch.device | None:
+    device = world.device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return device if device is not None and device.type == "cuda" else None
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of `random`, NumPy and torch (CPU and CUDA)."""
+    random.seed(seed)
+    if np is not None:
+        np.random.seed(int(seed) % 2**32)  # scripts that parse a seed as a float get by with torch and `random`
+    torch.manual_seed(seed)
+
+
+def seed_everything(seed: int, deterministic: bool = False) -> None:
+    """Seed `random`, NumPy and torch (CPU and CUDA) alike on every rank, and start the ranks' own streams from it.
+
+    Args:
+        seed: the shared stream's seed, as `torch.manual_seed` takes it. A rank's own starts at `seed + 1 + rank`.
+        deterministic: also set cuDNN's `deterministic` flag, and clear its `benchmark` flag.
+    """
+    seed_generators(seed)
+    forward.restart()
+    loading.restart(epoch=0)
+    if deterministic:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
+def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
+    """Take over rank 0's shared stream, and its states of the script's own `generators`. A collective."""
+    if world.world_size() == 1:
+        return
+    device = _cuda_device()
+    with shared():
+        told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
+        *states, own = exchange("the random state", told, exact=True)[0]
+        restore(State(*states), device)
+    for generator, state in zip(generators, own):
+        generator.set_state(state)
