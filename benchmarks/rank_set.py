@@ -172,9 +172,11 @@ def _meet() -> None:
     """Wait for this rank's GPU and for the other ranks."""
     import torch
     import torch.distributed as dist
+    from dp2ddp_runtime.ranks import group
 
-    if dist.is_initialized():
-        dist.barrier()
+    if group.whole() is not None:
+        with group.shown():
+            dist.barrier()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

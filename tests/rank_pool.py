@@ -200,15 +200,27 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
     from dp2ddp_runtime.base import world
+    from dp2ddp_runtime.ranks import group
 
     rank, fn, args, kwargs = pickle.loads(task)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_default_dtype(torch.float32)
     if join:
-        if n > 1 and not dist.is_initialized():
+        if n > 1 and group.whole() is None:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
-        store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
+            group.hide()
+        with group.shown():
+            store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
         world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True, store=store))
     result = fn(*args, **kwargs)
-    return Answer(True, result, spent=not join and (dist.is_initialized() or world.current().ready))
+    return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
+
+
+def meet() -> None:
+    """A barrier for the pool's ranks, which need not be at the same line."""
+    import torch.distributed as dist
+    from dp2ddp_runtime.ranks import group
+
+    with group.shown():
+        dist.barrier()

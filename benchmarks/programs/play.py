@@ -216,7 +216,7 @@ def plain(value: Any) -> Any:
         return value
     if not isinstance(value, torch.Tensor):
         return repr(value) if not isinstance(value, float) else ("float", np.array(value))
-    tensor = deferred.settle(value).detach().cpu()
+    tensor = deferred.materialize(value).detach().cpu()
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided:
         kind, tensor = f"sparse {kind}", tensor.to_dense()

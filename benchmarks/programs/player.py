@@ -16,7 +16,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import deferred, loader
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import outputs
-from dp2ddp_runtime.ranks import exchange, rng
+from dp2ddp_runtime.ranks import exchange, group, rng
 
 from .play import play
 from .spec import Options, Spec
@@ -74,12 +74,13 @@ def _pretend() -> None:
 def _join(rank: int, ranks: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     kept = dist.distributed_c10d._get_default_store()
+    group.hide()
     world.enter(world.World(rank, rank, ranks, ranks, torch.device("cpu"), ready=True, store=kept))
 
 
 def _as_rank(spec: Spec, wrap: Callable[..., Any]) -> Any:
     _choose_sizes(spec.options)
-    exchange.passengers.clear()
+    exchange.piggybacked.clear()
     return play(spec, wrap, loader.shard_loader)
 
 

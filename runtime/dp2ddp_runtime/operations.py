@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .base import nesting, world
-from .batches.deferred import settle
+from .batches.deferred import materialize
 from .ranks.exchange import exchange
 
 _OF_INTEGERS: dict[str, Any] = {"sum": sum, "max": max, "min": min}
@@ -35,7 +35,7 @@ def all_reduce(*values: Any, op: str = "sum") -> Any:
     if op not in _OPS:
         raise ValueError(f"op must be one of {', '.join(_OPS)}, not {op!r}")
     if world.world_size() > 1:
-        values = settle(values)
+        values = materialize(values)
         columns = zip(*exchange("ddp.all_reduce", nesting.leaves(values), exact=True))
         values = nesting.map_leaves(lambda leaf: _combine(leaf, next(columns), op), values)
     return values[0] if len(values) == 1 else values
@@ -53,7 +53,7 @@ def gather(value: Any) -> Any:
     """
     if world.world_size() == 1:
         return value
-    value = settle(value)
+    value = materialize(value)
     columns = zip(*exchange("ddp.gather", nesting.leaves(value, _is_rows), exact=True))
     return nesting.map_leaves(lambda leaf: _join(leaf, next(columns)), value, _is_rows)
 
@@ -71,7 +71,7 @@ def broadcast(value: Any) -> Any:
     """
     if world.world_size() == 1:
         return value
-    value = settle(value)
+    value = materialize(value)
     return exchange("ddp.broadcast", value if world.is_main() else None, exact=True)[0]
 
 

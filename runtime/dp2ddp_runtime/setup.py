@@ -21,7 +21,7 @@ from .base import waiting, world
 from .launch import failure, launcher, watchdog
 from .launch.quiet import hold_until_setup, quiet
 from .model import steps
-from .ranks import collectives, file_sync, rng, signals
+from .ranks import collectives, file_sync, group, rng, signals
 from .ranks.exchange import exchange
 
 DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
@@ -197,9 +197,9 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = backend or _backend(place)
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
-    limit: Any = waiting.NEVER
     with waiting.Waiting("the other ranks in ddp.setup()"):
-        dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=limit)
+        group.join(backend, place)
+    group.hide_variables()
     failure.install()
     signals.install()
     steps.watch()
@@ -236,7 +236,7 @@ def _meet(url: str, place: world.World) -> Any:
 def _leave() -> None:
     """At exit: let no rank lose the store, and end the process group's threads."""
     store = file_sync.store()
-    if store is None or not dist.is_initialized():
+    if store is None or group.whole() is None:
         return
     collectives.let_threads_go()
     if failure.failed:  # the others may never answer
@@ -251,7 +251,7 @@ def _leave() -> None:
         file_sync.wait_until(_all_have_left, "the others' end", 2 * world.current().timeout)
     # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
     if torch.__version__ >= "2.4":  # a TorchVersion, so by number
-        dist.destroy_process_group()
+        group.leave()
 
 
 def _all_have_left() -> bool:

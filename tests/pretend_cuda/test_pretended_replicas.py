@@ -143,21 +143,24 @@ def test_gradients_mistakes_and_precision() -> None:
 def on_rank() -> tuple[list[Tensor], list[Any]]:
     import dp2ddp_runtime as ddp
     import torch.distributed as dist
+    from dp2ddp_runtime.ranks import group
 
     ddp.setup()
     state = train(ddp.wrap_model, ddp.device())
+    assert not dist.is_initialized()
+    dist.GroupMember.WORLD = group.whole()
     rank, device = dist.get_rank(), ddp.device()
     total = torch.full((2,), float(rank + 1), device=device)
     dist.all_reduce(total)
     gathered = [torch.zeros(2, device=device) for _ in range(2)]
     work = dist.all_gather(gathered, total + rank, async_op=True)
     work.wait()
-    group = dist.new_group([0, 1], backend="nccl")
+    nccl = dist.new_group([0, 1], backend="nccl")
     flat = torch.zeros(2, 2, device=device)
-    dist.all_gather_into_tensor(flat, total * 2, group=group)
-    dist.barrier(group)
+    dist.all_gather_into_tensor(flat, total * 2, group=nccl)
+    dist.barrier(nccl)
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
-        dist.all_reduce(torch.ones(1), group=group)  # nccl alone takes no tensor of the host
+        dist.all_reduce(torch.ones(1), group=nccl)  # nccl alone takes no tensor of the host
     plain = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(device), device_ids=[device.index])
     plain(total).sum().backward()
     slope = plain.module.weight.grad

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.model.state_dict import fit_prefix, load_state_dict
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
 from dp2ddp_runtime.rank_zero.checkpoint import _to_own_device, load, save
+from rank_pool import meet
 from torch import nn
 
 
@@ -209,7 +209,7 @@ def _save_then_load(folder: Path) -> list[Any]:
         for step in range(2):
             save({"step": step, "by": world.rank()}, folder / "net.pt")
             seen.append(load(folder / "net.pt"))
-            dist.barrier()
+            meet()
         with rank_zero.open(folder / "file.pt", "wb") as f:
             save({"by": world.rank()}, f)
         seen.append(load(folder / "file.pt"))
@@ -235,7 +235,7 @@ def _load_on_rank_1_alone(path: Path) -> Any:
         time.sleep(0.3)
     save(torch.ones(2), path)
     loaded = None if world.is_main() else load(path).tolist()
-    dist.barrier()
+    meet()
     return loaded
 
 

@@ -76,7 +76,7 @@ def is_the_whole_batch() -> bool:
     assert torch.is_tensor(x)
     assert x.type() == "torch.FloatTensor"
     assert exchanges(lambda: (x.cpu(), x.float(), x.to("cpu"), y.long(), Variable(x), x.half(), len(y))) == 0
-    assert not x.settled
+    assert not x.is_materialized
     assert torch.equal(x + 0, whole_x)
     assert torch.equal(y, whole_y)
     assert len(list(x)) == ROWS
@@ -149,7 +149,7 @@ def looks() -> list[str]:
         own = batch()
         torch.manual_seed(5)
         got = look(*own) if name != "repr" else repr(own[0])
-        same = got == expected if isinstance(got, str) else torch.equal(deferred.settle(got), expected)
+        same = got == expected if isinstance(got, str) else torch.equal(deferred.materialize(got), expected)
         wrong += [] if same else [name]
     return wrong
 
@@ -225,8 +225,8 @@ def a_usual_step() -> list[int]:
             sent.clear()  # rank 0's random state, when the iteration began
             counts.append(exchanges(step))
             assert sum(sent) <= 2 * 5 + 2 + 1 + 3, "outputs, labels, whether the data set drew, the shape of a sample"
-            assert not x.settled
-            assert y.settled
+            assert not x.is_materialized
+            assert y.is_materialized
     finally:
         exchange.plain = plain
         deferred.SMALL = before
@@ -535,7 +535,7 @@ def with_large_outputs(kind: str) -> list[Any]:
         out = net(x)
         assert isinstance(out, deferred.Deferred) is (world.world_size() > 1)
         assert out.requires_grad
-        loss = deferred.settle(steps[kind](out, target))
+        loss = deferred.materialize(steps[kind](out, target))
         loss.backward()
     correct = (out.argmax(1) == target).sum().item()
     return [loss.item(), correct, [p.grad.flatten()[:7].tolist() for p in net.parameters()]]
@@ -562,7 +562,9 @@ def _hooked(out: Any, t: Any) -> torch.Tensor:
 def narrow_means() -> list[float]:
     """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
     with Large():
-        out = deferred.defer(torch.full((400, 400), 100.0).half(), [400] * world.world_size(), rounds=True)
+        out = deferred.defer(
+            torch.full((400, 400), 100.0).half(), [400] * world.world_size(), allows_reordered_sum=True
+        )
         means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
         assert all(mean.dtype == torch.float16 for mean in means)
         return [mean.item() for mean in means]

@@ -18,8 +18,8 @@ import pytest
 import torch
 from dp2ddp_runtime.base import codec, world
 from dp2ddp_runtime.model import outputs
-from dp2ddp_runtime.ranks import collectives, exchange, rng
-from dp2ddp_runtime.ranks.exchange import Passenger
+from dp2ddp_runtime.ranks import collectives, exchange, group, rng
+from dp2ddp_runtime.ranks.exchange import Piggybacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankError, RankPool
@@ -137,21 +137,21 @@ def test_rows_of_any_sizes_are_gathered(ranks: RankPool, sizes: list[int], dim: 
 def collectives_of(sizes: list[int]) -> list[str]:
     """The calls by which rows of these sizes are gathered."""
     called: list[str] = []
-    group = collectives._group()
+    whole = group.whole()
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
             called.append(name)
-            return getattr(group, name)
+            return getattr(whole, name)
 
-    collectives._group = Watched
+    before, group.whole = group.whole, Watched
     try:
         for size in sizes:
             rows = collectives.all_gather(torch.full((size,), world.rank(), dtype=torch.uint8))
             assert rows.shape == (world.world_size(), size)
             assert [row.unique().item() for row in rows] == list(range(world.world_size()))
     finally:
-        collectives._group = lambda: group
+        group.whole = before
     return called
 
 
@@ -228,13 +228,15 @@ def test_arrays_travel_as_bytes_and_not_as_text() -> None:
     assert [tensor.numel() for tensor in tensors] == [8000]
 
 
-def passengers() -> list[Any]:
+def piggybacked() -> list[Any]:
     """Small tensors travel with what comes next, where all ranks have them."""
     arrived: dict[str, list[Any]] = {}
 
     def board(name: str) -> None:
         own = torch.full((world.rank() + 1,), world.rank())
-        exchange.passengers[name] = Passenger(own, lambda all_of: arrived.update({name: [t.tolist() for t in all_of]}))
+        exchange.piggybacked[name] = Piggybacked(
+            own, lambda all_of: arrived.update({name: [t.tolist() for t in all_of]})
+        )
 
     board("both")
     if world.is_main():
@@ -243,12 +245,12 @@ def passengers() -> list[Any]:
     first = dict(arrived)
     board("early")
     exchange.exchange("a test")
-    return [first, arrived["early"], len(exchange.passengers)]
+    return [first, arrived["early"], len(exchange.piggybacked)]
 
 
-def test_passengers_arrive_where_all_ranks_sent_them(ranks: RankPool) -> None:
+def test_what_is_piggybacked_arrives_where_all_ranks_sent_them(ranks: RankPool) -> None:
     shares = [[0], [1, 1]]
-    assert ranks(2, passengers) == [[{"both": shares}, shares, 0]] * 2
+    assert ranks(2, piggybacked) == [[{"both": shares}, shares, 0]] * 2
 
 
 def diverged(action: str) -> None:

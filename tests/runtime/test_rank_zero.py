@@ -16,13 +16,13 @@ from typing import Any, Callable, ClassVar
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
 from dp2ddp_runtime.rank_zero.checkpoint import save
 from dp2ddp_runtime.rank_zero.main_only import Absent, main_first, main_only
 from dp2ddp_runtime.ranks import file_sync
 from dp2ddp_runtime.ranks.file_sync import PeerError
+from rank_pool import meet
 
 
 def write_slowly(path: Path, text: str) -> None:
@@ -42,7 +42,7 @@ def _write_then_read(folder: Path) -> list[str]:
             f.write(f"round {n}")
         with rank_zero.open(folder / "a.txt") as f:
             seen.append(f.read())
-        dist.barrier()  # or rank 0 is already writing the next one
+        meet()  # or rank 0 is already writing the next one
     return seen
 
 
@@ -74,7 +74,7 @@ def _write_and_read_on_rank_1_alone(path: Path) -> str | None:
     json.dump({"rank": world.rank(), "wait": world.is_main() and time.sleep(0.3)}, rank_zero.open(path, "w"))
     gc.enable()
     text = None if world.is_main() else rank_zero.open(path).read()
-    dist.barrier()
+    meet()
     return text
 
 
@@ -95,7 +95,7 @@ def _append_binary_and_exclusive(folder: Path) -> list[Any]:
             if "+" in mode:
                 f.seek(0)
                 kinds.append(f.read())
-        dist.barrier()
+        meet()
     return kinds
 
 
@@ -130,7 +130,7 @@ def _counts_differ(path: Path) -> str:
     # Rank 1 sees the file that rank 0 has written meanwhile, and so passes one more write than rank 0.
     if world.is_main():
         path.write_text("old")
-    dist.barrier()
+    meet()
     if not world.is_main():
         main_only(os.remove)(path)
     main_only(write_slowly)(path, "new")
@@ -150,7 +150,7 @@ def _in_forked_child(path: Path) -> bytes:
         os._exit(0)
     os.waitpid(child, 0)
     answer = os.read(read, 10)
-    dist.barrier()  # the store still works
+    meet()  # the store still works
     return answer + rank_zero.open(path, "rb").read()
 
 
@@ -180,11 +180,11 @@ def test_reads_wait_for_calls(ranks: Any, tmp_path: Path) -> None:
 def _write_without_an_argument_that_is_a_path(folder: Path) -> list[str | None]:
     main_only(os.system)(f"sleep 0.3; echo command > {folder / 'a'}")
     seen = [None if world.is_main() else rank_zero.open(folder / "a").read()]
-    dist.barrier()
+    meet()
     main_only(functools.partial(time.sleep, 0.3))()
     main_only((folder / "b").write_text)("method")
     seen.append(None if world.is_main() else rank_zero.open(folder / "b").read())
-    dist.barrier()
+    meet()
     return seen
 
 
@@ -211,7 +211,7 @@ def _read_and_write_on_rank_0_alone(path: Path) -> str | None:
     text = None if world.is_main() else rank_zero.open(path).read()
     with main_first():  # has the same number on both ranks
         pass
-    dist.barrier()
+    meet()
     return text
 
 
@@ -271,14 +271,14 @@ class Table:
 def _set_items() -> list[Any]:
     """What is looked at, on this rank, when an item is set."""
     looked: list[Any] = []
-    plain = rank_zero.settle
-    rank_zero.settle = lambda value: looked.append(value) or plain(value)  # type: ignore[func-returns-value]
+    plain = rank_zero.materialize
+    rank_zero.materialize = lambda value: looked.append(value) or plain(value)  # type: ignore[func-returns-value]
     try:
         table = main_only(Table)()
         looked.clear()
         table["x"] = 3
     finally:
-        rank_zero.settle = plain
+        rank_zero.materialize = plain
     return [each[0][2] if isinstance(each, tuple) else each for each in looked]
 
 
@@ -291,7 +291,7 @@ def _make_log_handler(path: str) -> tuple[str, bool]:
     handler.setFormatter(logging.Formatter("%(message)s"))
     name = type(handler).__name__
     handler.close()
-    dist.barrier()
+    meet()
     return name, os.path.exists(path)
 
 

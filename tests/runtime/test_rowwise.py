@@ -169,7 +169,7 @@ def _set(x: Any, value: Any) -> Any:
     return x
 
 
-def each_ranks(size: int, case: Case, whole: torch.Tensor, rounds: bool = False) -> list[list[Any]]:
+def each_ranks(size: int, case: Case, whole: torch.Tensor, allows_reordered_sum: bool = False) -> list[list[Any]]:
     """What each rank makes of its rows, without any other rank: a look would fail."""
     results = []
     sizes = chunk_sizes(len(whole), size)
@@ -178,7 +178,7 @@ def each_ranks(size: int, case: Case, whole: torch.Tensor, rounds: bool = False)
         start = sum(sizes[:rank])
         rows = whole[start : start + sizes[rank]] if sizes[rank] else whole[: sizes[0]]
         torch.manual_seed(1)
-        found = case(deferred.defer(rows.clone(), sizes, rounds=rounds))
+        found = case(deferred.defer(rows.clone(), sizes, allows_reordered_sum=allows_reordered_sum))
         results.append(found if isinstance(found, list) else [found])
     return results
 
@@ -190,13 +190,13 @@ def together(parts: tuple[Any, ...]) -> torch.Tensor:
     return whole
 
 
-def compared(case: Case, whole: torch.Tensor, rounds: bool = False) -> Iterator[tuple[Any, Any]]:
+def compared(case: Case, whole: torch.Tensor, allows_reordered_sum: bool = False) -> Iterator[tuple[Any, Any]]:
     """What the ranks make of their rows together, and what one process makes of the whole batch."""
     for size in (2, 3, 4):
         torch.manual_seed(1)
         expected = case(whole.clone())
         expected = expected if isinstance(expected, list) else [expected]
-        columns = list(zip(*each_ranks(size, case, whole, rounds)))
+        columns = list(zip(*each_ranks(size, case, whole, allows_reordered_sum)))
         assert len(columns) == len(expected)
         yield from ((together(column), wanted) for column, wanted in zip(columns, expected))
 
@@ -212,7 +212,7 @@ def test_rows_are_bit_for_bit_the_whole_batchs(name: str) -> None:
 @pytest.mark.parametrize("name", ROUNDED)
 def test_outputs_rows_are_the_whole_ones_to_rounding(name: str) -> None:
     whole = torch.rand(SHAPE, generator=torch.Generator().manual_seed(3)).clamp(0.01, 0.99)
-    for got, wanted in compared(ROUNDED[name], whole, rounds=True):
+    for got, wanted in compared(ROUNDED[name], whole, allows_reordered_sum=True):
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -255,7 +255,7 @@ def test_what_needs_the_others_looks(name: str, monkeypatch: pytest.MonkeyPatch)
         looked.append(self)
         raise InterruptedError
 
-    monkeypatch.setattr(Deferred, "settle", look)
+    monkeypatch.setattr(Deferred, "materialize", look)
     with pytest.raises(InterruptedError):
         each_ranks(2, LOOKS[name], torch.rand(SHAPE))
     assert looked
@@ -265,12 +265,12 @@ def test_what_needs_the_others_looks(name: str, monkeypatch: pytest.MonkeyPatch)
     "look", [lambda x: x.norm(1, 0), lambda x: x.norm(2), lambda x: x.mul_(2), lambda x: x.softmax(0)]
 )
 def test_outputs_are_looked_at_for_what_mixes_rows(look: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(self: Deferred) -> None:
+    def materialize(self: Deferred) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr(Deferred, "settle", settle)
+    monkeypatch.setattr(Deferred, "materialize", materialize)
     with pytest.raises(InterruptedError):
-        each_ranks(2, look, torch.rand(SHAPE), rounds=True)
+        each_ranks(2, look, torch.rand(SHAPE), allows_reordered_sum=True)
 
 
 def test_each_entry_of_the_table_has_a_case() -> None:

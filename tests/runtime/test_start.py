@@ -40,11 +40,10 @@ PLAIN = """
 
     drawn = torch.stack([torch.rand(1)[0], torch.tensor(hash("a string") % 1000.0)])
     ours = drawn.clone()
-    dist.broadcast(drawn, 0)
-    every = torch.tensor([float(torch.equal(drawn, ours)), 1.0])
-    dist.all_reduce(every)
+    drawn = ddp.broadcast(drawn)
+    every = ddp.all_reduce(torch.tensor([float(torch.equal(drawn, ours)), 1.0]))
     ddp.barrier()
-    print("agree", every.tolist())
+    print("agree", every.tolist(), dist.is_initialized(), sorted(name for name in os.environ if "RANK" in name))
     print("imported the compiler", "torch._dynamo" in sys.modules)
     """
 LAUNCHED = """
@@ -139,7 +138,7 @@ def test_plain_start_repeats_the_command(plain: Observed) -> None:
         "world 0 0 2 cpu True",
         "threads True",
         "from a child process",
-        "agree [2.0, 2.0]",
+        "agree [2.0, 2.0] False []",
         "imported the compiler False",  # which takes more than a second
     ]
 

@@ -445,7 +445,7 @@ def failing_in_a_thread() -> str:
     thread.join()
     with pytest.raises(Divergence) as told:
         operations.broadcast(len(caught))
-    exchange.passengers.clear()
+    exchange.piggybacked.clear()
     return str(told.value)
 
 
@@ -494,7 +494,7 @@ def changed(what: str, early: bool) -> str:
     try:
         iter(loader)
     except Divergence as error:
-        exchange.passengers.clear()
+        exchange.piggybacked.clear()
         return str(error)
     return ""
 

@@ -22,7 +22,7 @@ from torch._utils import KeyErrorMessage
 
 from ..base import nesting, world
 from ..ranks import rng
-from ..ranks.exchange import Divergence, Passenger, exchange, passengers
+from ..ranks.exchange import Divergence, Piggybacked, exchange, piggybacked
 from . import kept, samplers
 from .deferred import Deferred, defer, is_small
 
@@ -131,7 +131,7 @@ class RankIterator(samplers.Delegate):
         self._sampler: samplers.RankBatchSampler = loader.batch_sampler
         self._sizes, self._drawn = self._sampler.sizes, self._sampler.latest
         self._iteration, self._batches = next(_iterations), itertools.count()
-        self._boarded: dict[Hashable, Passenger] = {}
+        self._piggybacked: dict[Hashable, Piggybacked] = {}
         self._failed: list[Exception] = []  # of the latest batch; popped, as a local name would keep this alive with it
         self._failures = 0
         if not loader.num_workers:
@@ -142,9 +142,9 @@ class RankIterator(samplers.Delegate):
         return self
 
     def __next__(self) -> Any:
-        for old in self._boarded:
-            passengers.pop(old, None)  # of the batch before, and still not looked at
-        self._boarded, number = {}, next(self._batches)
+        for old in self._piggybacked:
+            piggybacked.pop(old, None)  # of the batch before, and still not looked at
+        self._piggybacked, number = {}, next(self._batches)
         share = self._load()
         if threading.current_thread() is threading.main_thread():
             share, parts = self._meet(share, is_first=number == 0)
@@ -152,8 +152,8 @@ class RankIterator(samplers.Delegate):
             parts = self._tell_later(share, number)
         batch = as_whole(share.rows, share.sizes, parts)
         small = [each for each in nesting.tensors(batch) if isinstance(each, Deferred) and is_small(each)]
-        self._boarded.update(((self._iteration, number, i), each.as_passenger()) for i, each in enumerate(small))
-        passengers.update(self._boarded)
+        self._piggybacked.update(((self._iteration, number, i), each.as_piggybacked()) for i, each in enumerate(small))
+        piggybacked.update(self._piggybacked)
         return batch
 
     def _meet(self, share: Share, is_first: bool) -> tuple[Share, list[Any]]:
@@ -178,7 +178,7 @@ class RankIterator(samplers.Delegate):
         """In a thread that reads ahead, where ranks can't meet: tell the others by what they exchange next."""
         self._failures += len(self._failed)
         failures = torch.tensor(self._failures)
-        passengers[self._iteration, "failures"] = Passenger(failures, functools.partial(_hear_failures, self._name))
+        piggybacked[self._iteration, "failures"] = Piggybacked(failures, functools.partial(_hear_failures, self._name))
         if self._failed:
             raise self._failed.pop()
         if self._is_trial:
@@ -186,7 +186,7 @@ class RankIterator(samplers.Delegate):
             share = share._replace(changes={})
         mark = zlib.crc32(repr(share.changes).encode()) if share.changes else 0
         hear = functools.partial(_hear, self._name, self._loader._warn_of, next(iter(share.changes), "state"))
-        self._boarded[self._iteration, number, -1] = Passenger(torch.tensor([mark, *share.shapes]), hear)
+        self._piggybacked[self._iteration, number, -1] = Piggybacked(torch.tensor([mark, *share.shapes]), hear)
         found = texts(share.rows)
         return exchange("a batch's strings", found) if found else []
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..ranks import rng
-from ..ranks.exchange import Divergence, Passenger
+from ..ranks.exchange import Divergence, Piggybacked
 
 _SAMPLE, _ITEMS = 1024, 64
 # By the holder's id and the attribute's name: where a pass of a loader has written. Most likely a cache, of this rank's
@@ -40,7 +40,7 @@ class Contents:
         self._start: _Rows = {}
         self._ended = True
 
-    def begin(self) -> Passenger:
+    def begin(self) -> Piggybacked:
         """A pass begins: what tells the ranks whether they differ."""
         now = _rows(self._root)
         # Is the last pass still going on? Then nobody knows who has changed something.
@@ -50,7 +50,7 @@ class Contents:
         names = {zlib.crc32(name.encode()): name for name in compared}
         table = [[number, *compared[name]] for number, name in names.items()]
         sent = torch.tensor(table, dtype=torch.float64).reshape(-1, 5)
-        return Passenger(sent, functools.partial(_compare, self._name, names))
+        return Piggybacked(sent, functools.partial(_compare, self._name, names))
 
     def end(self) -> None:
         """The pass is over."""

@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo  # the public one takes a second to i
 from ..base import nesting, world
 from ..gradients.adjoint import attach
 from ..ranks.collectives import gather_rows
-from ..ranks.exchange import Passenger, exchange, passengers
+from ..ranks.exchange import Piggybacked, exchange, piggybacked
 
 #: Bytes of a whole batch that is not worth a collective of its own: it travels with the next one.
 SMALL = 1 << 15
@@ -29,11 +29,11 @@ Rule = Callable[[Any, Any, Any], Any]
 RULES: dict[Any, Rule] = {}
 
 
-class Origin(NamedTuple):
+class ViewBase(NamedTuple):
     """What a deferred tensor was made from, where it may share memory with that, or is better made again from it."""
 
     parent: Deferred
-    recipe: Callable[[torch.Tensor], torch.Tensor]
+    view_fn: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Deferred(torch.Tensor):
@@ -42,21 +42,22 @@ class Deferred(torch.Tensor):
     Attributes:
         rows: this rank's rows; rank 0's on a rank that has none.
         sizes: how many rows each rank has, along dimension `batch_dim`.
-        rounds: whether it comes from a model's outputs: sums over its rows may then be rounded in another order.
+        allows_reordered_sum: whether it comes from a model's outputs: sums over its rows may then be rounded in another
+            order.
         tokens: what goes with the rows' gradients (`adjoint`).
     """
 
     rows: torch.Tensor
     sizes: tuple[int, ...]
     batch_dim: int
-    rounds: bool
+    allows_reordered_sum: bool
     tokens: tuple[torch.Tensor, ...]
-    _origin: Origin | None
-    _heirs: list[weakref.ref[Deferred]]
+    _view_base: ViewBase | None
+    _views: list[weakref.ref[Deferred]]
     _data: torch.Tensor | None  # the whole batch
     _graph: torch.Tensor | None  # the same, with autograd
     _node: Any  # what the wrapper's own gradient goes to
-    _spoiled: str
+    _invalid: str
 
     @staticmethod
     def __new__(cls, rows: torch.Tensor, sizes: Sequence[int], dim: int) -> Deferred:
@@ -67,7 +68,7 @@ class Deferred(torch.Tensor):
         return new
 
     @property
-    def settled(self) -> bool:
+    def is_materialized(self) -> bool:
         """Whether the whole batch is here: somebody looked at it, or it came along with something else."""
         return self._data is not None
 
@@ -75,38 +76,38 @@ class Deferred(torch.Tensor):
     def is_rows(self) -> bool:
         """Whether what is done to the rows is done to the whole batch.
 
-        Not once it is settled; and not if autograd knows more of it than of its rows: a function of the script's
+        Not once it is materialized; and not if autograd knows more of it than of its rows: a function of the script's
         (`torch.autograd.Function`) has made it, from others.
         """
         return self._data is None and _grad_fn(self) is self._node
 
-    def spoil(self, why: str) -> None:
+    def invalidate(self, why: str) -> None:
         """From now on the rows are not what the script's batch holds."""
-        if self._origin is None:
-            self._spoiled = why
+        if self._view_base is None:
+            self._invalid = why
         else:
-            self._origin.parent.spoil(why)
+            self._view_base.parent.invalidate(why)
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Gather the whole batch, unless it is here. A collective.
 
-        All that shares memory with it is settled as well, so that what is written into one is seen in the others, as
-        in the original. After that it is an ordinary tensor in all but name.
+        All that shares memory with it is materialized as well, so that what is written into one is seen in the others,
+        as in the original. After that it is an ordinary tensor in all but name.
         """
         if self._data is not None:
             return
-        if self._origin is not None:
-            self._origin.parent.settle()
+        if self._view_base is not None:
+            self._view_base.parent.materialize()
             return
-        if self._spoiled:
-            raise RuntimeError(self._spoiled)
+        if self._invalid:
+            raise RuntimeError(self._invalid)
         if _nbytes(self) <= SMALL:
-            passengers["look"] = self.as_passenger()
+            piggybacked["look"] = self.as_piggybacked()
         exchange(f"a look at a batch of shape {tuple(self.shape)}, {self.dtype}")
         if self._data is None:
             self._take(gather_rows(self.rows, self.sizes, self.batch_dim))
 
-    def as_passenger(self) -> Passenger:
+    def as_piggybacked(self) -> Piggybacked:
         """This rank's share, which brings the whole batch when it travels."""
         own = self.rows if self.sizes[world.rank()] else self.rows.narrow(self.batch_dim, 0, 0)
 
@@ -114,19 +115,19 @@ class Deferred(torch.Tensor):
             if isinstance(self, Deferred) and self._data is None:
                 self._take(torch.cat(shares, self.batch_dim).to(self.rows.device))
 
-        return Passenger(own, arrive)
+        return Piggybacked(own, arrive)
 
     def _take(self, data: torch.Tensor) -> None:
         self._data = data
-        for ref in self._heirs:
-            heir = ref()
-            if heir is not None and heir._origin is not None:
+        for ref in self._views:
+            view = ref()
+            if view is not None and view._view_base is not None:
                 with torch.no_grad():
-                    heir._take(heir._origin.recipe(data))
+                    view._take(view._view_base.view_fn(data))
 
     def whole(self) -> torch.Tensor:
         """The whole batch, as an ordinary tensor. A collective, unless it is here."""
-        self.settle()
+        self.materialize()
         assert self._data is not None
         if not torch.is_grad_enabled():
             return self._data
@@ -136,32 +137,32 @@ class Deferred(torch.Tensor):
         if not self.rows.requires_grad:
             return self._data
         if self._graph is None:
-            if self._origin is not None:
-                self._graph = self._origin.recipe(self._origin.parent.whole())
+            if self._view_base is not None:
+                self._graph = self._view_base.view_fn(self._view_base.parent.whole())
             else:
                 self._graph = attach(self.rows, self._data, self.sizes, self.batch_dim, self.tokens)
         return self._graph
 
     def become_plain(self) -> None:
         """Be an ordinary tensor from now on, as all with its memory and no graph. A collective, unless it is here."""
-        self.settle()
-        parent = None if self._origin is None else self._origin.parent
+        self.materialize()
+        parent = None if self._view_base is None else self._view_base.parent
         if parent is not None and not parent.rows.requires_grad:
             parent.become_plain()
             return
         family = [self]
         for each in family:
-            family += [heir for heir in (ref() for ref in each._heirs) if heir is not None]
-            each._heirs = []
+            family += [view for view in (ref() for ref in each._views) if view is not None]
+            each._views = []
         if parent is not None:
-            parent._heirs = [ref for ref in parent._heirs if ref() is not self]
+            parent._views = [ref for ref in parent._views if ref() is not self]
         for each in family:
             assert each._data is not None
             torch.utils.swap_tensors(each, each._data.detach())  # type: ignore[no-untyped-call]
 
     def is_alone(self) -> bool:
         """Whether its rows may be written into: no other tensor that is in use may share their memory."""
-        return self._origin is None and not self.rounds and all(ref() is None for ref in self._heirs)
+        return self._view_base is None and not self.allows_reordered_sum and all(ref() is None for ref in self._views)
 
     @classmethod
     @_disable_dynamo
@@ -180,7 +181,8 @@ class Deferred(torch.Tensor):
         if func in _ALIASES and args[0].is_rows:
             return defer_from(args[0], args[0].rows.detach(), args[0].batch_dim, lambda whole: whole.detach())
         if any(
-            each.settled and each.whole().requires_grad and not each.rows.requires_grad for each in _in((args, kwargs))
+            each.is_materialized and each.whole().requires_grad and not each.rows.requires_grad
+            for each in _in((args, kwargs))
         ):
             raise RuntimeError(
                 "compiled code can't take gradients by a batch that dp2ddp_runtime loaded: give it batch.clone()"
@@ -195,7 +197,7 @@ def defer(
     rows: torch.Tensor,
     sizes: Sequence[int],
     dim: int = 0,
-    rounds: bool = False,
+    allows_reordered_sum: bool = False,
     tokens: Sequence[torch.Tensor] = (),
 ) -> Deferred:
     """A whole batch, of which this rank has `rows`.
@@ -204,18 +206,18 @@ def defer(
         rows: this rank's rows; on a rank without any, rank 0's.
         sizes: each rank's number of rows. The same on all ranks, as are all other sizes.
         dim: the dimension along which the ranks' rows lie one after the other.
-        rounds: whether it comes from a model's outputs.
+        allows_reordered_sum: whether it comes from a model's outputs.
         tokens: of what the rows are made of, if they have gradients.
     """
-    return _make(rows, tuple(sizes), dim, rounds, tuple(tokens), None)
+    return _make(rows, tuple(sizes), dim, allows_reordered_sum, tuple(tokens), None)
 
 
 def defer_from(
-    parent: Deferred, rows: torch.Tensor, dim: int, recipe: Callable[[torch.Tensor], torch.Tensor]
+    parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Callable[[torch.Tensor], torch.Tensor]
 ) -> Deferred:
-    """What `recipe` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
-    new = _make(rows, parent.sizes, dim, parent.rounds, parent.tokens, Origin(parent, recipe))
-    parent._heirs.append(weakref.ref(new))
+    """What `view_fn` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
+    new = _make(rows, parent.sizes, dim, parent.allows_reordered_sum, parent.tokens, ViewBase(parent, view_fn))
+    parent._views.append(weakref.ref(new))
     return new
 
 
@@ -223,16 +225,16 @@ def _make(
     rows: torch.Tensor,
     sizes: tuple[int, ...],
     dim: int,
-    rounds: bool,
+    allows_reordered_sum: bool,
     tokens: tuple[torch.Tensor, ...],
-    origin: Origin | None,
+    view_base: ViewBase | None,
 ) -> Deferred:
     new = Deferred(rows.detach() if rows.requires_grad else rows, sizes, dim)
     if rows.requires_grad and torch.is_grad_enabled():
         new = attach(rows, new, sizes, dim, tokens)  # type: ignore[assignment]
-    new.rows, new.sizes, new.batch_dim, new.rounds = rows, sizes, dim, rounds
+    new.rows, new.sizes, new.batch_dim, new.allows_reordered_sum = rows, sizes, dim, allows_reordered_sum
     new.tokens = tokens if rows.requires_grad else ()
-    new._origin, new._heirs, new._data, new._graph, new._spoiled = origin, [], None, None, ""
+    new._view_base, new._views, new._data, new._graph, new._invalid = view_base, [], None, None, ""
     new._node = _grad_fn(new)
     return new
 
@@ -253,7 +255,7 @@ def _nbytes(tensor: Deferred) -> int:
     return per_row * sum(tensor.sizes)
 
 
-def settle(value: Any) -> Any:
+def materialize(value: Any) -> Any:
     """The same nesting, with whole batches in place of deferred ones. A collective if there are any."""
     return _whole(value) if _in(value) else value
 
@@ -266,7 +268,7 @@ def on_whole(func: Any, args: Any, kwargs: Any) -> Any:
     """`func` of whole batches. What it writes into is written into the script's own tensors."""
     found = _in((args, kwargs))
     for each in found:
-        each.settle()
+        each.materialize()
     args, kwargs = _whole((args, kwargs))
     result = func(*args, **kwargs)
     return (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .deferred import RULES, Deferred, defer, settle
+from .deferred import RULES, Deferred, defer, materialize
 from .rowwise import rule
 
 
@@ -27,7 +27,7 @@ RULES[torch.Tensor.requires_grad.__set__] = _made_a_leaf  # type: ignore[attr-de
 def _roots(value: Any) -> Any:
     """The same nesting with whole batches, where their graphs begin."""
     with torch.enable_grad():  # which is off in a backward
-        return settle(value)
+        return materialize(value)
 
 
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from ..base import world
 from ..ranks import collectives, rng
-from ..ranks.exchange import passengers
+from ..ranks.exchange import piggybacked
 from . import collate, contents, kept, samplers, unsharded
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
@@ -136,7 +136,7 @@ class _RankLoader(DataLoader[Any]):
             self.in_order = True  # the ranks' chunks have to belong together
 
     def __iter__(self) -> Any:
-        passengers["what a data set holds"] = self._contents.begin()
+        piggybacked["what a data set holds"] = self._contents.begin()
         parts = (self, self.sampler, self.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
         rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])

@@ -14,7 +14,7 @@ from ..base import world
 from ..gradients.adjoint import Copy, join
 from ..gradients.summing import Bucket
 from ..ranks.exchange import exchange
-from .deferred import RULES, Deferred, defer, is_small, settle
+from .deferred import RULES, Deferred, defer, is_small, materialize
 from .rowwise import along, is_deferred, own_rows, rule, tokens_of
 
 
@@ -69,7 +69,7 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
     if not is_deferred(batch) or kwargs.get("out") is not None:
         return NotImplemented
     counts = func in (torch.sum, torch.Tensor.sum) and not (batch.is_floating_point() or batch.is_complex())
-    if not batch.rounds and not (counts and not is_small(batch)):
+    if not batch.allows_reordered_sum and not (counts and not is_small(batch)):
         return NotImplemented
     dtype = func(batch.rows.new_ones(1), **kwargs).dtype
     own = torch.sum(batch.rows, **{**kwargs, "dtype": torch.float32 if dtype in _HALF else dtype})
@@ -107,7 +107,7 @@ _REDUCTIONS = ("none", "sum", "mean", "batchmean")
 def _loss(func: Any, args: Any, kwargs: Any, weigh: Callable[..., Any]) -> Any:
     """A loss of a model's output: the sums over the ranks' rows, put together."""
     batch: Any = args[0] if args else kwargs.get("input")
-    if not is_deferred(batch) or not batch.rounds or batch.batch_dim != 0:
+    if not is_deferred(batch) or not batch.allows_reordered_sum or batch.batch_dim != 0:
         return NotImplemented
     call = _arguments(func, args, kwargs)
     rows = _own(func, call, batch) if call else None
@@ -155,11 +155,11 @@ def _own(func: Any, call: dict[str, Any], batch: Deferred) -> dict[str, Any] | N
                 return None
             rows[name] = value.rows
         elif name == "target":
-            rows[name] = own_rows(settle(value), batch.sizes, 0) if value.dim() else NotImplemented
+            rows[name] = own_rows(materialize(value), batch.sizes, 0) if value.dim() else NotImplemented
         elif value.dim() > 1 or value.dim() == batch.dim() or func in _DIVIDED_BY_WEIGHT:
             return None  # a weight that may vary along the batch, or that the mean is divided by
         else:
-            rows[name] = settle(value)
+            rows[name] = materialize(value)
         if rows[name] is NotImplemented:
             return None
     return rows

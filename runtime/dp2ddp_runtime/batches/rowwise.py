@@ -82,13 +82,13 @@ def is_deferred(value: Any) -> TypeGuard[Deferred]:
     return isinstance(value, Deferred) and value.is_rows
 
 
-def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
+def _made(parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Any) -> Any:
     """A copy: what is small comes along with what it was made from, what is large is by itself."""
     if rows is parent.rows:
         return parent
     if is_small(parent):
-        return defer_from(parent, rows, dim, recipe)
-    return defer(rows, parent.sizes, dim, parent.rounds, parent.tokens)
+        return defer_from(parent, rows, dim, view_fn)
+    return defer(rows, parent.sizes, dim, parent.allows_reordered_sum, parent.tokens)
 
 
 # --- what a tensor is -----------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _made(parent: Deferred, rows: torch.Tensor, dim: int, recipe: Any) -> Any:
 @rule(*_META)
 @property_rule(*_META_PROPERTIES)
 def _told_by_wrapper(func: Any, args: Any, kwargs: Any) -> Any:
-    if not isinstance(args[0], Deferred) or args[0].settled:
+    if not isinstance(args[0], Deferred) or args[0].is_materialized:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -167,7 +167,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     if tensors == 1 and args and args[0] is batch:
         return _made(batch, rows, dim, lambda whole: func(whole, *args[1:], **kwargs))
     batches = [each for each in (*args, *kwargs.values()) if isinstance(each, Deferred)]
-    return defer(rows, batch.sizes, dim, any(each.rounds for each in batches), tokens_of(batches))
+    return defer(rows, batch.sizes, dim, any(each.allows_reordered_sum for each in batches), tokens_of(batches))
 
 
 def tokens_of(batches: Iterable[Deferred]) -> list[torch.Tensor]:
@@ -217,7 +217,7 @@ RULES.update(dict.fromkeys(_functions(_EXACT), _elementwise))
 
 def _rounded(func: Any, args: Any, kwargs: Any) -> Any:
     batches = [each for each in (*args, *kwargs.values()) if is_deferred(each)]
-    return _elementwise(func, args, kwargs) if all(each.rounds for each in batches) else NotImplemented
+    return _elementwise(func, args, kwargs) if all(each.allows_reordered_sum for each in batches) else NotImplemented
 
 
 RULES.update(dict.fromkeys(_functions(_ROUNDED), _rounded))
@@ -254,7 +254,9 @@ def _flipped(func: Any, args: Any, kwargs: Any) -> Any:
     dims = kwargs.get("dims", rest[0] if len(rest) == 1 else rest)
     if not is_deferred(batch) or batch.batch_dim in [d % batch.dim() for d in ([dims] if type(dims) is int else dims)]:
         return NotImplemented
-    return defer(func(batch.rows, *rest, **kwargs), batch.sizes, batch.batch_dim, batch.rounds, batch.tokens)
+    return defer(
+        func(batch.rows, *rest, **kwargs), batch.sizes, batch.batch_dim, batch.allows_reordered_sum, batch.tokens
+    )
 
 
 @rule(*_ALONG)
@@ -262,7 +264,12 @@ def along(func: Any, args: Any, kwargs: Any) -> Any:
     """Along another dimension than the batch's, of a model's outputs."""
     batch: Any = args[0] if args else None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if not is_deferred(batch) or not batch.rounds or type(dim) is not int or nesting.tensors((args[1:], kwargs)):
+    if (
+        not is_deferred(batch)
+        or not batch.allows_reordered_sum
+        or type(dim) is not int
+        or nesting.tensors((args[1:], kwargs))
+    ):
         return NotImplemented
     dim %= batch.dim()
     if dim == batch.batch_dim:

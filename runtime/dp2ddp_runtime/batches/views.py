@@ -12,7 +12,7 @@ import torch
 from ..base import nesting
 from ..ranks.collectives import pick_rows
 from ..ranks.exchange import exchange
-from .deferred import Deferred, defer, defer_from, is_small, settle
+from .deferred import Deferred, defer, defer_from, is_small, materialize
 from .rowwise import is_deferred, own_rows, property_rule, rule, tokens_of
 
 
@@ -60,7 +60,7 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
         size[dim] = batch.rows.size(batch.batch_dim)
         made = made.reshape(size)  # a single row's dimension may have been squeezed away
         if one_of_many:
-            return defer(made, batch.sizes, dim, any(each.rounds for each in found), tokens_of(found))
+            return defer(made, batch.sizes, dim, any(each.allows_reordered_sum for each in found), tokens_of(found))
         return defer_from(batch, made, dim, lambda whole: _pick(func(whole, *args[1:], **kwargs), index))
 
     if isinstance(rows, torch.Tensor):
@@ -88,13 +88,13 @@ def _picked(batch: Any, index: Any) -> Any:
         return NotImplemented
     if not all(type(part) is slice for part in rest):
         return NotImplemented
-    numbers, total = settle(index).tolist(), len(batch)
+    numbers, total = materialize(index).tolist(), len(batch)
     if not all(-total <= number < total for number in numbers):
         return NotImplemented
     exchange(f"rows of a batch in another order ({zlib.crc32(repr(numbers).encode()):08x})")
     columns = (slice(None), *rest)
     picked = pick_rows(batch.rows[columns], batch.sizes, [number % total for number in numbers])
-    return defer(picked, batch.sizes, 0, batch.rounds)
+    return defer(picked, batch.sizes, 0, batch.allows_reordered_sum)
 
 
 @rule("__setitem__")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import _utils
 
 from ..base import waiting
-from ..ranks.collectives import all_gather, bytes_of, carrier, gather_rows
+from ..ranks import group
+from ..ranks.collectives import all_gather, bytes_of, gather_rows, transport_device
 
 _FIRST_BUCKET = 1 << 20  # bytes: small, so that the first all-reduce starts early in backward
 _BUCKET = 25 << 20  # bytes, as DistributedDataParallel's default
@@ -133,11 +133,11 @@ class _Flat:
         parts = [tensor.reshape(-1) for tensor in tensors]
         self._flat = torch.cat(parts) if pool is None else torch.cat(parts, out=_buffer(parts, pool))
         real = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
-        route = carrier(real.device)
+        route = transport_device(real.device)
         # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
         wide = real.dtype in _HALF and route.type == "cpu"
         self._sent = real.to(route, torch.float32 if wide else real.dtype)
-        self.work = _group().allreduce([self._sent])
+        self.work = group.for_gradients().allreduce([self._sent])
         self._real, self._pool = real, pool
 
     def take(self) -> list[torch.Tensor]:
@@ -245,25 +245,6 @@ def accumulate(leaves: Tensors, grads: Tensors) -> None:
             leaf.grad = leaf.grad + grad
     if sums:
         torch._foreach_add_(*zip(*sums))
-
-
-_groups: dict[Any, Any] = {}  # by the process group of all else
-
-
-def make_group() -> None:
-    """Make the process group for gradients, unless it is there. A collective.
-
-    One of their own, for all models: a rank that has diverged must not take an all-reduce for something else.
-    """
-    whole = dist.group.WORLD
-    if whole not in _groups:
-        _groups.clear()
-        _groups[whole] = dist.new_group(backend=str(dist.get_backend_config()), timeout=waiting.NEVER)
-
-
-def _group() -> Any:
-    make_group()
-    return _groups[dist.group.WORLD]
 
 
 def _sum_sparse(grad: torch.Tensor) -> torch.Tensor:

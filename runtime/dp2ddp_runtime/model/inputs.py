@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo
 
 from ..base import nesting, world
 from ..base.nesting import chunk_sizes
-from ..batches.deferred import Deferred, is_small, settle
+from ..batches.deferred import Deferred, is_small, materialize
 from ..gradients.adjoint import Layout, Source, Take, start
 from ..ranks.checksums import checksum
 
@@ -63,7 +63,7 @@ class Inputs:
 
         def own_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
-                rows, tokens = _take_rows(settle(tensor), self._dim, count, device)
+                rows, tokens = _take_rows(materialize(tensor), self._dim, count, device)
                 sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
                 return rows
             rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
@@ -92,7 +92,7 @@ class Inputs:
         written = [(tensor, rows) for tensor, rows, version in call.lent if rows._version != version]
         for tensor, rows in written:
             if rows is tensor.rows:
-                tensor.spoil(
+                tensor.invalidate(
                     "the wrapped model changed its input in place, after it had not done so before: the batch that "
                     "the script looks at is not there any more. Let it look before, or the model change a copy"
                 )

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..base import nesting, world
 from ..gradients import summing
-from ..ranks import rng
+from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
 from .inputs import Inputs
@@ -73,6 +73,7 @@ def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
         wanted = False
     if wanted and world.world_size() > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        _sync_batch_norm.forward = _forward_shown
     layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
     for layer in layers:
         layer.synchronises = wanted
@@ -81,13 +82,13 @@ def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
 
 # Its method is exchanged, and not the layers, so that these print, save and pickle themselves as in the original.
 _sync_batch_norm: Any = nn.SyncBatchNorm
-_synchronised = _sync_batch_norm.forward
+_forward_hidden = _sync_batch_norm.forward
 
 
-def _forward_alone(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    """`SyncBatchNorm.forward` from the first wrap on: there is a process group, which the original hasn't."""
-    forward = _synchronised if getattr(layer, "synchronises", False) else nn.modules.batchnorm._BatchNorm.forward
-    normalised: torch.Tensor = forward(layer, input)
+def _forward_shown(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    """`SyncBatchNorm.forward`, which is BatchNorm's where it finds no process group."""
+    with group.shown() if getattr(layer, "synchronises", False) else contextlib.nullcontext():
+        normalised: torch.Tensor = _forward_hidden(layer, input)
     return normalised
 
 
@@ -127,8 +128,7 @@ class WrappedModel(DistributedDataParallel):
                 inner._inside = True
         world.current().wraps = True
         if world.world_size() > 1:
-            _sync_batch_norm.forward = _forward_alone
-            summing.make_group()
+            group.for_gradients()
             self._agreement.join(module)
 
     @property

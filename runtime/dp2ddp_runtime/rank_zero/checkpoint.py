@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..base import world
-from ..batches.deferred import settle
+from ..batches.deferred import materialize
 from ..model.wrapped import wrap_model
 from ..ranks import file_sync
 
@@ -43,7 +43,7 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
 
     See https://pytorch.org/docs/stable/generated/torch.save.html.
     """
-    obj = settle(obj)
+    obj = materialize(obj)
     if isinstance(f, io.BytesIO):
         torch.save(obj, f, *args, **kwargs)
         return

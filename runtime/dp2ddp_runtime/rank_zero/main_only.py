@@ -20,7 +20,7 @@ from typing import IO, Any, Callable, TypeVar, cast
 
 from ..base import world
 from ..base.location import here
-from ..batches.deferred import settle
+from ..batches.deferred import materialize
 from ..ranks import file_sync
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def _gathering(made: Any) -> Any:
 
 
 def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = settle((args, kwargs))
+    args, kwargs = materialize((args, kwargs))
     return function(*args, **kwargs)
 
 
@@ -186,7 +186,7 @@ class Absent:
         self._absent_items: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Absent:
-        settle((args, kwargs))
+        materialize((args, kwargs))
         return Absent(f"{self._absent_name}(...)")
 
     def __getattr__(self, attribute: str) -> Any:
@@ -200,7 +200,7 @@ class Absent:
         return self._absent_items.get(key, Absent(f"{self._absent_name}[{key!r}]"))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._absent_items[key] = settle(value)
+        self._absent_items[key] = materialize(value)
 
     def __delitem__(self, key: Any) -> None:
         self._absent_items.pop(key, None)

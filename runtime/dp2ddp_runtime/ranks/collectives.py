@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..base import world
 from ..base.waiting import Waiting
+from . import group
 
 _DRAIN = 0.05  # seconds
 
@@ -25,9 +25,9 @@ def let_threads_go() -> None:
     time.sleep(_DRAIN)
 
 
-def carrier(device: torch.device) -> torch.device:
+def transport_device(device: torch.device) -> torch.device:
     """The device on which tensors of `device` can travel with this process group's backends."""
-    config = str(dist.get_backend_config())
+    config = group.backends()
     if device.type == "cuda":
         return device if "cuda:nccl" in config else torch.device("cpu")
     return device if "cpu:" in config else world.device()
@@ -50,22 +50,18 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
     ranks wait for each other's turn; but it needs a copy of the row for each rank.
     """
-    sent = row.to(carrier(row.device))
+    sent = row.to(transport_device(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
         return rows.to(row.device)
     with Waiting("rows"):
         if sent.device.type != "cpu":
-            dist.all_gather_into_tensor(rows, sent)
+            dist.all_gather_into_tensor(rows, sent, group.whole())
         elif rows.numel() > _DIRECT:
-            _group().allgather([list(rows.unbind(0))], [sent]).wait()
+            group.whole().allgather([list(rows.unbind(0))], [sent]).wait()
         else:
-            _group().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+            group.whole().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
     return rows.to(row.device)
-
-
-def _group() -> Any:
-    return dist.group.WORLD
 
 
 _DIRECT = 1 << 18  # bytes, of all rows
@@ -87,7 +83,7 @@ class Broadcast:
             if tensor.numel():
                 groups.setdefault(tensor.device, []).append(tensor.data)
         for device, members in groups.items():
-            as_is = device == carrier(device) and all(member.dtype in _KNOWN for member in members)
+            as_is = device == transport_device(device) and all(member.dtype in _KNOWN for member in members)
             self._sends.append((members, as_is))
 
     # Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
@@ -97,9 +93,9 @@ class Broadcast:
         """Overwrite the tensors. A collective."""
         for members, as_is in self._sends:
             # As bytes where not every backend knows the type.
-            sent = members if as_is else [bytes_of(plain(each).to(carrier(each.device))) for each in members]
+            sent = members if as_is else [bytes_of(plain(each).to(transport_device(each.device))) for each in members]
             with Waiting("rank 0's parameters or buffers"):
-                dist._broadcast_coalesced(_group(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
+                dist._broadcast_coalesced(group.whole(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
             if not as_is and not world.is_main():
                 for member, came in zip(members, sent):
                     member.copy_(came.view(member.dtype).view(member.shape))
@@ -149,12 +145,12 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
     mine = [[number - starts[me] for number in each if owner[number] == me] for each in wanted]
     theirs = sorted(range(len(wanted[me])), key=lambda place: owner[wanted[me][place]])  # stable: in each one's order
     counts = [sum(owner[number] == rank for number in wanted[me]) for rank in range(len(sizes))]
-    sent = plain(rows)[list(itertools.chain(*mine))].to(carrier(rows.device))
+    sent = plain(rows)[list(itertools.chain(*mine))].to(transport_device(rows.device))
     received = sent.new_empty([len(theirs), *rows.shape[1:]])
     width = received[:1].numel() * received.element_size()
     splits = [count * width for count in counts], [len(each) * width for each in mine]
     with Waiting("rows in another order"):
-        dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits)
+        dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits, group.whole())
     picked = torch.empty_like(received)
     picked[theirs] = received
     return picked.to(rows.device)

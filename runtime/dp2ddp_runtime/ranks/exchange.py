@@ -23,14 +23,14 @@ from ..base import codec, waiting, world
 from ..base.location import Location, here
 from ..base.uncompiled import uncompiled
 from . import signals
-from .collectives import all_gather, bytes_of, carrier, plain
+from .collectives import all_gather, bytes_of, plain, transport_device
 
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
 _MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
 
 
-class Passenger(NamedTuple):
+class Piggybacked(NamedTuple):
     """A small tensor that travels with whatever exchange comes next."""
 
     tensor: torch.Tensor
@@ -44,7 +44,7 @@ class Divergence(RuntimeError):  # noqa: N818 - what has happened, as in Keyboar
 
 #: By a key that is the same on all ranks. A thread that reads ahead may add some earlier on one rank than on another:
 #: what not all have is left for later.
-passengers: dict[Hashable, Passenger] = {}
+piggybacked: dict[Hashable, Piggybacked] = {}
 
 # The bytes that the latest messages needed. As many as the second largest of them are sent before anything is known:
 # what comes time and again fits, and a single large one makes no others as large.
@@ -64,7 +64,7 @@ def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
         exact: whether it comes in the very same types, as what is the script's has to.
 
     Returns:
-        Each rank's value, in rank order. Tensors lie where they travelled: on `carrier(device)`.
+        Each rank's value, in rank order. Tensors lie where they travelled: on `transport_device(device)`.
 
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
@@ -80,32 +80,32 @@ def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
     global _count
     with _lock:
         _count += 1
-        boarded, location = dict(passengers), here()
+        carried, location = dict(piggybacked), here()
         tensors: list[torch.Tensor] = []
         text = codec.dumps(value, tensors, exact)
-        aboard = codec.dumps({repr(key): each.tensor for key, each in boarded.items()}, tensors, exact=False)
-        sent = [plain(tensor).to(carrier(tensor.device)) for tensor in tensors]
+        others = codec.dumps({repr(key): each.tensor for key, each in carried.items()}, tensors, exact=False)
+        sent = [plain(tensor).to(transport_device(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
         head = [kind, _count, location, specs]
         with waiting.Waiting(f"{kind} (exchange {_count})"):
-            message = _message([head, text, aboard], [each for each in sent if each.device.type == "cpu"])
+            message = _message([head, text, others], [each for each in sent if each.device.type == "cpu"])
             rows = _gather(message).unbind(0)
-        texts, values, others = zip(*map(_texts, rows))
+        texts, values, small = zip(*map(_texts, rows))
         heads = [_Head(*json.loads(each)) for each in texts]
         _compare(heads)
         elsewhere = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
         came = [_tensors(*each) for each in zip(heads, rows, elsewhere)]
         told = [codec.loads(each, theirs) for each, theirs in zip(values, came)]
-        if boarded:
-            _arrive(boarded, [codec.loads(each, theirs) for each, theirs in zip(others, came)])
+        if carried:
+            _arrive(carried, [codec.loads(each, theirs) for each, theirs in zip(small, came)])
     return told
 
 
-def _arrive(boarded: dict[Hashable, Passenger], told: Sequence[dict[str, torch.Tensor]]) -> None:
-    for key, passenger in boarded.items():
+def _arrive(carried: dict[Hashable, Piggybacked], told: Sequence[dict[str, torch.Tensor]]) -> None:
+    for key, each in carried.items():
         if all(repr(key) in theirs for theirs in told):
-            del passengers[key]
-            passenger.arrive([theirs[repr(key)] for theirs in told])
+            del piggybacked[key]
+            each.arrive([theirs[repr(key)] for theirs in told])
 
 
 class _Head(NamedTuple):
@@ -120,7 +120,7 @@ class _Head(NamedTuple):
 
 
 def _message(texts: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sizes, the head, the value and the passengers as lines of text, and the tensors' bytes."""
+    """The sizes, the head, the value and what is piggybacked as lines of text, and the tensors' bytes."""
     head, *others = texts
     text = "\n".join([json.dumps(head, separators=(",", ":")), *others]).encode()
     size = _SIZES.size + len(text) + sum(each.numel() * each.element_size() for each in tensors)
@@ -134,7 +134,7 @@ def _sizes(message: torch.Tensor) -> tuple[int, int]:
 
 
 def _texts(message: torch.Tensor) -> list[bytes]:
-    """The head, the value and the passengers."""
+    """The head, the value and what is piggybacked."""
     return ctypes.string_at(message.data_ptr() + _SIZES.size, _sizes(message)[1]).split(b"\n")
 
 

@@ -1,0 +1,90 @@
+"""A rank looks like the one process that the original is: libraries find no process group, and count once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.model.wrapped import wrap_model
+from dp2ddp_runtime.ranks import group
+from rank_pool import RankPool
+from torch import nn
+
+
+def with_torchmetrics() -> list[Any]:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    net = wrap_model(nn.Linear(2, 1, bias=False))
+    nn.init.ones_(net.module.weight)
+    x = torch.arange(8.0).view(4, 2)
+    out = net(x)
+    metrics = {
+        torchmetrics.SumMetric(): (out.detach(),),
+        torchmetrics.ConfusionMatrix(task="binary"): ((out > 6).long()[:, 0], torch.tensor([0, 1, 1, 1])),
+        torchmetrics.MeanMetric(): (out.detach(),),
+    }
+    for metric, arguments in metrics.items():
+        metric.update(*arguments)
+    return [metric.compute().tolist() for metric in metrics]
+
+
+def test_torchmetrics_counts_once(ranks: RankPool) -> None:
+    pytest.importorskip("torchmetrics")
+    assert ranks(2, with_torchmetrics) == [[28.0, [[1, 0], [1, 2]], 7.0]] * 2
+
+
+class Meter:
+    """As in torchvision's reference scripts."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def synchronize_between_processes(self) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        t = torch.tensor([self.count, self.total], dtype=torch.float64)
+        dist.barrier()
+        dist.all_reduce(t)
+        self.count, self.total = int(t[0]), t[1].item()
+
+
+def with_a_meter() -> list[Any]:
+    meter = Meter()
+    meter.total, meter.count = 6.0, 4
+    meter.synchronize_between_processes()
+    return [meter.total, meter.count, "RANK" in os.environ]
+
+
+def what_torch_says() -> list[Any]:
+    """The original's answers, and its errors."""
+    with pytest.raises((RuntimeError, ValueError), match="Default process group has not been initialized"):
+        dist.get_rank()
+    layer = nn.SyncBatchNorm(2)  # would say that it wants a GPU
+    normal = layer(torch.rand(4, 2, generator=torch.Generator().manual_seed(0)))
+    with group.shown():
+        shown = dist.is_initialized(), dist.get_rank() == world.rank(), dist.get_world_size()
+    return [dist.is_initialized(), shown, normal.mean().abs().item() < 1e-6]
+
+
+def test_meters_count_once(ranks: RankPool) -> None:
+    assert [told[:2] for told in ranks(2, with_a_meter)] == [[6.0, 4]] * 2
+
+
+def test_torch_says_what_it_says_without_a_group(ranks: RankPool) -> None:
+    assert ranks(2, what_torch_says) == [[False, (True, True, 2), True]] * 2
+
+
+def test_variables_are_hidden_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(world.PLACE, "{}")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MY_RANK", "3")
+    group.hide_variables()
+    assert [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name] == ["MY_RANK"]
+    assert world.environment()["RANK"] == "1"
+    assert world.environment()["TORCHELASTIC_RUN_ID"] == "x"
