@@ -49,7 +49,7 @@ def setup(
 
     Args:
         device_ids: CUDA devices, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or `torch.device`;
-            a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones.
+            a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones. None in it (`[]`): the CPU.
         backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
         init_method: where ranks meet that a launcher started: `env://` (the default), `tcp://host:port`, `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
@@ -78,9 +78,11 @@ def setup(
             launcher.launch(nproc)
     _held.release(show=False)
     place = _place(env) if is_rank or is_child else world.World()
+    if launched and not is_child:
+        _compare(chosen, place)
     if place.rank != 0:
         quiet()
-    place.device = torch.device("cpu") if is_child and is_worker else _take_device(chosen, place.local_rank)
+    place.device = torch.device("cpu") if is_child and is_worker else _take_device(chosen, place)
     if is_child:
         place.world_size = place.local_world_size = 1
     elif is_rank:
@@ -110,25 +112,28 @@ def barrier() -> None:
         exchange("ddp.barrier")
 
 
-def parse_device_ids(device_ids: DeviceIds) -> list[int]:
-    """CUDA indices, without repetitions; SystemExit if an entry is neither a CUDA device nor an index."""
+def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
+    """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index."""
+    if device_ids is None:
+        return None
     if isinstance(device_ids, (int, torch.device)):
         device_ids = [device_ids]
-    entries = device_ids.split(",") if isinstance(device_ids, str) else device_ids or ()
+    entries = [*filter(None, device_ids.split(","))] if isinstance(device_ids, str) else device_ids
     found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda", str(entry).strip()) for entry in entries]
     if None in found:
         raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
     return list(dict.fromkeys(int(each[1] or 0) for each in found if each))
 
 
-def process_count(device_ids: Sequence[int]) -> int:
+def process_count(device_ids: Sequence[int] | None) -> int:
     """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
-    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if world.wants_cpu() else "")
+    alone = world.wants_cpu() or world.accelerator() != torch.device("cuda") or device_ids == []
+    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if alone else "")
     if asked.isdigit():
         return int(asked)
     if asked:
         raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
-    visible = torch.cuda.device_count()
+    visible, device_ids = torch.cuda.device_count(), device_ids or []
     missing = ", ".join(f"cuda:{index}" for index in device_ids if index >= visible)
     if missing:
         there = f"only {visible} CUDA device(s) are visible, which DP2DDP_NPROC={visible} takes"
@@ -136,15 +141,39 @@ def process_count(device_ids: Sequence[int]) -> int:
     return len(device_ids) or visible
 
 
-def _take_device(device_ids: Sequence[int], local_rank: int) -> torch.device:
+def _compare(device_ids: Sequence[int] | None, place: world.World) -> None:
+    """SystemExit if a launcher has started another number of ranks on this machine than the original has replicas."""
+    count, ranks = len(device_ids or ()), place.local_world_size
+    if count and count != ranks and not world.wants_cpu():
+        raise SystemExit(
+            f"dp2ddp: device_ids names {count} device(s), which nn.DataParallel trains on, but {ranks} rank(s) were "
+            f"started on this machine, where another part of each batch would go together: start {count}, or change "
+            "what the script gives as device_ids"
+        )
+
+
+def _take_device(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
     """This rank's device, of which it is made the current one: of the visible ones, those of `device_ids` first."""
-    if world.wants_cpu():
+    if world.wants_cpu() or device_ids == []:
         return torch.device("cpu")
+    accelerator = world.accelerator()
+    if accelerator is not None and accelerator.type != "cuda":
+        if place.world_size > 1 or _count(accelerator) > 1:
+            kind = accelerator.type
+            raise SystemExit(
+                f"dp2ddp: several ranks train on CUDA devices, or on the CPU (DP2DDP_DEVICE=cpu), not on {kind}"
+            )
+        return accelerator
     visible = range(torch.cuda.device_count())
-    devices = [index for index in dict.fromkeys([*device_ids, *visible]) if index in visible]
-    device = torch.device("cuda", devices[local_rank % len(devices)])
+    devices = [index for index in dict.fromkeys([*(device_ids or ()), *visible]) if index in visible]
+    device = torch.device("cuda", devices[place.local_rank % len(devices)])
     torch.cuda.set_device(device)
     return device
+
+
+def _count(accelerator: torch.device) -> int:
+    found: Any = getattr(torch, "accelerator", None)
+    return 1 if found is None or accelerator.type == "mps" else int(found.device_count())
 
 
 def _place(env: Mapping[str, str]) -> world.World:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import dp2ddp_runtime as ddp
 import numpy as np
@@ -29,20 +30,20 @@ from rank_pool import RankError, RankPool
 def gatherings() -> Iterator[list[int]]:
     """How many bytes each gathering in it sends."""
     sent: list[int] = []
-    real = exchange.all_gather
 
-    def all_gather(row: torch.Tensor) -> torch.Tensor:
-        if len(row):
-            sent.append(len(row))
-        return real(row)
+    def noted(real: Any) -> Any:
+        def collective(row: torch.Tensor, *source: int) -> torch.Tensor:
+            if len(row):
+                sent.append(len(row))
+            return real(row, *source)
 
-    exchange.all_gather = all_gather
+        return collective
+
     exchange._needed.clear()
     exchange._needed.extend([4096] * 2)
-    try:
+    both = {"all_gather": noted(exchange.all_gather), "broadcast": noted(exchange.broadcast)}
+    with mock.patch.multiple(exchange, **both):
         yield sent
-    finally:
-        exchange.all_gather = real
 
 
 def exchanged() -> list[int]:
@@ -213,6 +214,29 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
 def test_any_nesting_comes_back(value: Any) -> None:
     tensors: list[torch.Tensor] = []
     assert codec.loads(codec.dumps(value, tensors), tensors) == value
+
+
+def large_from_one_rank() -> list[Any]:
+    """What a single rank has travels alone: how many bytes all-gathers have taken, and what came."""
+    taken: list[int] = []
+    real = exchange.all_gather
+
+    def all_gather(row: torch.Tensor) -> torch.Tensor:
+        taken.append(len(row))
+        return real(row)
+
+    exchange._needed.clear()
+    exchange._needed.extend([4096] * 2)
+    with mock.patch.object(exchange, "all_gather", all_gather):
+        told = exchange.exchange("a test", torch.arange(1 << 20) if world.rank() == 1 else "nothing")
+        alone, taken[:] = [*taken], []
+        both = exchange.exchange("a test", torch.full((1 << 18,), world.rank()))
+    came = bool(told[1].equal(torch.arange(1 << 20)))
+    return [told[0], came, alone, [each[0].item() for each in both], max(taken) > 1 << 20]
+
+
+def test_a_large_value_of_one_rank_takes_no_room_for_the_others(ranks: RankPool) -> None:
+    assert ranks(2, large_from_one_rank) == [["nothing", True, [4096], [0, 1], True]] * 2
 
 
 def test_other_values_are_refused_by_name() -> None:

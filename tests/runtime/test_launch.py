@@ -338,8 +338,9 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (None, []),
+        (None, None),
         ([], []),
+        ("", []),
         ([0, 1], [0, 1]),
         ((2, "cuda:3"), [2, 3]),
         (range(3), [0, 1, 2]),
@@ -351,7 +352,7 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
         ([torch.device("cuda"), 0, "1"], [0, 1]),
     ],
 )
-def test_device_ids(given: Any, wanted: list[int]) -> None:
+def test_device_ids(given: Any, wanted: list[int] | None) -> None:
     assert setup.parse_device_ids(given) == wanted
 
 
@@ -368,7 +369,8 @@ def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DP2DDP_DEVICE")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert setup.process_count([]) == 3
+    assert setup.process_count(None) == 3
+    assert setup.process_count([]) == 1, "a script's way to say CPU"
     assert setup.process_count([2, 0]) == 2
     with pytest.raises(SystemExit, match="asks for cuda:7, cuda:8, but only 3"):
         setup.process_count([0, 7, 8])
@@ -377,7 +379,7 @@ def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("-1", "two"):
         monkeypatch.setenv("DP2DDP_NPROC", bad)
         with pytest.raises(SystemExit, match="DP2DDP_NPROC must be a number"):
-            setup.process_count([])
+            setup.process_count(None)
 
 
 def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,14 +388,51 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
-    def devices(ids: list[int], ranks: int) -> list[int]:
-        return [setup._take_device(ids, rank).index for rank in range(ranks)]
+    def devices(ids: list[int] | None, ranks: int) -> list[int]:
+        places = [world.World(rank, rank, ranks, ranks) for rank in range(ranks)]
+        return [setup._take_device(ids, place).index for place in places]
 
     assert devices([2, 1], 2) == [2, 1]
-    assert devices([], 3) == [0, 1, 2]
+    assert devices(None, 3) == [0, 1, 2]
+    assert str(setup._take_device([], world.World())) == "cpu"
     assert devices([2], 2) == [2, 0], "torchrun started more ranks than there are device_ids"
     assert devices([1], 5) == [1, 0, 2, 1, 0], "more ranks than devices share them"
     assert devices([5, 2], 2) == [2, 0], "a launcher shows its ranks other devices than the script names"
+
+
+def test_as_many_ranks_as_devices_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = world.World(0, 0, 4, 2)  # on each of two machines
+    setup._compare([0, 1, 2], two)  # on the CPU nobody takes them
+    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for fits in (None, [], [0, 1], [3, 1]):
+        setup._compare(fits, two)
+    for count in (1, 3):
+        with pytest.raises(
+            SystemExit, match=rf"names {count} device\(s\), .* but 2 rank\(s\) were .*: start {count}, or"
+        ):
+            setup._compare([*range(count)], two)
+
+
+def test_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nn.DataParallel` does, one of them trains the model as it is; more aren't taken for the CPU."""
+    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
+    monkeypatch.delenv("DP2DDP_NPROC", raising=False)
+    count = 1
+    kind = SimpleNamespace(
+        is_available=lambda: True, current_accelerator=lambda: torch.device("xpu"), device_count=lambda: count
+    )
+    monkeypatch.setattr(torch, "accelerator", kind, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (setup.process_count(None), str(setup._take_device(None, world.World()))) == (1, "xpu")
+    assert str(world.device()) == "xpu"
+    with pytest.raises(SystemExit, match="not on xpu"):
+        setup._take_device(None, world.World(0, 0, 2, 2))
+    count = 2
+    with pytest.raises(SystemExit, match="not on xpu"):
+        setup._take_device(None, world.World())
+    monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
+    assert str(setup._take_device(None, world.World(0, 0, 2, 2))) == "cpu"
 
 
 class Gpu(NamedTuple):

@@ -280,3 +280,13 @@ def test_each_entry_of_the_table_has_a_case() -> None:
         name for name in names if name not in tested and name.strip("_") not in tested and hasattr(torch.Tensor, name)
     ]
     assert missing == []
+
+
+def test_a_stream_is_noted_for_the_rows() -> None:
+    """Of a loader that reads ahead: the rows' memory must last, and nothing is gathered for it."""
+    noted: list[Any] = []
+    rows = torch.rand(3, 2)
+    batch = deferred.defer(rows, [3, 3])
+    rowwise.RULES[torch.Tensor.record_stream](lambda *given: noted.append(given), (batch, "a stream"), {})
+    ((found, stream),) = noted
+    assert (found is rows, stream, batch.is_materialized) == (True, "a stream", False)

@@ -123,8 +123,19 @@ def is_main() -> bool:
 
 
 def wants_cpu() -> bool:
-    """Whether this run stays on the CPU: no CUDA device, or `DP2DDP_DEVICE=cpu`."""
-    return os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" or not torch.cuda.is_available()
+    """Whether this run stays on the CPU: nothing else is there, or `DP2DDP_DEVICE=cpu`."""
+    return os.environ.get("DP2DDP_DEVICE", "").lower() == "cpu" or accelerator() is None
+
+
+def accelerator() -> torch.device | None:
+    """The kind of device that `nn.DataParallel` finds; None if there is nothing but the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    found: Any = getattr(torch, "accelerator", None)  # from torch 2.6 on
+    if found is not None:
+        kind: torch.device | None = found.current_accelerator() if found.is_available() else None
+        return kind
+    return torch.device("mps") if torch.backends.mps.is_available() else None
 
 
 def hide_cuda_if_unwanted() -> None:
@@ -153,7 +164,9 @@ def device(otherwise: Any = None) -> Any:
         return otherwise
     if wants_cpu():
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if dist.is_initialized() else torch.device("cuda")
+    if dist.is_initialized() and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return accelerator()
 
 
 def numbered_device() -> torch.device:

@@ -143,6 +143,14 @@ def _copied(func: Any, args: Any, kwargs: Any) -> Any:
     return _made(batch, rows, batch.batch_dim, of) if isinstance(rows, torch.Tensor) else rows
 
 
+@rule("record_stream")
+def _recorded(func: Any, args: Any, kwargs: Any) -> Any:
+    """For a loader that reads ahead on a stream of its own: it is the rows' memory that lives on."""
+    batch, *rest = args
+    func(batch.rows, *rest, **kwargs)
+    return NotImplemented if batch.is_materialized else None
+
+
 @rule("detach")
 @property_rule("data")
 def _detached(func: Any, args: Any, kwargs: Any) -> Any:

@@ -66,7 +66,7 @@ class Inputs:
                 rows, tokens = _take_rows(materialize(tensor), self._dim, count, device)
                 sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
                 return rows
-            rows = tensor.rows.to(device) if device.type == "cuda" else tensor.rows
+            rows = tensor.rows.to(device, non_blocking=True) if device.type == "cuda" else tensor.rows
             if rows is tensor.rows:
                 # What is small may travel after the module has run, and must be what it was.
                 rows = rows.clone() if self._copies or is_small(tensor) or rows.is_inference() else rows

@@ -155,6 +155,12 @@ class WrappedModel(DistributedDataParallel):
             return self.module(*self._moved(args), **self._moved(kwargs))
         replica, own = self._replica()
         call = self._inputs.cut((args, kwargs), self.device)
+        if call.chunks < world.world_size() and any(getattr(each, "synchronises", False) for each in replica.modules):
+            warnings.warn(
+                "a batch has fewer rows than there are ranks: with sync_bn=True the first rank's count once more for "
+                "each rank that has none; drop_last=True in the loader avoids that",
+                stacklevel=2,
+            )
         before = self._agreement.begin(self.module)
         has_rows = world.rank() < call.chunks
         try:

@@ -29,4 +29,4 @@ def bit_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The sums of dense tensors' bits, taken as whole numbers; they are looked at together."""
     flat = [plain(each).view(-1) for each in tensors.values()]
     sums = [each.view(_BITS.get(each.element_size(), torch.int64)).sum(dtype=torch.int64) for each in flat]
-    return dict(zip(tensors, torch.stack([each.cpu() for each in sums]).tolist() if sums else ()))
+    return dict(zip(tensors, torch.stack([each.to(sums[0].device) for each in sums]).tolist() if sums else ()))

@@ -64,6 +64,14 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     return rows.to(row.device)
 
 
+def broadcast(row: torch.Tensor, source: int) -> torch.Tensor:
+    """A rank's row of bytes. A collective. On the others `row` is as long, and may be overwritten."""
+    sent = row.to(transport_device(row.device))
+    with Waiting("a rank's bytes"):
+        group.whole().broadcast(sent, source).wait()
+    return sent.to(row.device)
+
+
 _DIRECT = 1 << 18  # bytes, of all rows
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)

@@ -23,7 +23,7 @@ from ..base import codec, waiting, world
 from ..base.location import Location, here
 from ..base.uncompiled import uncompiled
 from . import signals
-from .collectives import all_gather, bytes_of, plain, transport_device
+from .collectives import all_gather, broadcast, bytes_of, plain, transport_device
 
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
@@ -89,7 +89,7 @@ def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
         head = [kind, _count, location, specs]
         with waiting.Waiting(f"{kind} (exchange {_count})"):
             message = _message([head, text, others], [each for each in sent if each.device.type == "cpu"])
-            rows = _gather(message).unbind(0)
+            rows = _gather(message)
         texts, values, small = zip(*map(_texts, rows))
         heads = [_Head(*json.loads(each)) for each in texts]
         _compare(heads)
@@ -143,25 +143,32 @@ def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
     return pad(row, (0, size - len(row)))
 
 
-def _gather(message: torch.Tensor) -> torch.Tensor:
-    """All-gather the messages, in as much as was needed lately; then the rest, if this is more."""
+def _gather(message: torch.Tensor) -> list[torch.Tensor]:
+    """All ranks' messages, in as much as was needed lately; then the rest of those that are longer."""
     slot = sorted(_needed)[-2]
-    rows = all_gather(_fit(message, slot))
-    largest = max(_sizes(row)[0] for row in rows)
-    if largest > slot:
-        rows = torch.cat([rows, all_gather(_fit(message[slot:], largest - slot))], 1)
+    rows = [*all_gather(_fit(message, slot)).unbind(0)]
+    sizes = [_sizes(row)[0] for row in rows]
+    for place, rest in _gather_long(message[slot:], [max(0, size - slot) for size in sizes]).items():
+        rows[place] = torch.cat([rows[place], rest])
     # Heads vary by some bytes (numbers of different lengths).
-    _needed.append(min(largest + 64, _MOST_AT_ONCE))
+    _needed.append(min(max(sizes) + 64, _MOST_AT_ONCE))
     return rows
 
 
-def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[_Head]) -> Sequence[torch.Tensor]:
-    """All-gather what travels from device to device, whose shapes the heads told without waiting for a device."""
-    largest = max(sum(_nbytes(*spec) for spec in head.specs if not spec[2]) for head in heads)
+def _gather_long(own: torch.Tensor, sizes: Sequence[int]) -> dict[int, torch.Tensor]:
+    """The bytes of the ranks that have any; a single one's travel alone, and take no room for the others'."""
+    senders = [rank for rank, size in enumerate(sizes) if size]
+    if len(senders) > 1:
+        return dict(enumerate(all_gather(_fit(own, max(sizes))).unbind(0)))
+    return {rank: broadcast(own if rank == world.rank() else own.new_empty(sizes[rank]), rank) for rank in senders}
+
+
+def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[_Head]) -> list[torch.Tensor]:
+    """What travels from device to device, whose shapes the heads told without waiting for a device."""
+    sizes = [sum(_nbytes(*spec) for spec in head.specs if not spec[2]) for head in heads]
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
-    if not largest:
-        return [nothing] * len(heads)
-    return all_gather(_fit(torch.cat([nothing, *map(bytes_of, tensors)]), largest)).unbind(0)
+    found = _gather_long(torch.cat([nothing, *map(bytes_of, tensors)]) if tensors else nothing, sizes)
+    return [found.get(rank, nothing) for rank in range(len(heads))]
 
 
 def _tensors(head: _Head, row: torch.Tensor, elsewhere: torch.Tensor) -> list[torch.Tensor]:
