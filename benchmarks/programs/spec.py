@@ -155,7 +155,7 @@ def why_not(spec: Spec) -> str | None:
         "LBFGS takes views": spec.optimizer.name == "LBFGS" and "strided" in of_blocks,
         "fused optimizers forget nothing": spec.optimizer.options["way"] == "fused" and "thaws" in of_shapes,
         "sparse gradients": "sparse" in of_blocks and not _takes_sparse(spec),
-        # Replicas of torch's give dense zeros to all parameters in a backward of their own; ranks keep what is sparse so.
+        # torch's replicas give all parameters dense zeros in a backward of their own; ranks keep what is sparse so.
         "sparse gradients that become dense": "sparse" in of_blocks and bool({"reentrant", "inner"} & of_blocks),
         "no batch": spec.data.source == "loader" and spec.data.drop_last and spec.data.rows[0] < spec.data.rows[1],
         "too few rows": "pairs" in of_blocks and not _has_pairs(spec),

@@ -114,17 +114,25 @@ def mistakes() -> None:
         }
 
 
-def precision() -> None:
-    class Kind(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert torch.cuda.current_device() == x.get_device()
-            return x @ x.t()
+class Product(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert torch.cuda.current_device() == x.get_device()
+        return x @ x.t()
 
-    for wrap in (nn.DataParallel, OracleDataParallel):
-        with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
-            out = wrap(Kind())(torch.ones(2, 3))
-        assert out.dtype == torch.float16  # a thread doesn't take over which type: so on GPUs
-        assert not out.requires_grad
+
+def kinds(model: Any) -> list[torch.dtype]:
+    """What autocast makes of a batch for two replicas, and for one."""
+    with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
+        found = [model(torch.ones(rows, 3, device="cuda")) for rows in (4, 1)]
+    assert not found[0].requires_grad
+    return [each.dtype for each in found]
+
+
+HALF = [torch.float16, torch.bfloat16]  # a thread doesn't take over which type: so on GPUs
+
+
+def precision() -> None:
+    assert kinds(nn.DataParallel(Product())) == kinds(OracleDataParallel(Product())) == HALF
 
 
 def check_all(*checks: Any) -> None:
@@ -148,6 +156,7 @@ def on_rank() -> tuple[list[Tensor], list[Any]]:
     ddp.setup()
     state = train(ddp.wrap_model, ddp.device())
     assert not dist.is_initialized()
+    assert kinds(ddp.wrap_model(Product())) == HALF
     dist.GroupMember.WORLD = group.whole()
     rank, device = dist.get_rank(), ddp.device()
     total = torch.full((2,), float(rank + 1), device=device)

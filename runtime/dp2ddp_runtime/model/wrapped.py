@@ -25,6 +25,7 @@ from .replica import Replica
 from .state_dict import fit_prefix
 
 _NOTHING: dict[str, torch.Tensor] = {}
+_CPU = torch.device("cpu")
 
 
 def wrap_model(
@@ -165,7 +166,7 @@ class WrappedModel(DistributedDataParallel):
         has_rows = world.rank() < call.chunks
         try:
             # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
-            with rng.forward if has_rows else rng.Stream(rank=0), as_in_a_thread(call.chunks):
+            with rng.forward if has_rows else rng.Stream(rank=0), as_in_a_thread(call.chunks, self.device):
                 output = _run(own, *call.own)
         finally:
             replica.let_go()
@@ -260,16 +261,26 @@ def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def as_in_a_thread(replicas: int) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def as_in_a_thread(replicas: int, device: torch.device = _CPU) -> Iterator[None]:
     """While a replica runs: what `nn.DataParallel`'s threads don't know of, where it has several.
 
-    So a checkpoint around a wrapped model (`use_reentrant=False`) keeps what the replicas keep, and doesn't run them
-    again. (torch 2.1 doesn't tell whether there is one.)
+    A checkpoint around a wrapped model (`use_reentrant=False`) keeps what the replicas keep, and doesn't run them
+    again. (torch 2.1 doesn't tell whether there is one.) Autocast is in float16, whatever was asked for:
+    https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/parallel_apply.py
+
+    Args:
+        replicas: how many run.
+        device: on which. The CPU stands in for a CUDA device, with autocast as it is.
     """
     asks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if replicas == 1 or asks is None or asks(False) is None:
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with contextlib.ExitStack() as stack:
+        if replicas > 1 and asks is not None and asks(False) is not None:
+            keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+            stack.enter_context(keep)
+        if replicas > 1 and device.type == "cuda" and torch.is_autocast_enabled():
+            stack.enter_context(torch.autocast("cuda", torch.float16))
+        yield
 
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
