@@ -64,6 +64,22 @@ def test_a_copy_of_data_parallel_that_runs_is_refused(shape: str) -> None:
     assert ", line 1" in conversion.notes[0].what
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.cuda.comm.scatter(torch.ones(4, 4), [0, 1])",
+        "nn.parallel.replicate(net.module, [0, 1])",
+        "nn.parallel.scatter_gather.gather([torch.ones(2), torch.ones(2)], 0)",
+        "parallel_apply([net.module], [torch.ones(4, 4)])",
+    ],
+)
+def test_a_call_for_several_devices_outside_of_functions_is_refused(call: str) -> None:
+    conversion = converted(f"net = nn.DataParallel(nn.Linear(4, 2))\nfound = {call}\n")
+    assert conversion.refused
+    assert {note.rule for note in conversion.notes} == {"DDP016"}
+    assert "works on several GPUs, which every process would do" in conversion.notes[0].what
+
+
 CHOSEN = {
     "by a branch": """
         net = nn.Linear(4, 2)

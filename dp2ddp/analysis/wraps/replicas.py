@@ -69,6 +69,9 @@ class Replicas:
             if copy.instead is None:
                 why = f"`{copy.name}` copies a model onto several GPUs by itself (`{brief(copy.step.func)}`, "
                 yield Blocker(copy.use, f"{why}{self._source.where(copy.step)}), which every process would do")
+        for call in self.loose:
+            why = f"`{brief(call.func)}` works on several GPUs, which every process would do"
+            yield Blocker(call, why)
         for node in self.exchanged:
             why = f"`{brief(node)}`, a step of DataParallel's forward, is exchanged"
             yield Blocker(node, why, "leave it out, then convert again")
@@ -82,13 +85,23 @@ class Replicas:
         """Where the script's own copies of DataParallel are used, in order."""
         units: dict[_Unit, ast.Call] = {}
         for call in self._source.calls:
-            path = self._names.qualified(call.func) or ""
-            if path.startswith("torch.nn.parallel.") and path.rsplit(".", 1)[-1] in _COPYING:
-                unit = self._unit(call)
-                if unit is not None:
-                    units.setdefault(unit, call)
+            unit = self._unit(call) if self._takes_devices(call, _COPYING) else None
+            if unit is not None:
+                units.setdefault(unit, call)
         found = {use: (unit, step) for unit, step in units.items() for use in self._uses(unit)}
         return [Copy(use, found[use][0].name, found[use][1], self._instead(use)) for use in in_order(found)]
+
+    @property
+    def loose(self) -> list[ast.Call]:
+        """Calls for several devices that stand outside of functions, in order."""
+        calls = (call for call in self._source.calls if self._source.function(call) is None)
+        return [call for call in calls if self._takes_devices(call, _STEPS)]
+
+    def _takes_devices(self, call: ast.Call, steps: frozenset[str]) -> bool:
+        """Whether one of torch's functions is called that is given several devices: one of these steps, or a copy."""
+        package, _, name = (self._names.qualified(call.func) or "").rpartition(".")
+        is_step = name in steps and f"{package}.".startswith("torch.nn.parallel.")
+        return is_step or package in ("torch.cuda.comm", "torch.nn.parallel.comm")
 
     @cached_property
     def patches(self) -> list[ast.Call]:
