@@ -194,16 +194,28 @@ def test_a_time_that_is_no_number_is_refused(warm: Warm, tmp_path: Path, given: 
     )
 
 
-def test_a_device_that_still_waits_is_waited_for() -> None:
-    """With NCCL the host goes on, while the device waits for the other ranks."""
-    work = SimpleNamespace(over=False)
-    work.is_completed = lambda: work.over
-    with waiting.Waiting("the gradients of a backward", [work]):
+def test_a_device_that_still_waits_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NCCL the host goes on, while the device waits for the other ranks. It isn't asked at once."""
+    asked: list[bool] = []
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: asked.append(True) or over)
+    capturing = over = False
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(waiting, "_sent", None)
+    with waiting.Waiting("the gradients of a backward", torch.device("cuda", 0)):
         found = waiting.oldest()
     assert found is not None
-    assert waiting.oldest() is found
-    work.over = True
     assert waiting.oldest() is None
+    assert not asked
+    monkeypatch.setattr(waiting, "clock", waiting.clock + 6)
+    assert waiting.oldest() is found
+    over = True
+    assert waiting.oldest() is None
+    over, capturing = False, True
+    with waiting.Waiting("a collective that is captured", torch.device("cuda", 0)) as captured:
+        pass
+    assert captured.event is None
 
 
 def test_a_slow_save_is_named_and_waited_for(warm: Warm, tmp_path: Path) -> None:

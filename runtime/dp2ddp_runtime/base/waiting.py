@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+
+import torch
 
 #: What the errors of ranks that are in different places end with.
 ADVICE = (
@@ -22,6 +23,7 @@ passed, passed_at = 0, 0.0
 #: Where the script ended, if it has; empty as long as it runs.
 left_at = ""
 
+_ASKED_AFTER = 5.0  # seconds
 _all: list[Waiting] = []  # the outermost first; a thread that reads ahead may have one, too
 _sent: Waiting | None = None
 
@@ -31,15 +33,16 @@ class Waiting:
 
     Args:
         what: for a message; the same text on all ranks that are in the same collective.
-        works: of torch's, which a device may still wait for when the host goes on.
+        device: a CUDA device goes on waiting when the host doesn't any more.
 
     Attributes:
         polls: how often it was looked in vain whether it is over; 0 for what wakes this rank by itself.
     """
 
-    def __init__(self, what: str, works: Sequence[Any] = ()) -> None:
+    def __init__(self, what: str, device: torch.device | None = None) -> None:
         self.what = what
-        self.works = works
+        self.device = device
+        self.event: Any = None  # the device gets to it when it has waited
         self.since = clock
         self.polls = 0
         self.thread = threading.get_ident()
@@ -52,7 +55,9 @@ class Waiting:
         global passed, passed_at, _sent
         _all.remove(self)
         passed, passed_at = passed + 1, clock
-        if self.works:
+        if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.event.record(torch.cuda.current_stream(self.device))
             _sent = self
 
 
@@ -60,6 +65,7 @@ def oldest() -> Waiting | None:
     """What this rank has been waiting for longest; None if it is at work."""
     for waiting in list(_all):
         return waiting
-    if _sent is not None and not all(work.is_completed() for work in _sent.works):
+    # Not at once: a graph that another thread captures doesn't survive the question.
+    if _sent is not None and clock - _sent.since >= _ASKED_AFTER and not _sent.event.query():
         return _sent
     return None

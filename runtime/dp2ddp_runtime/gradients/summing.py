@@ -179,7 +179,7 @@ def sum_over_ranks(tensors: Tensors, sparse: bool = False) -> list[torch.Tensor]
     if sparse:
         return [_sum_sparse(tensor) for tensor in tensors]
     flat = _Flat(tensors, tensors)
-    with waiting.Waiting("a sum over ranks", [flat.work]):
+    with waiting.Waiting("a sum over ranks", tensors[0].device):
         return flat.take()
 
 
@@ -217,7 +217,7 @@ def later(grads: Tensors, leaves: Tensors, wanted: Sequence[bool], bucket: Bucke
 @torch.no_grad()
 def _finish(task: int) -> None:
     begun = _begun.pop(task)
-    with waiting.Waiting("the gradients of a backward", [flat.work for flat, *_ in begun]):
+    with waiting.Waiting("the gradients of a backward", begun[0].leaves[0].device):
         sums = [flat.take() for flat, *_ in begun]
     found = [each for (_, *target), grads in zip(begun, sums) for each in zip(*target, grads)]
     accumulate([leaf for leaf, wanted, _ in found if wanted], [grad for _, wanted, grad in found if wanted])

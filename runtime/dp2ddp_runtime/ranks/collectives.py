@@ -54,7 +54,7 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
         return rows.to(row.device)
-    with Waiting("rows"):
+    with Waiting("rows", sent.device):
         if sent.device.type != "cpu":
             dist.all_gather_into_tensor(rows, sent, group.whole())
         elif rows.numel() > _DIRECT:
@@ -67,7 +67,7 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
 def broadcast(row: torch.Tensor, source: int) -> torch.Tensor:
     """A rank's row of bytes. A collective. On the others `row` is as long, and may be overwritten."""
     sent = row.to(transport_device(row.device))
-    with Waiting("a rank's bytes"):
+    with Waiting("a rank's bytes", sent.device):
         group.whole().broadcast(sent, source).wait()
     return sent.to(row.device)
 
@@ -102,7 +102,7 @@ class Broadcast:
         for members, as_is in self._sends:
             # As bytes where not every backend knows the type.
             sent = members if as_is else [bytes_of(plain(each).to(transport_device(each.device))) for each in members]
-            with Waiting("rank 0's parameters or buffers"):
+            with Waiting("rank 0's parameters or buffers", sent[0].device):
                 dist._broadcast_coalesced(group.whole(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
             if not as_is and not world.is_main():
                 for member, came in zip(members, sent):
@@ -157,7 +157,7 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
     received = sent.new_empty([len(theirs), *rows.shape[1:]])
     width = received[:1].numel() * received.element_size()
     splits = [count * width for count in counts], [len(each) * width for each in mine]
-    with Waiting("rows in another order"):
+    with Waiting("rows in another order", sent.device):
         dist.all_to_all_single(bytes_of(received), bytes_of(sent), *splits, group.whole())
     picked = torch.empty_like(received)
     picked[theirs] = received
