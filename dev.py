@@ -1,4 +1,4 @@
-"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `docs`, `dist`, `audit`.
+"""What a developer runs: `python3 dev.py demo`, `test`, `check`, `docs`, `dist`, `gpu`, `audit`.
 
 Needs nothing but Python 3.10 or newer: the first run makes `.venv` beside this file and installs the project into it,
 later runs start at once. Standard library only.
@@ -215,6 +215,12 @@ def dist(arguments: Sequence[str]) -> int:
     return MAIN.run("-m", "twine", "check", "--strict", *(str(path) for path in sorted(target.iterdir())))
 
 
+def gpu(arguments: Sequence[str]) -> int:
+    """Try everything that can be tried on the GPUs at hand, in nine minutes; without one it says so."""
+    MAIN.make()
+    return MAIN.run("benchmarks/gpu.py", *arguments)
+
+
 def audit(arguments: Sequence[str]) -> int:
     """What dp2ddp brings along: a bill of materials, build/sbom.json, and known vulnerabilities."""
     if arguments:
@@ -237,15 +243,15 @@ def audit(arguments: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    commands = {"demo": demo, "test": test, "check": check, "docs": docs, "dist": dist, "audit": audit}
+    commands = {"demo": demo, "test": test, "check": check, "docs": docs, "dist": dist, "gpu": gpu, "audit": audit}
     parser = argparse.ArgumentParser(
         prog="dev.py",
-        usage="dev.py [-h] {demo,test,check,docs,dist,audit} [arguments of the command]",
+        usage="dev.py [-h] {demo,test,check,docs,dist,gpu,audit} [arguments of the command]",
         description="Sets up .venv on its first run, then runs one of:",
         epilog="\n".join(f"  {name:6} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="demo | test | check | docs | dist | audit")
+    parser.add_argument("command", choices=commands, metavar="demo | test | check | docs | dist | gpu | audit")
     if sys.version_info < (3, 10):
         print(f"dev.py: needs Python 3.10 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2

@@ -73,9 +73,13 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self.splits()
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
-            with stream, as_in_a_thread(len(calls)):
+            with stream, as_in_a_thread(len(calls), self._device):
                 outputs.append(replica(*args, **named))
         return _gather(outputs, self.dim)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((param.device for param in self.module.parameters()), torch.device("cpu"))
 
     def splits(self) -> None:
         """Is called whenever a batch is split over several replicas, for who wants to know."""

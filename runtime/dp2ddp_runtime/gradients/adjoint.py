@@ -297,8 +297,8 @@ def leaf_node(leaf: torch.Tensor) -> Any:
     return node.next_functions[0][0]
 
 
-def soon(tensor: torch.Tensor) -> None:
-    """Let the function that made `tensor` run in backward as soon as it can, not in its turn (from torch 2.2 on)."""
-    node: Any = tensor.grad_fn
-    if hasattr(node, "_set_sequence_nr"):
-        node._set_sequence_nr(_SOON)
+def take_turn(nodes: Iterable[Any], soon: bool) -> None:
+    """Let nodes run in backward as if they had been made now, or as soon as they can (from torch 2.2 on)."""
+    for node in nodes:
+        if hasattr(node, "_set_sequence_nr"):
+            node._set_sequence_nr(_SOON if soon else torch._C._autograd._get_sequence_nr())

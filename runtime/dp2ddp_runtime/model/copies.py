@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..base.nesting import identical
 from ..gradients import summing
-from ..gradients.adjoint import Copy, Root, Source, leaf_node, soon, start
+from ..gradients.adjoint import Copy, Root, Source, is_hooked, leaf_node, start, take_turn
 from ..gradients.summing import Bucket
 from ..ranks.exchange import exchange
 
@@ -47,6 +47,7 @@ class Copies:
         self._is_outdated = False
         self._own: dict[str, torch.Tensor] = {}
         self._nodes: list[Any] = []  # which made them
+        self._turns: list[Any] = []  # `Root`'s, and `Copy`'s of each bucket
         self.source = Source((), ())
         self._places: list[int] = []  # in memory
         self._buckets: list[Bucket] = []
@@ -116,6 +117,13 @@ class Copies:
         """Copy anew at the next forward."""
         self._is_outdated = True
 
+    def take_turn(self) -> None:
+        """Ahead of a forward: backward comes to the copies behind all of it, as to those of `Broadcast`.
+
+        Or to each bucket as soon as it is complete, where nobody sees that.
+        """
+        take_turn(self._turns, self._overlaps and self._seen is None and not any(map(is_hooked, self.originals)))
+
     def _plan(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> None:
         """Which tensors go into which bucket, in the order of backward as far as it is known."""
         known = [name for name in self._order if name in tensors]
@@ -134,13 +142,13 @@ class Copies:
         rooted: Sequence[torch.Tensor] = Root.apply(*self.originals) if own else ()
         node: Any = rooted[0].grad_fn if own else None
         nodes = [behind for behind, _ in node.next_functions] if own else []
+        self._turns = [node]
         # The bucket that backward completes first depends on the one behind it, so all ranks send them in this order.
         for places in reversed(self._groups):
             originals, arrivals = zip(*((self.originals[place], nodes[place]) for place in places))
             bucket = Bucket(id(originals[0]) in alone, self, root, originals, arrivals)
             self._token, *copied = Copy.apply(bucket, self._token, *(rooted[place] for place in places))
-            if self._overlaps and self._seen is None:
-                soon(self._token)
+            self._turns.append(self._token.grad_fn)
             self._buckets.insert(0, bucket)
             for place, copy in zip(places, copied):
                 own[place] = copy
@@ -187,7 +195,7 @@ class Copies:
 
 def _observed(name: str, tensor: torch.Tensor, seen: list[str]) -> torch.Tensor:
     observed: torch.Tensor = _Observe.apply(tensor, name, seen)
-    soon(observed)
+    take_turn([observed.grad_fn], soon=True)
     return observed
 
 

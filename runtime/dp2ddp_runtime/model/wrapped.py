@@ -156,6 +156,8 @@ class WrappedModel(DistributedDataParallel):
             return self.module(*self._moved(args), **self._moved(kwargs))
         replica, own = self._replica()
         call = self._inputs.cut((args, kwargs), self.device)
+        if torch.is_grad_enabled():
+            self._copies.take_turn()
         if call.chunks < world.world_size() and any(getattr(each, "synchronises", False) for each in replica.modules):
             warnings.warn(
                 "a batch has fewer rows than there are ranks: with sync_bn=True the first rank's count once more for "
