@@ -78,7 +78,7 @@ def setup(
             launcher.launch(nproc)
     _held.release(show=False)
     place = _place(env) if is_rank or is_child else world.World()
-    if launched and not is_child:
+    if launched and not is_child and "LOCAL_WORLD_SIZE" in env:
         _compare(chosen, place)
     if place.rank != 0:
         quiet()
@@ -173,13 +173,13 @@ def _take_device(device_ids: Sequence[int] | None, place: world.World) -> torch.
 
 def _count(accelerator: torch.device) -> int:
     found: Any = getattr(torch, "accelerator", None)
-    return 1 if found is None or accelerator.type == "mps" else int(found.device_count())
+    return 1 if found is None else int(found.device_count())
 
 
 def _place(env: Mapping[str, str]) -> world.World:
     """This rank, as torchrun's or SLURM's variables say (https://pytorch.org/docs/stable/elastic/run.html)."""
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
-    devices = size if world.wants_cpu() else torch.cuda.device_count()
+    devices = size if world.accelerator() != torch.device("cuda") or world.wants_cpu() else torch.cuda.device_count()
     local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, devices))
     local_rank = int(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID") or rank % local_size)
     return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)

@@ -18,6 +18,9 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
     import torch
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # of what the call starts: as in a script, not as of this process
     if devices is not None:
         from dp2ddp.pretend_cuda import install
 

@@ -855,12 +855,14 @@ def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
     ignores = wrap(Function(lambda self, x: self.layer(x.detach())))
     doubles = wrap(Function(lambda self, x: x * 2))
     checkpoints = wrap(Function(lambda self, x: checkpoint(self.layer, x, use_reentrant=True)))
+    two = wrap(Function(lambda self, x: (self.layer(x.detach()), x * 2)))
+    two(torch.rand(5, 4, requires_grad=True))[1].sum().backward()
     x = torch.rand(5, 4, requires_grad=True)
     x.register_hook(lambda grad: grad * 2)
     ignores(doubles(x)).sum().backward()
     result = [x.grad, *grads(ignores), *grads(doubles)]
     (doubles(x).sum() + checkpoints(x).square().sum()).backward()
-    return [*result, x.grad, *grads(doubles), *grads(checkpoints)]
+    return [*result, x.grad, *grads(doubles), *grads(checkpoints), *grads(two)]
 
 
 @scenario

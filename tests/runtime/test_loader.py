@@ -421,3 +421,14 @@ def test_samples_have_the_shape_of_the_batch_s_first_one_or_it_is_an_error(ranks
         assert found == [(4, 3, size, size) for size in (308, 608, 908)]
         assert "([3, 8, 8], [3, 9, 8])" in text
         assert "With a collate_fn of your own" in text
+
+
+def by_a_server() -> list[list[float]]:
+    """Workers that aren't children of their rank."""
+    data = TensorDataset(torch.arange(8.0))
+    loader = loaders.shard_loader(DataLoader(data, 4, num_workers=1, multiprocessing_context="forkserver"))
+    return [batch.tolist() for (batch,) in loader]
+
+
+def test_workers_of_a_fork_server_live_as_long_as_they_are_needed(ranks: RankPool) -> None:
+    assert ranks(2, by_a_server) == [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]] * 2

@@ -45,7 +45,11 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
-    "timedelta": (datetime.timedelta, datetime.timedelta.total_seconds, lambda s: datetime.timedelta(seconds=s)),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: datetime.timedelta(*parts),
+    ),
     "path": (pathlib.PurePath, str, pathlib.Path),
     "uuid": (uuid.UUID, str, uuid.UUID),
     # What is derived from these:

@@ -128,14 +128,14 @@ def wants_cpu() -> bool:
 
 
 def accelerator() -> torch.device | None:
-    """The kind of device that `nn.DataParallel` finds; None if there is nothing but the CPU."""
+    """The kind of device to which `nn.DataParallel` moves a model; None if there is nothing but the CPU, or MPS."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     found: Any = getattr(torch, "accelerator", None)  # from torch 2.6 on
     if found is not None:
         kind: torch.device | None = found.current_accelerator() if found.is_available() else None
-        return kind
-    return torch.device("mps") if torch.backends.mps.is_available() else None
+        return None if kind is None or kind.type == "mps" else kind
+    return None
 
 
 def hide_cuda_if_unwanted() -> None:

@@ -218,8 +218,10 @@ def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> 
     Ctrl-C is the rank's: it goes on with its worker until the ranks handle that together.
     """
 
+    parent = os.getppid()
+
     def watch() -> None:
-        while os.getppid() == rank:
+        while os.getppid() == parent and (parent == rank or _is_running(rank)):
             time.sleep(0.5)
         os._exit(1)
 
@@ -227,6 +229,15 @@ def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> 
     threading.Thread(target=watch, daemon=True).start()
     if then is not None:
         then(worker_id)
+
+
+def _is_running(process: int) -> bool:
+    """Of a worker that is another process's child, as with the start method `forkserver`."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _seed_worker(rank: int, ranks: int, then: Callable[[int], None] | None, worker_id: int) -> None:

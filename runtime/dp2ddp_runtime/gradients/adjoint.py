@@ -86,7 +86,32 @@ def join(tokens: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def start() -> torch.Tensor:
     """The token behind which there is nothing. On this rank's device, whose thread then runs all that it hangs on."""
-    return torch.empty(0, dtype=torch.float32, device=world.device(), requires_grad=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.empty(0, dtype=torch.float32, device=world.device(), requires_grad=True)
+        token: torch.Tensor = _Start.apply(leaf)
+    return token
+
+
+class _Start(Function):
+    """Keeps what arrives, which has a graph with `create_graph=True`, from a `.grad` that would never be freed."""
+
+    @staticmethod
+    def forward(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> Any:
+        return None
+
+
+def end_of(token: torch.Tensor) -> Any:
+    """The node at which all that hangs on a token from `start` ends."""
+    node: Any = token.grad_fn
+    return node.next_functions[0][0]
 
 
 class Source(NamedTuple):
@@ -97,16 +122,17 @@ class Source(NamedTuple):
     tokens: Sequence[torch.Tensor]
 
 
-def reached(outputs: Iterable[torch.Tensor], sources: Sequence[Source]) -> list[bool]:
-    """Which of the sources the outputs may be made of. `nn.DataParallel` gives no gradient to others, not even zeros.
+def reached(output: torch.Tensor, sources: Sequence[Source]) -> list[bool]:
+    """Which of the sources an output may be made of. `nn.DataParallel` gives no gradient to others, not even zeros.
 
     A function of the script's own may do anything in its backward, as a reentrant checkpoint does.
     """
     found = [False] * len(sources)
     places = {node: place for place, source in enumerate(sources) for node in source.nodes}
-    todo, seen = [each.grad_fn for each in outputs], {None}
+    todo: list[Any] = [output.grad_fn]
+    seen: set[Any] = {None}
     while todo and not all(found):
-        node: Any = todo.pop()
+        node = todo.pop()
         if node in places:
             found[places[node]] = True
         elif isinstance(node, BackwardCFunction):
@@ -289,12 +315,6 @@ def _is_accumulated(tensor: torch.Tensor, use: str) -> bool:
 def is_hooked(tensor: torch.Tensor) -> bool:
     """Whether somebody looks at its gradient before a backward is over."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
-
-
-def leaf_node(leaf: torch.Tensor) -> Any:
-    """The node at which a leaf's gradient arrives."""
-    node: Any = leaf.view_as(leaf).grad_fn
-    return node.next_functions[0][0]
 
 
 def take_turn(nodes: Iterable[Any], soon: bool) -> None:

@@ -105,6 +105,9 @@ class Bucket:
     def send(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """In a backward of all ranks: these gradients, and what was set aside. Until its end nothing more may be."""
         added, self.aside, self.sent = self._added(grads), [], True
+        holder = self._holder()
+        if holder is not None:
+            holder.has_turn = False
         torch.autograd.Variable._execution_engine.queue_callback(self._can_send)
         return added
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..base.nesting import identical
 from ..gradients import summing
-from ..gradients.adjoint import Copy, Root, Source, is_hooked, leaf_node, start, take_turn
+from ..gradients.adjoint import Copy, Root, Source, end_of, is_hooked, start, take_turn
 from ..gradients.summing import Bucket
 from ..ranks.exchange import exchange
 
@@ -47,9 +47,11 @@ class Copies:
         self._is_outdated = False
         self._own: dict[str, torch.Tensor] = {}
         self._nodes: list[Any] = []  # which made them
+        self.has_turn = False  # since the latest backward
         self._turns: list[Any] = []  # `Root`'s, and `Copy`'s of each bucket
         self.source = Source((), ())
-        self._places: list[int] = []  # in memory
+        self._places: list[Any] = []  # in memory
+        self._computed: list[tuple[torch.Tensor, Any]] = []  # those of the originals that aren't leaves
         self._buckets: list[Bucket] = []
 
     def __deepcopy__(self, memo: Any) -> Copies:
@@ -70,10 +72,13 @@ class Copies:
         is_known = tensors is self._tensors or (
             identical(list(tensors.values()), self.originals) and list(tensors) == list(self._own)
         )
-        self._is_outdated |= self._places != [each.data_ptr() for each in self.originals]
+        self._is_outdated |= not self._lies_there(self.originals) or any(
+            each.grad_fn is not node for each, node in self._computed
+        )
         has_stepped = self._seen is not None and self._versions != [each._version for each in self.originals]
         if not is_known or has_stepped or self._is_outdated:
             waiting = [(bucket.aside, bucket.originals) for bucket in self._buckets if bucket.aside]
+            self.forget_aside()
             learned = self._seen is not None and self._learn(tensors)
             self.originals = list(tensors.values())
             self._versions = [each._version for each in self.originals]
@@ -87,14 +92,20 @@ class Copies:
         self._tensors = tensors
         return self._own
 
+    def _lies_there(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether the originals, or the copies, have the memory and the shapes that they had when copies were made."""
+        return self._places == [(each.data_ptr(), each.shape, each.stride()) for each in tensors]
+
     def outdated_by_forward(self) -> bool:
-        """Whether a forward has changed a copy, other than its numbers.
+        """Whether a forward has changed a copy, other than its numbers; or these, before the order is known.
 
         It may do so by its rows. So ranks tell each other after each: only all together they copy anew.
         """
         own = self._own.values()
-        return self._places != [each.data_ptr() for each in own] or any(
-            each._backward_hooks or each.retains_grad or each.__dict__ for each in own
+        return (
+            not self._lies_there(own)
+            or any(each._backward_hooks or each.retains_grad or each.__dict__ for each in own)
+            or (self._seen is not None and self._versions != [each._version for each in self.originals])
         )
 
     def refuse_written(self) -> None:
@@ -120,9 +131,13 @@ class Copies:
     def take_turn(self) -> None:
         """Ahead of a forward: backward comes to the copies behind all of it, as to those of `Broadcast`.
 
-        Or to each bucket as soon as it is complete, where nobody sees that.
+        Or to each bucket as soon as it is complete, where nobody sees that. Of several forwards before a backward the
+        first one counts: what a checkpoint in it finds by a backward of its own must have come, too.
         """
-        take_turn(self._turns, self._overlaps and self._seen is None and not any(map(is_hooked, self.originals)))
+        if not self.has_turn:
+            self.has_turn = True
+            is_seen = self._seen is not None or any(map(is_hooked, self.originals))
+            take_turn(self._turns, self._overlaps and not is_seen)
 
     def _plan(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> None:
         """Which tensors go into which bucket, in the order of backward as far as it is known."""
@@ -137,7 +152,7 @@ class Copies:
     def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
         self._forget()
         alone = {id(tensor) for tensor in sparse}
-        root = leaf_node(self._token)
+        root = end_of(self._token)
         own = list(self.originals)
         rooted: Sequence[torch.Tensor] = Root.apply(*self.originals) if own else ()
         node: Any = rooted[0].grad_fn if own else None
@@ -156,7 +171,8 @@ class Copies:
             own = [_observed(name, copy, self._seen) for name, copy in zip(names, own)]
         self._own = dict(zip(names, own))
         self._nodes = [each.grad_fn for each in own]
-        self._places = [each.data_ptr() for each in own]
+        self._places = [(each.data_ptr(), each.shape, each.stride()) for each in own]
+        self._computed = [(each, each.grad_fn) for each in self.originals if not each.is_leaf]
         self.source = Source(set(self._nodes), [self._token])
 
     def _learn(self, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from ..base import nesting, world
 from ..base.location import here
 from ..batches.deferred import defer
-from ..gradients.adjoint import Source, attach, join, reached
+from ..gradients.adjoint import Source, attach, reached
 from ..ranks.collectives import gather_rows
 from ..ranks.exchange import Divergence, exchange
 
@@ -40,6 +40,7 @@ class _Column(NamedTuple):
     alike: bool  # in all but the number of rows
     on_cpu: bool
     held: tuple[bool, ...]  # whether it was too large to come along
+    made_of: tuple[bool, ...]  # of the sources, on any rank
 
 
 @_disable_dynamo
@@ -66,9 +67,8 @@ def gather_outputs(
     held = [_is_large(tensor, dim) for tensor in local]
     others = [leaf for leaf in nesting.leaves(output) if not isinstance(leaf, torch.Tensor)]
     told = {
-        "tensors": [_describe(tensor, is_held) for tensor, is_held in zip(local, held)],
+        "tensors": [_describe(tensor, is_held, sources) for tensor, is_held in zip(local, held)],
         "values": zlib.crc32(repr(others).encode()),
-        "sources": reached(local, sources) if torch.is_grad_enabled() else [],
     }
     small = [tensor for tensor, is_held in zip(local, held) if not is_held]
     parts = exchange("the wrapped model's outputs", [told, *note, small])
@@ -80,10 +80,7 @@ def gather_outputs(
         raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
     sent = [iter(tensors) for *_, tensors in parts]
     columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
-    are_reached = map(any, zip(*(theirs["sources"] for theirs, *_ in parts)))
-    tokens = [token for source, is_reached in zip(sources, are_reached) if is_reached for token in source.tokens]
-    token = join(tokens) if torch.is_grad_enabled() and any(column.requires_grad for column in columns) else None
-    results = iter([_gather(*each, sent, dim, device, token) for each in zip(local, columns)])
+    results = iter([_gather(*each, sent, dim, device, sources) for each in zip(local, columns)])
     return nesting.map_tensors(lambda _: next(results), output), notes
 
 
@@ -91,18 +88,20 @@ def _is_large(tensor: torch.Tensor, dim: int) -> bool:
     return tensor.dim() > dim and tensor.numel() * tensor.element_size() * world.world_size() > LARGE
 
 
-def _describe(tensor: torch.Tensor, held: bool) -> list[Any]:
-    return [list(tensor.shape), str(tensor.dtype), tensor.requires_grad, tensor.device.type == "cpu", held]
+def _describe(tensor: torch.Tensor, held: bool, sources: Sequence[Source]) -> list[Any]:
+    on_cpu, made_of = tensor.device.type == "cpu", reached(tensor, sources)
+    return [list(tensor.shape), str(tensor.dtype), tensor.requires_grad, on_cpu, held, made_of]
 
 
 def _column(told: Sequence[Any], count: int, dim: int) -> _Column:
-    shapes, dtypes, grads, on_cpu, held = zip(*told)
+    shapes, dtypes, grads, on_cpu, held, made_of = zip(*told)
     sizes = [(shape[dim] if len(shape) > dim else 1) if rank < count else 0 for rank, shape in enumerate(shapes)]
     kinds = {
         (tuple(shape[:dim] + shape[dim + 1 :]), dtype, grad)
         for shape, dtype, grad in list(zip(shapes, dtypes, grads))[:count]
     }
-    return _Column(count, tuple(sizes), any(grads[:count]), len(kinds) == 1, on_cpu[0], held)
+    sources = tuple(map(any, zip(*made_of)))
+    return _Column(count, tuple(sizes), any(grads[:count]), len(kinds) == 1, on_cpu[0], held, sources)
 
 
 def _gather(
@@ -111,16 +110,18 @@ def _gather(
     sent: Sequence[Any],
     dim: int,
     device: torch.device,
-    token: torch.Tensor | None,
+    sources: Sequence[Source],
 ) -> torch.Tensor:
-    tokens = [] if token is None else [token]
+    has_graph = torch.is_grad_enabled() and column.requires_grad
+    made_of = [source for source, is_reached in zip(sources, column.made_of) if is_reached and has_graph]
+    tokens = [token for source in made_of for token in source.tokens]
     if all(column.held) and column.alike:
         return defer(local, column.sizes, dim, True, tokens)
     shares = [None if is_held else next(tensors) for tensors, is_held in zip(sent, column.held)]
     came = [share for share in shares[: column.chunks] if share is not None]
     whole = gather_rows(local, column.sizes, dim) if any(column.held) else nesting.concatenate(came, dim)
     whole = whole if column.on_cpu else whole.to(device)
-    return attach(local, whole, column.sizes, dim, tokens) if column.requires_grad and tokens else whole
+    return attach(local, whole, column.sizes, dim, tokens) if has_graph else whole
 
 
 def _compare(notes: Sequence[dict[str, Any]], line: str) -> None:

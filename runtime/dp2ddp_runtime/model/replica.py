@@ -49,7 +49,7 @@ class Replica:
         self.sparse = [
             each.weight for each in self.modules if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
         ]
-        held = {each: [tensor for tensor in each._buffers.values() if tensor is not None] for each in self.modules}
+        held = {each: [*filter(_is_dense, each._buffers.values())] for each in self.modules}
         self.buffers = {each: tensors for each, tensors in held.items() if tensors}
         # By a name that is the same on all ranks.
         self.tensors: dict[str, torch.Tensor] = {}
@@ -194,6 +194,10 @@ class _Watched:
             if any(differs):
                 found[each] = any(differs[1:])
         return found
+
+
+def _is_dense(buffer: torch.Tensor | None) -> bool:
+    return buffer is not None and buffer.layout == torch.strided
 
 
 def _views(module: nn.Module) -> list[Any]:

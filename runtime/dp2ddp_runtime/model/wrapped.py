@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ from .state_dict import fit_prefix
 
 _NOTHING: dict[str, torch.Tensor] = {}
 _CPU = torch.device("cpu")
+# Older torch's `parallel_apply` takes float16 for a single replica, too.
+_CASTS_ALONE = hasattr(importlib.import_module("torch.nn.parallel.parallel_apply"), "autocast")
 
 
 def wrap_model(
@@ -191,7 +194,7 @@ class WrappedModel(DistributedDataParallel):
     def _replica(self) -> tuple[Replica, nn.Module]:
         """This rank's replica of the module as it is by now, and its copy of the module itself."""
         summing.forget_failed()
-        grad = torch.is_grad_enabled()
+        grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         replica = self._replicas.setdefault(grad, Replica(self.module))
         if replica.looks_changed():
             replica.look_again()
@@ -201,8 +204,8 @@ class WrappedModel(DistributedDataParallel):
         return replica, replica.own(self._copies.of(replica.trained(), replica.sparse))
 
     def _moved(self, value: Any) -> Any:
-        """`value` with its tensors on this rank's CUDA device, where `nn.DataParallel` puts them, too."""
-        if self.device.type != "cuda":
+        """`value` with its tensors on this rank's device, where `nn.DataParallel` puts them, too."""
+        if world.device().type == "cpu":
             return value
         return nesting.take_chunk(value, lambda tensor: tensor.to(self.device))
 
@@ -280,7 +283,7 @@ def as_in_a_thread(replicas: int, device: torch.device = _CPU) -> Iterator[None]
         if replicas > 1 and asks is not None and asks(False) is not None:
             keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
             stack.enter_context(keep)
-        if replicas > 1 and device.type == "cuda" and torch.is_autocast_enabled():
+        if (replicas > 1 or _CASTS_ALONE) and device.type == "cuda" and torch.is_autocast_enabled():
             stack.enter_context(torch.autocast("cuda", torch.float16))
         yield
 

@@ -165,7 +165,7 @@ def _to_own_device(storage: Any, location: str) -> Any:
     if not location.startswith("cuda"):
         return None
     device = world.device()
-    return storage if device.type == "cpu" else storage.cuda(device)
+    return storage if device.type == "cpu" else storage.cuda(device.index)  # newer torch takes no device here
 
 
 def _wrapped(value: Any) -> Any:

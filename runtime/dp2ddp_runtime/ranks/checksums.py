@@ -12,6 +12,7 @@ _PIECE = 1 << 20  # numbers at once: each takes 24 bytes meanwhile
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Two sums over the bits of a tensor, the second one depending on their order. On the CPU; shape (2,), int64."""
@@ -25,6 +26,8 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     return sums.cpu()
 
 
+@torch.inference_mode(False)
+@torch.no_grad()
 def bit_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The sums of dense tensors' bits, taken as whole numbers; they are looked at together."""
     flat = [plain(each).view(-1) for each in tensors.values()]

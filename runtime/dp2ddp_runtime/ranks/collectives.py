@@ -81,14 +81,14 @@ class Broadcast:
     """Rank 0's numbers for tensors, many at once, without bumping their versions. Can be sent again and again.
 
     Args:
-        tensors: they must stay where they lie.
+        tensors: they must stay where they lie. Sparse ones stay as they are: ranks have made them alike.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether as they are
         groups: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
-            if tensor.numel():
+            if tensor.numel() and tensor.layout == torch.strided:
                 groups.setdefault(tensor.device, []).append(tensor.data)
         for device, members in groups.items():
             as_is = device == transport_device(device) and all(member.dtype in _KNOWN for member in members)

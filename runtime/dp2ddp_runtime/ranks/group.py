@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ _VARIABLES = {
 }
 _hidden: Any = None
 _config = ""  # of the hidden one: its backends, as `cpu:gloo,cuda:nccl`
+_users = 0  # who has the group shown to them
+_lock = threading.Lock()
 _gradients: dict[Any, Any] = {}  # by the process group of all else
 
 
@@ -50,12 +53,17 @@ def hide() -> None:
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
     """For what of torch asks for the group: there is one meanwhile."""
-    before = dist.GroupMember.WORLD
-    dist.GroupMember.WORLD = whole()
+    global _users
+    with _lock:
+        _users += 1
+        dist.GroupMember.WORLD = whole()
     try:
         yield
     finally:
-        dist.GroupMember.WORLD = before
+        with _lock:
+            _users -= 1
+            if _hidden is not None and not _users:
+                dist.GroupMember.WORLD = None
 
 
 def leave() -> None:
