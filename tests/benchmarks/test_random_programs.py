@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime.model.wrapped import inputs, wrap_model
+from dp2ddp_runtime.model import inputs
+from dp2ddp_runtime.model.wrapped import wrap_model
 from torch import nn
 
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
@@ -89,9 +90,9 @@ def another_row(module: nn.Module, dim: int = 0) -> Any:
     if inputs._take_rows.__name__ == "_take_rows":
         take = inputs._take_rows
 
-        def wrong(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-            rows = take(tensor, *args)
-            return torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows
+        def wrong(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            rows, tokens = take(tensor, *args)
+            return (torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows), tokens
 
         inputs._take_rows = wrong  # type: ignore[assignment]
     return wrap_model(module, dim)

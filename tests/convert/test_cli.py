@@ -271,13 +271,13 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
     assert sorted(os.listdir("out")) == ["dp2ddp_runtime", "train.py"]
     # The same copy is left alone, another is not overwritten unasked, and then nothing else is written either.
     assert run("convert", "train.py", "-o", "out/more.py", "--vendor").exit_code == 0
-    Path("out", "dp2ddp_runtime", "world.py").write_text("mine\n")
+    Path("out", "dp2ddp_runtime", "base", "world.py").write_text("mine\n")
     refused = run("convert", "train.py", "-o", "out/third.py", "--vendor")
     assert refused.exit_code == 2
     assert refused.stderr.startswith("dp2ddp: out/dp2ddp_runtime: exists already, and is not this version")
     assert not Path("out", "third.py").exists()
     assert run("convert", "train.py", "-o", "out/third.py", "--vendor", "--force").exit_code == 0
-    assert Path("out", "dp2ddp_runtime", "world.py").read_text() != "mine\n"
+    assert Path("out", "dp2ddp_runtime", "base", "world.py").read_text() != "mine\n"
 
 
 @pytest.mark.parametrize(
