@@ -80,8 +80,8 @@ KILLS: list[tuple[str, signal.Signals, int, int, str]] = [
     ("rank 0", signal.SIGKILL, 4, 137, "dp2ddp: rank 0 of 2 was ended by signal 9"),
     ("rank 1", signal.SIGKILL, 4, 137, "dp2ddp: rank 1 of 2 was ended by signal 9"),
     ("rank 1", signal.SIGSEGV, 1, 139, "dp2ddp: rank 1 of 2 was ended by signal 11"),
-    ("worker 0", signal.SIGKILL, 2, 1, " of 2 failed"),
-    ("worker 1", signal.SIGKILL, 2, 1, " of 2 failed"),
+    ("worker 0", signal.SIGKILL, 2, 1, "dp2ddp: rank 0 of 2 failed"),
+    ("worker 1", signal.SIGKILL, 2, 1, "dp2ddp: rank 1 of 2 failed"),
 ]
 
 

@@ -266,6 +266,29 @@ def test_one_process_has_no_group_and_no_sockets(warm: Warm, tmp_path: Path) -> 
         assert (done.returncode, done.stdout) == (0, "alone\n"), done.stderr
 
 
+def test_the_rank_that_could_not_load_a_batch_tells_of_it(warm: Warm, tmp_path: Path) -> None:
+    """All raise its error, and it is the last one to come to its end."""
+    body = """
+        from torch.utils.data import DataLoader
+        class Bad:
+            def __len__(self): return 4
+            def __getitem__(self, i):
+                if i == 3: raise ValueError("a bad sample")
+                return torch.ones(1)
+        ddp.setup()
+        ends = sys.excepthook
+        def late(*error):
+            time.sleep(2 * ddp.rank())
+            ends(*error)
+        sys.excepthook = late
+        list(ddp.shard_loader(DataLoader(Bad(), 4, num_workers=1)))
+        """
+    done = warm.start(write(tmp_path, body), forked=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dp2ddp: rank 1 of 2 failed:\n"), done.stderr
+    assert "a bad sample" in done.stderr
+
+
 def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
     """On each attempt another rank fails: what the ones before have left in torchrun's store misleads nobody."""
     body = """

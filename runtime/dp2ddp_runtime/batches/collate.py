@@ -89,6 +89,7 @@ def rebuilt(sent: Sequence[Any], rank: int) -> Exception:
     error.args = error.args or tuple(args)
     error.__dict__.update(attributes)
     error.__cause__ = RuntimeError(f"it was raised on rank {rank}:\n{trace}")
+    error.__cause__.of_another_rank = True  # type: ignore[attr-defined] # that one is to tell of it
     return error
 
 

@@ -29,6 +29,7 @@ exit_at = ""
 
 _DEAD_ARE_COUNTED_WITHIN = 1.0  # seconds
 _EXITS_ARE_COUNTED_WITHIN = 20.0  # seconds: an interpreter with torch takes some to end, more on a busy machine
+_TELLS_WITHIN = 5.0  # seconds
 _EXIT_WITHIN = 30  # seconds
 
 
@@ -58,6 +59,8 @@ def install() -> None:
         interrupted = issubclass(kind, KeyboardInterrupt)
         if not interrupted:
             _let_the_dead_be_counted()
+            if getattr(error.__cause__, "of_another_rank", False):
+                _let_it_be_counted(_TELLS_WITHIN)
         if world.is_main() if interrupted else may_speak(FAILED, error):
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
@@ -83,8 +86,15 @@ def _let_the_dead_be_counted() -> None:
     store = file_sync.store()
     with suppress(RuntimeError):  # its host is gone, or nobody was counted
         if store is not None and "LAUNCHER" in world.environment() and file_sync.counted(store, EXITS):
-            counted = lambda: file_sync.counted(store, FAILED) > 0  # noqa: E731
-            file_sync.wait_until(counted, "the end of a rank", _EXITS_ARE_COUNTED_WITHIN)
+            _let_it_be_counted(_EXITS_ARE_COUNTED_WITHIN)
+
+
+def _let_it_be_counted(seconds: float) -> None:
+    """Wait until a rank has failed, unless that takes too long."""
+    store = file_sync.store()
+    with suppress(RuntimeError):  # its host is gone, or nobody was counted
+        if store is not None:
+            file_sync.wait_until(lambda: file_sync.counted(store, FAILED) > 0, "the end of a rank", seconds)
 
 
 def may_speak(counter: str, error: BaseException | None = None) -> bool:
