@@ -153,7 +153,7 @@ def kill(seed: int, number: int, folder: Path) -> Result:
         os.environ.update(DP2DDP_NPROC="2", DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1")
         subprocess.Popen = Forked  # type: ignore[assignment, misc]
         launcher.command = lambda: [str(folder / "train.py")]
-        launcher._started_in = str(folder)
+        launcher.started_in = str(folder)
         run(str(folder / "train.py"), str(folder))
     result = Result(number, f"{who} {sent.name}")
     pids = _begun(folder, job, result)

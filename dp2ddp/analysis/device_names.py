@@ -22,9 +22,9 @@ def literal_index(node: ast.expr) -> int | None:
 
 
 def is_indexed(node: ast.expr) -> bool:
-    """Whether an expression spells `cuda:` with an index."""
+    """Whether an expression spells `cuda:` with an index that may be another than 0, the only one that a rank has."""
     if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and re.fullmatch(r"cuda:\d+", node.value) is not None
+        return isinstance(node.value, str) and re.fullmatch(r"cuda:0*[1-9]\d*", node.value) is not None
     if isinstance(node, ast.JoinedStr):
         first = node.values[0] if len(node.values) == 2 else None
         return isinstance(first, ast.Constant) and first.value == "cuda:"

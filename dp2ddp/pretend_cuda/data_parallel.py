@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from dp2ddp_runtime.ranks.rng import Stream
 from torch import Tensor, nn
 
 _module: Any = import_module("torch.nn.parallel.parallel_apply")  # `torch.nn.parallel.parallel_apply` is the function
@@ -103,6 +102,8 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
         """What the forward of `replica` is run in, with its device the current one."""
         if self.streams is not None:
             return self.streams[replica]
+        from dp2ddp_runtime.ranks.rng import Stream  # the runtime asks CUDA for a rank's device when it is imported
+
         return self._own.setdefault(replica, Stream(rank=replica))
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:

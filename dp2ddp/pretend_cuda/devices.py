@@ -23,13 +23,18 @@ class Devices:
         self._frozen: int | None = None
         self.bad_fork = False
         os.register_at_fork(after_in_child=self._forked)
-        self.count()
+        library.pretend_set_count(self._visible())
 
     def count(self) -> int:
-        """How many are visible. The environment is asked until the first use, as CUDA does."""
-        if self._frozen is None:
-            self._library.pretend_set_count(self._visible())
+        """How many are visible, as NVML counts them: the environment is asked, until CUDA itself has read it."""
         return self._visible() if self._frozen is None else self._frozen
+
+    def freeze(self) -> int:
+        """How many CUDA sees: what the environment said when it was asked first."""
+        if self._frozen is None:
+            self._frozen = self._visible()
+            self._library.pretend_set_count(self._frozen)
+        return self._frozen
 
     def initialize(self) -> None:
         """What CUDA does at its first use.
@@ -37,11 +42,8 @@ class Devices:
         Raises:
             RuntimeError: there are no devices.
         """
-        self._frozen = self.count()
-        if not self._frozen:
+        if not self.freeze():
             raise RuntimeError("No CUDA GPUs are available")
-        for index in range(self._frozen):
-            self.check(index)
 
     def current(self) -> int:
         """The current device of this thread: 0 when it starts."""
@@ -61,7 +63,7 @@ class Devices:
 
     def check(self, index: int) -> None:
         """Raise what CUDA raises where there is no device `index`."""
-        if index >= self.count():
+        if index >= self.freeze():
             raise torch.AcceleratorError(
                 "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
             )

@@ -81,7 +81,7 @@ def install(devices: Devices, library: ctypes.CDLL) -> None:
     for name, function in {**_device_functions(devices), **_stream_functions(devices), **_memory_functions()}.items():
         _replace(name, function)
     cuda = import_module("torch.cuda")
-    _set(cuda, _device_count_nvml=lambda: -1, _cached_device_count=None, _is_in_bad_fork=lambda: devices.bad_fork)
+    _set(cuda, _device_count_nvml=devices.count, _cached_device_count=None, _is_in_bad_fork=lambda: devices.bad_fork)
     _set(cuda, Stream=Stream, Event=Event, mem_get_info=lambda device=None: (Properties.total_memory,) * 2)
     _set(import_module("torch.cuda.streams"), Stream=Stream, Event=Event)
     # The CUDA runtime library itself; its functions aren't pretended.
@@ -106,7 +106,7 @@ def _device_functions(devices: Devices) -> dict[str, Callable[..., Any]]:
         "setDevice": devices.set_current,
         "exchangeDevice": devices.exchange,
         "maybeExchangeDevice": devices.exchange,
-        "getDeviceCount": devices.count,
+        "getDeviceCount": devices.freeze,
         "isInBadFork": lambda: devices.bad_fork,
         "hasPrimaryContext": lambda device: True,
         "canDeviceAccessPeer": lambda device, peer: True,

@@ -19,13 +19,11 @@ class DeviceCountRule(Rule):
     title = "Ask how many devices the job has"
     effect = "asks how many devices the job has"
     why = (
-        "A script that asks for the number of GPUs means those that it trains on. With one process per GPU these "
-        "are the ranks: a launcher may show each of them one GPU only (SLURM's `--gpus-per-task=1`), and several "
-        "machines have more than one of them sees. So guards such as `if torch.cuda.device_count() > 1:` stay, and "
-        "ask about the job. Where the script names its `device_ids`, only such questions are changed: a number "
-        "that is computed with counts all visible GPUs there. Whether there is a GPU at all, to choose between "
-        "'cuda' and 'cpu', each rank sees itself; beside a script's own DistributedDataParallel its number is handed "
-        "over, for where no ranks are started."
+        "A script that asks for the number of GPUs means the job's. With one process per GPU each rank sees one of "
+        "them. So guards such as `if torch.cuda.device_count() > 1:` stay, and ask about the job, as whatever is "
+        "computed with the number does. Whether there is a GPU at all, to choose between 'cuda' and 'cpu', each rank "
+        "sees itself, and what it tells of each GPU, it tells of its own; beside a script's own "
+        "DistributedDataParallel its number is handed over, for where no ranks are started."
     )
     examples = (
         Example(
@@ -131,26 +129,24 @@ import torch.nn as nn
 # Whether there is a GPU at all each rank sees itself.
 device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
 net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).to(device)
-workers = 4 * torch.cuda.device_count()  # all that are visible, not only these two
+for i in range(torch.cuda.device_count()):
+    print(torch.cuda.get_device_name(i))
 """),
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        given = {ids for ids, _ in facts.wraps.device_ids}
-        all_devices = all(any(_asks(facts, part) for part in ast.walk(ids)) for ids in given)
         gone = {part for wrap in facts.wraps.models for ids in (wrap.device_ids,) if ids for part in ast.walk(ids)}
         for call in facts.source.calls:
-            if not _asks(facts, call) or call in gone or _whether_any(facts, call):
+            if not _asks(facts, call) or call in gone or _whether_any(facts, call) or _numbers_devices(facts, call):
                 continue
-            if all_devices or _decides(facts, call):
-                span = facts.source.span(call)
-                reason = "the ranks, where there are several"
-                if facts.beside_ddp:  # the script's own distributed training goes on with its own number
-                    yield ReplaceExpr(self.id, span, reason, "ddp.device_count(__h_it__)", {"it": span})
-                else:
-                    yield ReplaceExpr(self.id, span, reason, "ddp.device_count()")
+            span = facts.source.span(call)
+            reason = "each rank sees one of them"
+            if facts.beside_ddp:  # the script's own distributed training goes on with its own number
+                yield ReplaceExpr(self.id, span, reason, "ddp.device_count(__h_it__)", {"it": span})
+            else:
+                yield ReplaceExpr(self.id, span, reason, "ddp.device_count()")
 
 
 def _asks(facts: Facts, node: ast.AST) -> bool:
@@ -176,15 +172,15 @@ def _whether_any(facts: Facts, call: ast.Call) -> bool:
     return is_test or (isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not))
 
 
-def _decides(facts: Facts, call: ast.Call) -> bool:
-    """Whether a call stands in a test, or in a comparison."""
-    node: ast.AST = call
-    for above in facts.source.ancestors(call):
-        if isinstance(above, ast.Compare):
-            return True
-        if isinstance(above, (ast.If, ast.IfExp, ast.While, ast.Assert)) and node is above.test:
-            return True
-        if isinstance(above, (ast.stmt, ast.Call)):
-            return False
-        node = above
-    return False
+def _numbers_devices(facts: Facts, call: ast.Call) -> bool:
+    """Whether a call is the end of a loop over the devices that a rank sees: `get_device_name(i)` for each of them."""
+    counted = facts.source.parent(call)
+    loop = facts.source.parent(counted) if counted is not None else None
+    if not (isinstance(counted, ast.Call) and facts.names.qualified(counted.func) == "builtins.range"):
+        return False
+    if not isinstance(loop, (ast.For, ast.comprehension)) or not isinstance(loop.target, ast.Name):
+        return False
+    inside = facts.source.parent(loop) if isinstance(loop, ast.comprehension) else loop
+    uses = [n for n in ast.walk(inside or loop) if isinstance(n, ast.Name) and n.id == loop.target.id]
+    calls = [above for above in map(facts.source.parent, uses) if isinstance(above, ast.Call)]
+    return any((facts.names.qualified(above.func) or "").startswith("torch.cuda.") for above in calls)

@@ -25,15 +25,15 @@ _REASON = "each rank has its own device"
 
 
 class DevicesRule(Rule):
-    """Device indices become this rank's device; `"cuda"` and `.cuda()` mean it already."""
+    """Device indices become this rank's device; `"cuda"`, `"cuda:0"` and `.cuda(0)` mean it already."""
 
     id = "DDP004"
     title = "Use this rank's device instead of a fixed index"
     effect = "uses each process's own device"
     why = (
-        "Under DataParallel the script puts its batches on the first GPU. With one process per GPU, `cuda:0` would "
-        'put those of all ranks there. `ddp.setup` makes this rank\'s GPU the current one, so `.cuda()` and `"cuda"` '
-        "stay; only indices change."
+        "Under DataParallel the script puts its batches on its first GPU, whichever that is. With one process per GPU "
+        'each sees its own one only (`ddp.setup` sees to that), as `cuda:0`. So `.cuda()`, `.cuda(0)`, `"cuda"` and '
+        '`"cuda:0"` stay; only indices that are, or may be, others change.'
     )
     examples = (
         Example(
@@ -41,21 +41,21 @@ class DevicesRule(Rule):
 import torch
 import torch.nn as nn
 
-ids = [0, 1]
-device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-other = torch.device("cuda:0" if len(ids) > 1 else "cpu")
+ids = [1, 2]
+device = torch.device("cuda:1" if torch.cuda.is_available() else "cpu")
+other = torch.device("cuda:1" if len(ids) > 1 else "cpu")
 net = nn.DataParallel(nn.Linear(4, 2), ids)
-x = torch.zeros(3, 4).cuda(0)
+x = torch.zeros(3, 4).cuda(1)
 y = torch.zeros(3).to(f"cuda:{ids[0]}").cuda(ids[0], non_blocking=True)
-state = torch.load("net.pt", map_location="cuda:0")
-torch.cuda.set_device(0)
+state = torch.load("net.pt", map_location="cuda:1")
+torch.cuda.set_device(ids[0])
 """,
             after="""\
 import torch
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-ids = [0, 1]
+ids = [1, 2]
 device = ddp.device()
 other = torch.device(ddp.device() if len(ids) > 1 else "cpu")
 net = nn.DataParallel(nn.Linear(4, 2), ids)
@@ -71,9 +71,10 @@ torch.cuda.set_device(ddp.device())
 import torch
 import torch.nn as nn
 
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")  # the only one that a rank sees
 net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1])
-x = torch.zeros(3, 4).cuda().to(device)  # the current device: this rank's
+x = torch.zeros(3, 4).cuda(0).to(device).to("cuda")
+torch.cuda.set_device(0)
 """),
         Example(
             allow_ddp=True,
@@ -161,7 +162,9 @@ def build(net, args):
             if path == "torch.device" and self._is_whole_device(facts, node):
                 return self._replaced(facts, node)
             if path in _CHOOSING and len(node.args) == 1:
-                return None if self._is_this_device(facts, node.args[0]) else self._replaced(facts, node.args[0])
+                given = node.args[0]
+                stays = _is_zero(given) or self._is_this_device(facts, given)
+                return None if stays else self._replaced(facts, given)
             if path is None and isinstance(node.func, ast.Attribute):
                 return self._move(facts, node, node.func)
         if is_indexed(node):
@@ -177,12 +180,12 @@ def build(net, args):
     def _is_whole_device(self, facts: Facts, call: ast.Call) -> bool:
         """Whether a `torch.device(...)` means the first GPU, or the CPU where there is none."""
         if len(call.args) == 2 and isinstance(call.args[0], ast.Constant):
-            return call.args[0].value == "cuda"
+            return call.args[0].value == "cuda" and not _is_zero(call.args[1])
         if len(call.args) != 1 or call.keywords:
             return False
         given = call.args[0]
         if isinstance(given, ast.Constant) and type(given.value) is int:
-            return True
+            return not _is_zero(given)
         if isinstance(given, ast.IfExp) and is_indexed(given.body):
             asks = (
                 isinstance(given.test, ast.Call) and facts.names.qualified(given.test.func) == "torch.cuda.is_available"
@@ -195,7 +198,7 @@ def build(net, args):
 
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
-        if isinstance(above, (ast.Expr, ast.Dict, ast.JoinedStr, ast.FormattedValue)) or is_compared(
+        if isinstance(above, (ast.Expr, ast.Dict, ast.DictComp, ast.JoinedStr, ast.FormattedValue)) or is_compared(
             facts.source, node
         ):
             return None
@@ -218,6 +221,8 @@ def build(net, args):
             if not call.args and len(given) == len(call.keywords):
                 return None
             target = call.args[0] if call.args else keyword(call, "device") or call
+            if _is_zero(target):
+                return None
             if self._may_be_own(facts, func):
                 # Whatever object it is, it gets as many arguments as before.
                 return self._replaced(facts, target) if _takes_device(facts, func, target) else None
@@ -254,7 +259,7 @@ def build(net, args):
     def _is_index(self, facts: Facts, node: ast.expr) -> bool:
         """Whether `.to(...)` gets a device number: `0`, or the first of the wrap's `device_ids`."""
         if isinstance(node, ast.Constant):
-            return type(node.value) is int
+            return type(node.value) is int and not _is_zero(node)
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written
@@ -267,6 +272,11 @@ def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast
         span = facts.source.span(part)
         if edit.span.contains(span) and not any(hole.contains(span) for hole in kept):
             yield part
+
+
+def _is_zero(node: ast.expr) -> bool:
+    """Whether a device is the first, the only one that a rank has."""
+    return isinstance(node, ast.Constant) and (node.value == "cuda:0" or (type(node.value) is int and not node.value))
 
 
 def _takes_device(facts: Facts, func: ast.Attribute, given: ast.expr) -> bool:

@@ -5,33 +5,28 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import re
-import socket
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .base import waiting, world
-from .launch import failure, launcher, watchdog
+from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import hold_until_setup, quiet
 from .model import steps
 from .ranks import collectives, file_sync, group, rng, signals
 from .ranks.exchange import exchange
 
-DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
-
-
 _held = hold_until_setup()
+devices.take_own()
 
 
 def setup(
-    device_ids: DeviceIds = None,
+    device_ids: devices.DeviceIds = None,
     backend: str | None = None,
     init_method: str | None = None,
     seed: int | None = None,
@@ -41,7 +36,8 @@ def setup(
     """Join the other ranks, or start them.
 
     - Under a launcher (torchrun, SLURM's `srun`, whatever sets `RANK` and `WORLD_SIZE`): joins the process group, takes
-      this rank's device, makes the random streams those of rank 0, and silences the ranks other than 0.
+      this rank's GPU, which is the only one it sees from then on, makes the random streams those of rank 0, and
+      silences the ranks other than 0.
     - Started plainly (`python train.py`, `python -m package.train`): starts the same command again once per device,
       waits, and exits as it does. How many: `DP2DDP_NPROC` if set, else one per entry of `device_ids`, else one per
       CUDA device. For one (a single GPU, or a CPU) the process goes on by itself, without process group and sockets.
@@ -67,22 +63,22 @@ def setup(
         _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
-    chosen = parse_device_ids(device_ids)
+    chosen = devices.parse_device_ids(device_ids)
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
     # A worker that imports the script again, or a script that a rank starts: goes on alone, and as silent as its rank.
     is_child = env.get(launcher.JOINED, str(os.getpid())) != str(os.getpid()) or (is_worker and not is_rank)
     if not is_rank and not is_child:
-        nproc = process_count(chosen)
+        nproc = devices.process_count(chosen)
         if nproc > 1:
-            launcher.launch(nproc)
+            launcher.launch(devices.of_ranks(chosen, nproc))
     _held.release(show=False)
     place = _place(env) if is_rank or is_child else world.World()
-    if launched and not is_child and "LOCAL_WORLD_SIZE" in env:
-        _compare(chosen, place)
+    if launched and not is_child and "LOCAL_WORLD_SIZE" in env and world.GPU not in env:
+        devices.compare(chosen, place)
     if place.rank != 0:
         quiet()
-    place.device = torch.device("cpu") if is_child and is_worker else _take_device(chosen, place)
+    place.device = torch.device("cpu") if is_child and is_worker else devices.take(chosen, place)
     if is_child:
         place.world_size = place.local_world_size = 1
     elif is_rank:
@@ -112,105 +108,13 @@ def barrier() -> None:
         exchange("ddp.barrier")
 
 
-def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
-    """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index."""
-    if device_ids is None:
-        return None
-    if isinstance(device_ids, (int, torch.device)):
-        device_ids = [device_ids]
-    entries = [*filter(None, device_ids.split(","))] if isinstance(device_ids, str) else device_ids
-    found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda", str(entry).strip()) for entry in entries]
-    if None in found:
-        raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
-    return list(dict.fromkeys(int(each[1] or 0) for each in found if each))
-
-
-def process_count(device_ids: Sequence[int] | None) -> int:
-    """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
-    alone = world.wants_cpu() or world.accelerator() != torch.device("cuda") or device_ids == []
-    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if alone else "")
-    if asked.isdigit():
-        return int(asked)
-    if asked:
-        raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
-    visible, device_ids = torch.cuda.device_count(), device_ids or []
-    missing = ", ".join(f"cuda:{index}" for index in device_ids if index >= visible)
-    if missing:
-        there = f"only {visible} CUDA device(s) are visible, which DP2DDP_NPROC={visible} takes"
-        raise SystemExit(f"dp2ddp: device_ids asks for {missing}, but {there}")
-    return len(device_ids) or visible
-
-
-def _compare(device_ids: Sequence[int] | None, place: world.World) -> None:
-    """SystemExit if a launcher has started another number of ranks on this machine than the original has replicas."""
-    count, ranks = len(device_ids or ()), place.local_world_size
-    if count and count != ranks and not world.wants_cpu():
-        raise SystemExit(
-            f"dp2ddp: device_ids names {count} device(s), which nn.DataParallel trains on, but {ranks} rank(s) were "
-            f"started on this machine, where another part of each batch would go together: start {count}, or change "
-            "what the script gives as device_ids"
-        )
-
-
-def _take_device(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
-    """This rank's device, of which it is made the current one: of the visible ones, those of `device_ids` first."""
-    if world.wants_cpu() or device_ids == []:
-        return torch.device("cpu")
-    accelerator = world.accelerator()
-    if accelerator is not None and accelerator.type != "cuda":
-        if place.world_size > 1 or _count(accelerator) > 1:
-            kind = accelerator.type
-            raise SystemExit(
-                f"dp2ddp: several ranks train on CUDA devices, or on the CPU (DP2DDP_DEVICE=cpu), not on {kind}"
-            )
-        return accelerator
-    visible = range(torch.cuda.device_count())
-    devices = [index for index in dict.fromkeys([*(device_ids or ()), *visible]) if index in visible]
-    device = torch.device("cuda", devices[place.local_rank % len(devices)])
-    torch.cuda.set_device(device)
-    return device
-
-
-def _count(accelerator: torch.device) -> int:
-    found: Any = getattr(torch, "accelerator", None)
-    return 1 if found is None else int(found.device_count())
-
-
 def _place(env: Mapping[str, str]) -> world.World:
     """This rank, as torchrun's or SLURM's variables say (https://pytorch.org/docs/stable/elastic/run.html)."""
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
-    devices = size if world.accelerator() != torch.device("cuda") or world.wants_cpu() else torch.cuda.device_count()
-    local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, devices))
+    count = size if world.accelerator() != torch.device("cuda") or world.wants_cpu() else torch.cuda.device_count()
+    local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("SLURM_NTASKS_PER_NODE") or min(size, count))
     local_rank = int(env.get("LOCAL_RANK") or env.get("SLURM_LOCALID") or rank % local_size)
     return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)
-
-
-def _backend(place: world.World) -> str:
-    """NCCL takes each GPU for one rank only. Asks the ranks: a launcher may show each of them another GPU as its first.
-
-    Every rank comes to the same answer.
-    """
-    if place.device.type != "cuda":
-        return "gloo"
-    store: Any = place.store
-    store.set(f"gpu{place.rank}", _gpu(place.device))
-    store.add("gpus", 1)
-    all_told = lambda: file_sync.counted(store, "gpus") == place.world_size  # noqa: E731
-    file_sync.wait_until(all_told, "the other ranks to take their GPUs", place.timeout)
-    ranks_of = Counter(store.get(f"gpu{rank}") for rank in range(place.world_size))
-    if len(ranks_of) == place.world_size:
-        return "nccl"
-    shared = f"{place.world_size} ranks share {len(ranks_of)} GPU(s), which is slow"
-    warnings.warn(f"{shared}; they talk over gloo, because NCCL needs one GPU per rank", stacklevel=4)
-    return "gloo"
-
-
-def _gpu(device: torch.device) -> str:
-    """Which of all the machines' GPUs a CUDA device is; NCCL sees one in all slices (MIG) of a GPU."""
-    properties = torch.cuda.get_device_properties(device)
-    visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-    name = getattr(properties, "uuid", None) or visible.get(device.index) or device.index  # torch 2.3 has no uuid
-    return f"{socket.gethostname()} {'a slice' if ' MIG ' in properties.name else name}"
 
 
 def _join(place: world.World, backend: str | None, init_method: str | None, timeout: float | timedelta | None) -> None:
@@ -223,8 +127,8 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     place.store = launcher.launchers_store() or _meet(init_method or "env://", place)
     world.enter(place)
     watchdog.start(place.store)
+    backend = backend or devices.backend(place)
     # The runtime also sends things that live on the CPU: batches, metrics.
-    backend = backend or _backend(place)
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with waiting.Waiting("the other ranks in ddp.setup()"):
         group.join(backend, place)

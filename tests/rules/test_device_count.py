@@ -25,7 +25,7 @@ def test_how_many_there_are_the_job_knows(test: str) -> None:
 
 
 def test_torch_accelerator_asks_for_the_same_devices() -> None:
-    lines = "torch.accelerator.set_device_index(0)\nif torch.accelerator.device_count() > 1:\n    pass\n"
+    lines = "torch.accelerator.set_device_index(1)\nif torch.accelerator.device_count() > 1:\n    pass\n"
     new = convert_source(_HEAD + lines, "train.py", Options()).new_text
     assert "torch.accelerator.set_device_index(ddp.device())\nif ddp.device_count() > 1:" in new
     wrap = "net = nn.DataParallel(net, list(range(torch.accelerator.device_count())))\n"
@@ -35,3 +35,13 @@ def test_torch_accelerator_asks_for_the_same_devices() -> None:
 def test_a_guard_of_a_wrap_asks_about_the_job() -> None:
     for guard in (f"if {_N} > 0:\n    net = nn.DataParallel(net)\n", f"net = nn.DataParallel(net) if {_N} else net\n"):
         assert "ddp.device_count()" in convert_source(_HEAD + guard, "train.py", Options()).new_text
+
+
+def test_what_is_told_of_each_device_a_rank_tells_of_its_own() -> None:
+    loop = f"for i in range({_N}):\n    print(f'{{i}}: {{torch.cuda.get_device_name(i)}}')\n"
+    names = f"names = [torch.cuda.get_device_properties(i) for i in range({_N})]\n"
+    assert convert_source(_HEAD + loop + names, "train.py", Options()).new_text.endswith(loop + names)
+    for line in (f"ids = list(range({_N}))\n", f"sizes = [8 for i in range({_N})]\n", f"size = 8 * {_N}\n"):
+        assert convert_source(_HEAD + line, "train.py", Options()).new_text.endswith(
+            line.replace(_N, "ddp.device_count()")
+        )

@@ -56,7 +56,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
     ("line", "expected"),
     [
         # A tensor, a module: the current device is this rank's.
-        ("net.module.weight.cuda(0)", "net.module.weight.cuda(ddp.device())"),
+        ("net.module.weight.cuda(1)", "net.module.weight.cuda(ddp.device())"),
         ("nn.Linear(4, 2).cuda(gpus[0])", "nn.Linear(4, 2).cuda()"),
         ("Plain().net.cuda(1)", "Plain().net.cuda()"),
         # What may be a Mover or a Holder: as many arguments as before.
@@ -66,12 +66,15 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         ("batch = mover.cuda(x, y)", "batch = mover.cuda(x, y)"),
         ("batch = mover.cuda(*gpus)", "batch = mover.cuda(*gpus)"),
         # One move within another.
-        ("net.module(x.to('cuda:0')).to(0)", "net.module(x.to(ddp.device())).to(ddp.device())"),
-        ("nn.Linear(4, 2, device='cuda:0').cuda(0)", "nn.Linear(4, 2, device=ddp.device()).cuda()"),
-        ("torch.cuda.synchronize(0)", "torch.cuda.synchronize(ddp.device())"),
+        ("net.module(x.to('cuda:1')).to(1)", "net.module(x.to(ddp.device())).to(ddp.device())"),
+        ("nn.Linear(4, 2, device='cuda:1').cuda(1)", "nn.Linear(4, 2, device=ddp.device()).cuda()"),
+        ("torch.cuda.synchronize(1)", "torch.cuda.synchronize(ddp.device())"),
         # An index for a parameter that means a device.
-        ("Holder().to(0, x)", "Holder().to(ddp.device(), x)"),
-        ("Holder().to(x, 0)", "Holder().to(x, 0)"),
+        ("Holder().to(1, x)", "Holder().to(ddp.device(), x)"),
+        ("Holder().to(x, 1)", "Holder().to(x, 1)"),
+        # The first GPU is the only one that a rank sees.
+        *((line, line) for line in ("x.cuda(0)", "x.to('cuda:0').to(0)", "torch.cuda.set_device('cuda:0')")),
+        *((line, line) for line in ("torch.device('cuda', 0)", "x.cuda(device=0)", "Holder().to(0, x)")),
     ],
 )
 def test_what_may_be_the_script_s_own_keeps_the_number_of_its_arguments(line: str, expected: str) -> None:
@@ -106,10 +109,10 @@ def test_what_is_spread_over_several_gpus_is_noted(line: str, noted: str | None)
 
 
 OPTION = "import argparse, torch.nn as nn\nparser = argparse.ArgumentParser()\n"
-OPTION += "parser.add_argument('--device', default='cuda:0')\nargs = parser.parse_args()\n"
+OPTION += "parser.add_argument('--device', default='cuda:1')\nargs = parser.parse_args()\n"
 
 
-@pytest.mark.parametrize("test", ["args.device == 'cuda:0'", "args.device in ('cpu', 'cuda:0')"])
+@pytest.mark.parametrize("test", ["args.device == 'cuda:1'", "args.device in ('cpu', 'cuda:1')"])
 def test_a_device_that_is_compared_stays_and_is_noted_where_options_name_it(test: str) -> None:
     line = f"if {test}:\n    print(1)\n"
     wrap = "net = nn.DataParallel(nn.Linear(4, 2).to(args.device))\n"

@@ -5,7 +5,6 @@ What a start that goes well shows is in `test_start`.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -16,17 +15,14 @@ import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from dp2ddp_runtime.base import world
-from dp2ddp_runtime.launch import launcher
+from dp2ddp_runtime.launch import devices, launcher
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Warm, start, write
-from torch.distributed import HashStore  # type: ignore[attr-defined]
-
-setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
 
 
 def is_alive(pid: int) -> bool:
@@ -376,65 +372,72 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
     ],
 )
 def test_device_ids(given: Any, wanted: list[int] | None) -> None:
-    assert setup.parse_device_ids(given) == wanted
+    assert devices.parse_device_ids(given) == wanted
 
 
 @pytest.mark.parametrize("given", [[-1], "cpu", "two", [1.5, None], "cuda:x"])
 def test_device_ids_that_are_none(given: Any) -> None:
     with pytest.raises(SystemExit, match="device_ids must name CUDA devices"):
-        setup.parse_device_ids(given)
+        devices.parse_device_ids(given)
 
 
 def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DP2DDP_NPROC", raising=False)
     monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
-    assert setup.process_count([0, 1]) == 1
+    assert devices.process_count([0, 1]) == 1
     monkeypatch.delenv("DP2DDP_DEVICE")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert setup.process_count(None) == 3
-    assert setup.process_count([]) == 1, "a script's way to say CPU"
-    assert setup.process_count([2, 0]) == 2
+    assert devices.process_count(None) == 3
+    assert devices.process_count([]) == 1, "a script's way to say CPU"
+    assert devices.process_count([2, 0]) == 2
     with pytest.raises(SystemExit, match="asks for cuda:7, cuda:8, but only 3"):
-        setup.process_count([0, 7, 8])
+        devices.process_count([0, 7, 8])
     monkeypatch.setenv("DP2DDP_NPROC", "5")
-    assert setup.process_count([0]) == 5
+    assert devices.process_count([0]) == 5
     for bad in ("-1", "two"):
         monkeypatch.setenv("DP2DDP_NPROC", bad)
         with pytest.raises(SystemExit, match="DP2DDP_NPROC must be a number"):
-            setup.process_count(None)
+            devices.process_count(None)
 
 
-def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names that the environment has for them, UUIDs too; what a rank counts is what the original counts."""
+    assert devices.of_ranks(None, 2) == [{}, {}], "on the CPU"
     monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def devices(ids: list[int] | None, ranks: int) -> list[int]:
-        places = [world.World(rank, rank, ranks, ranks) for rank in range(ranks)]
-        return [setup._take_device(ids, place).index for place in places]
+    def gpus(ids: list[int] | None, ranks: int, count: int) -> list[str]:
+        given = devices.of_ranks(ids, ranks)
+        assert {each["DP2DDP_GPUS"] for each in given} == {str(count)}
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == [each["DP2DDP_GPU"] for each in given]
+        return [each["DP2DDP_GPU"] for each in given]
 
-    assert devices([2, 1], 2) == [2, 1]
-    assert devices(None, 3) == [0, 1, 2]
-    assert str(setup._take_device([], world.World())) == "cpu"
-    assert devices([2], 2) == [2, 0], "torchrun started more ranks than there are device_ids"
-    assert devices([1], 5) == [1, 0, 2, 1, 0], "more ranks than devices share them"
-    assert devices([5, 2], 2) == [2, 0], "a launcher shows its ranks other devices than the script names"
+    assert gpus([2, 1], 2, 3) == ["2", "1"]
+    assert gpus(None, 3, 3) == ["0", "1", "2"]
+    assert gpus(None, 2, 2) == ["0", "1"]
+    assert gpus([2], 2, 3) == ["2", "0"], "torchrun started more ranks than there are device_ids"
+    assert gpus([1], 5, 3) == ["1", "0", "2", "1", "0"], "more ranks than devices share them"
+    assert gpus([5, 2], 2, 3) == ["2", "0"], "a launcher shows its ranks other devices than the script names"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7, GPU-1a,GPU-2b,9")  # CUDA stops at what it doesn't know
+    assert gpus([2, 0], 2, 3) == ["GPU-2b", "7"]
+    assert devices.of_ranks([], 2) == [{}, {}]
 
 
 def test_as_many_ranks_as_devices_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     two = world.World(0, 0, 4, 2)  # on each of two machines
-    setup._compare([0, 1, 2], two)  # on the CPU nobody takes them
+    devices.compare([0, 1, 2], two)  # on the CPU nobody takes them
     monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for fits in (None, [], [0, 1], [3, 1]):
-        setup._compare(fits, two)
+        devices.compare(fits, two)
     for count in (1, 3):
         with pytest.raises(
             SystemExit, match=rf"names {count} device\(s\), .* but 2 rank\(s\) were .*: start {count}, or"
         ):
-            setup._compare([*range(count)], two)
+            devices.compare([*range(count)], two)
 
 
 def test_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,70 +450,37 @@ def test_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch, "accelerator", kind, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (setup.process_count(None), str(setup._take_device(None, world.World()))) == (1, "xpu")
+    assert (devices.process_count(None), str(devices.take(None, world.World()))) == (1, "xpu")
     assert str(world.device()) == "xpu"
     with pytest.raises(SystemExit, match="not on xpu"):
-        setup._take_device(None, world.World(0, 0, 2, 2))
+        devices.take(None, world.World(0, 0, 2, 2))
     count = 2
     with pytest.raises(SystemExit, match="not on xpu"):
-        setup._take_device(None, world.World())
+        devices.take(None, world.World())
     monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
-    assert str(setup._take_device(None, world.World(0, 0, 2, 2))) == "cpu"
-
-
-class Gpu(NamedTuple):
-    """What a rank sees of the device that it takes."""
-
-    index: int
-    visible: str = ""
-    uuid: str | None = None
-    host: str = "a machine"
-    name: str = "NVIDIA H100 80GB HBM3"
-
-
-SLICE = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    assert str(devices.take(None, world.World(0, 0, 2, 2))) == "cpu"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "shared"),
-    [
-        ([Gpu(0, uuid="a")], None),
-        ([Gpu(0, uuid="a"), Gpu(1, uuid="b")], None),
-        ([Gpu(0, uuid="a"), Gpu(0, uuid="a")], "2 ranks share 1 GPU"),
-        ([Gpu(0, "0", "a"), Gpu(0, "0", "b")], None),  # SLURM: each task has a GPU of its own, and counts from 0
-        ([Gpu(0, uuid="a"), Gpu(1, uuid="b"), Gpu(0, uuid="a")], "3 ranks share 2 GPU"),
-        ([Gpu(0), Gpu(1)], None),  # older torch doesn't tell
-        ([Gpu(0), Gpu(0)], "2 ranks share 1 GPU"),
-        ([Gpu(0, "2"), Gpu(0, "3"), Gpu(1, "0,1"), Gpu(0)], None),
-        ([Gpu(0, "2,3"), Gpu(0, "2")], "2 ranks share 1 GPU"),
-        ([Gpu(0), Gpu(0, host="another")], None),
-        ([Gpu(0, uuid="a", name=SLICE), Gpu(0, uuid="b", name=SLICE)], "2 ranks share 1 GPU"),
-    ],
+    ("ranks", "gpus", "backend"),
+    [(2, "2", "nccl"), (2, "4", "nccl"), (2, None, "nccl"), (2, "1", "gloo"), (3, "2", "gloo")],
 )
-def test_ranks_that_share_a_gpu_use_gloo(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], shared: str | None) -> None:
-    """All ranks come to the same answer, whatever each of them sees."""
-
-    def take(gpu: Gpu) -> torch.device:
-        properties = SimpleNamespace(name=gpu.name, **({"uuid": gpu.uuid} if gpu.uuid else {}))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        monkeypatch.setattr("socket.gethostname", lambda: gpu.host)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu.visible)
-        return torch.device("cuda", gpu.index)
-
-    for rank, gpu in enumerate(gpus):
-        store = HashStore()
-        for other in [number for number in range(len(gpus)) if number != rank]:
-            store.set(f"gpu{other}", setup._gpu(take(gpus[other])))
-            store.add("gpus", 1)
-        place = world.World(rank, world_size=len(gpus), device=take(gpu), store=store)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            assert setup._backend(place) == ("gloo" if shared else "nccl")
-        assert [str(warning.message).partition(" GPU")[0] + " GPU" for warning in told] == ([shared] if shared else [])
+def test_ranks_that_share_a_gpu_use_gloo(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, gpus: str | None, backend: str
+) -> None:
+    """Where a launcher shows each rank one GPU (None), NCCL tells whether two of them are the same."""
+    monkeypatch.setenv("DP2DDP_GPUS", gpus or "")
+    if gpus is None:
+        monkeypatch.delenv("DP2DDP_GPUS")
+    place = world.World(world_size=ranks, local_world_size=ranks, device=torch.device("cuda", 0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert devices.backend(place) == backend
+    assert [f"{ranks} ranks share {gpus} GPU" in str(each.message) for each in told] == [True] * (backend == "gloo")
 
 
 def test_on_the_cpu_ranks_use_gloo() -> None:
-    assert setup._backend(world.World(world_size=2, local_world_size=2)) == "gloo"
+    assert devices.backend(world.World(world_size=2, local_world_size=2)) == "gloo"
 
 
 def test_a_script_that_is_no_file_cannot_be_started_again() -> None:

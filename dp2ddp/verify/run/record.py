@@ -115,8 +115,7 @@ def _rank() -> int:
 def _show_cuda() -> None:
     """What a converted script asks the runtime for is a CUDA device, as `torch.device("cuda")` is to the original; and
     the runtime puts its model there, as the original's `.cuda()` does, which a conversion may leave out."""
-    local_rank = int(world.environment().get("LOCAL_RANK", "0"))
-    show: Any = lambda otherwise=None: torch.device("cuda", local_rank)  # noqa: E731
+    show: Any = lambda otherwise=None: torch.device("cuda", 0)  # noqa: E731 -- a rank sees one device
     dp2ddp_runtime.device = show
     wrap = dp2ddp_runtime.wrap_model
 

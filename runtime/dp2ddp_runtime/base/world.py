@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Set for the ranks of a plain start: torchrun's variables, as JSON. The script must not see these: it may set up DDP
 #: itself if it does.
 PLACE = "DP2DDP_PLACE"
+#: Set for a rank: its GPU, as `CUDA_VISIBLE_DEVICES` names it; and how many of its machine's the job may use.
+GPU, GPUS = "DP2DDP_GPU", "DP2DDP_GPUS"
 
 
 @dataclass
@@ -97,10 +99,10 @@ def world_size() -> int:
 
 
 def device_count(otherwise: int | None = None) -> int:
-    """The number of devices that train: the ranks, where there are several; else the CUDA devices that are visible.
+    """What `torch.cuda.device_count()` is in the original: the ranks, where there are several; each sees one device.
 
-    For what `torch.cuda.device_count()` is asked for before a model is wrapped. A rank may see one device only. Before
-    `setup` a rank is told by its environment.
+    Ranks that were started plainly count what the process sees that has started them: more than it started ranks for,
+    where `device_ids` names a part of them. Before `setup` a rank is told by its environment.
 
     Args:
         otherwise: what to return where `setup` starts no ranks, because the script sets up DDP itself.
@@ -109,7 +111,7 @@ def device_count(otherwise: int | None = None) -> int:
     if otherwise is not None and not _is_own_rank():
         return otherwise
     ranks = _world.world_size if _world.ready else int(environment().get("WORLD_SIZE", "1"))
-    return ranks if ranks > 1 else torch.cuda.device_count()
+    return max(ranks, int(os.environ.get(GPUS, ranks))) if ranks > 1 else torch.cuda.device_count()
 
 
 def _is_own_rank() -> bool:

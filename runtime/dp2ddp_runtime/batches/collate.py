@@ -214,7 +214,8 @@ class RankIterator(samplers.Delegate):
         """This rank's rows of the next batch, and what that has changed in the data set.
 
         Without workers all ranks load all of the first one, with the shared stream. Only if that drew no random numbers
-        they share the work from then on: else the shared stream would no longer be the original's.
+        and left nothing behind they share the work from then on: else the shared stream, or what the script finds in
+        its data set, would no longer be the original's.
         """
         loader, splits = self._loader, self._sampler.splits
         self._failed.clear()
@@ -225,7 +226,9 @@ class RankIterator(samplers.Delegate):
                 share = self._take()
         if not loader.num_workers and not loader._moves:
             drew = rng.loading.drew if splits else loader._watch.drew
-            share = share._replace(changes={**loader._watch.changes(), **({kept.GLOBAL: 0} if drew else {})})
+            changes = {**loader._watch.changes(), **({kept.GLOBAL: 0} if drew else {})}
+            grew = self._is_trial and loader._watch.grew
+            share = share._replace(changes=changes or ({kept.GROWS: 0} if grew else {}))
         if splits or self._failed:
             return share
         return share._replace(rows=own_rows(share.rows, share.sizes))

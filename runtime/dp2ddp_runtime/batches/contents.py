@@ -57,7 +57,7 @@ class Contents:
         if self._ended:
             return
         now = _rows(self._root)
-        _filled.update(key for key, row in self._start.items() if now.get(key, row) != row)
+        _filled.update(key for key, row in now.items() if self._start.get(key) != row)
         self._ended = True
 
 

@@ -47,6 +47,8 @@ _LEFT_OUT = (str, bytes, bytearray, types.ModuleType, torch.dtype, torch.device,
 Note = tuple[str, int]
 #: In place of an attribute's name: the numbers of `random`, NumPy and torch, which are the same on all ranks.
 GLOBAL = "the global generators"
+#: As well: something is filled as samples are loaded, which the script may look at where its process loads them.
+GROWS = "what the data set collects"
 #: The names of what a data set has changed, and what that was before.
 Changes = dict[str, int]
 
@@ -62,6 +64,7 @@ class Watch:
         self._root = root
         self._batches = 0
         self._before = state(root)
+        self.grew = False
         self._random = rng.capture()
 
     @property
@@ -80,12 +83,18 @@ class Watch:
             self._before = state(self._root)
 
     def changes(self) -> Changes:
-        """What has changed since `begin`, or since it was looked at the last time. Asked once for each batch."""
+        """What has changed since `begin`, or since it was looked at the last time. Asked once for each batch.
+
+        Whether something `grew` is known from then on.
+        """
         is_due, is_first = self._is_due, not self._batches
         self._batches += 1
         if not is_due:
             return {}
         before, self._before = self._before, state(self._root)
+        lengths = ((name, note) for name, note in self._before.items() if note[0] == "length")
+        self.grew = any(before.get(name) != note for name, note in lengths)
+        self.grew |= not self._before.keys() <= before.keys()
         ignored = ("flag",) if is_first else ()
         return {
             name: old

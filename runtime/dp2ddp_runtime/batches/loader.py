@@ -182,9 +182,10 @@ class _RankLoader(DataLoader[Any]):
     def _decide(self, what: str) -> None:
         """After the first batch: whether every rank loads all of the others, too. `what` a sample moves."""
         self._moves = bool(what)
-        self.__dict__["batch_sampler"].splits = self.num_workers > 0 and not what
-        if what == kept.GLOBAL:
-            _log.debug("%s loads every sample on every rank: it draws random numbers", type(self).__name__)
+        self.__dict__["batch_sampler"].splits = not what
+        if what in (kept.GLOBAL, kept.GROWS):
+            why = "it draws random numbers" if what == kept.GLOBAL else "its data set collects something"
+            _log.debug("%s loads every sample on every rank: %s", type(self).__name__, why)
         elif what and world.is_main():
             cost = f", with {self.num_workers} workers on each" if self.num_workers else ""
             warnings.warn(

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,11 +45,11 @@ _LOOPBACK = "127.0.0.1"
 _SET_PARENT_DEATH_SIGNAL = 1  # `PR_SET_PDEATHSIG`
 
 # A script may change its folder before it gets to `setup`; its own path, and the arguments', are relative to this one.
-_started_in = os.getcwd()
+started_in = os.getcwd()
 
 
-def launch(nproc: int) -> NoReturn:
-    """Run this process's command again as `nproc` ranks, and exit as they do.
+def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
+    """Run this process's command again as ranks, with the variables that each has for its own, and exit as they do.
 
     Signals are passed on to the ranks; a second one that asks for the end (Ctrl-C, SIGTERM, SIGHUP) ends them. Exits
     with 0, or with the exit code of the first rank that failed: 128 + n if signal n ended it (130 for Ctrl-C).
@@ -68,6 +68,7 @@ def launch(nproc: int) -> NoReturn:
     port = listener.getsockname()[1]
     own_socket: dict[str, Any] = {"master_listen_fd": listener.detach(), "use_libuv": False}
     store = TCPStore(_LOOPBACK, port, None, True, wait_for_workers=False, **own_socket)
+    nproc = len(own)
     # What the ranks' keys begin with, as everybody on this machine can connect to the store.
     secret = os.urandom(16).hex()
     job = {"WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "LAUNCHER": os.getpid(), "PORT": port, "SECRET": secret}
@@ -77,10 +78,10 @@ def launch(nproc: int) -> NoReturn:
     for rank in range(nproc):
         place = {name: str(value) for name, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()}
         # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
-        options: dict[str, Any] = {"env": {**env, PLACE: json.dumps(place)}, "start_new_session": True}
+        options: dict[str, Any] = {"env": {**env, **own[rank], PLACE: json.dumps(place)}, "start_new_session": True}
         if rank:
             options.update(stdin=_no_input(), stdout=subprocess.DEVNULL)
-        ranks.append(subprocess.Popen(started_by, cwd=_started_in, **options))
+        ranks.append(subprocess.Popen(started_by, cwd=started_in, **options))
     code = _Job(ranks, PrefixStore(secret, store)).wait(received)
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
     exit_now(code)

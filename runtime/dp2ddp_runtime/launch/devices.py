@@ -1,0 +1,174 @@
+"""Which GPU is a rank's: the only one that it sees, `cuda:0` there as in the process that it replaces."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn, Union
+
+import torch
+
+from ..base import world
+from . import launcher
+from .failure import flush
+
+DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.device]"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+if torch.version.hip is not None and "HIP_VISIBLE_DEVICES" in os.environ:
+    _VISIBLE = "HIP_VISIBLE_DEVICES"
+
+
+def take_own() -> None:
+    """In a rank that was told which GPU is its own: let CUDA see no other, whatever the script chooses before `setup`.
+
+    CUDA reads the environment once, at its first use, which this is.
+    """
+    if world.GPU in os.environ and launcher.JOINED not in os.environ:
+        _show_only(os.environ[world.GPU])
+
+
+def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
+    """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index."""
+    if device_ids is None:
+        return None
+    if isinstance(device_ids, (int, torch.device)):
+        device_ids = [device_ids]
+    entries = [*filter(None, device_ids.split(","))] if isinstance(device_ids, str) else device_ids
+    found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda", str(entry).strip()) for entry in entries]
+    if None in found:
+        raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
+    return list(dict.fromkeys(int(each[1] or 0) for each in found if each))
+
+
+def process_count(device_ids: Sequence[int] | None) -> int:
+    """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
+    alone = world.wants_cpu() or world.accelerator() != torch.device("cuda") or device_ids == []
+    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if alone else "")
+    if asked.isdigit():
+        return int(asked)
+    if asked:
+        raise SystemExit(f"dp2ddp: DP2DDP_NPROC must be a number, not {asked!r}")
+    visible, device_ids = torch.cuda.device_count(), device_ids or []
+    missing = ", ".join(f"cuda:{index}" for index in device_ids if index >= visible)
+    if missing:
+        there = f"only {visible} CUDA device(s) are visible, which DP2DDP_NPROC={visible} takes"
+        raise SystemExit(f"dp2ddp: device_ids asks for {missing}, but {there}")
+    return len(device_ids) or visible
+
+
+def of_ranks(device_ids: Sequence[int] | None, nproc: int) -> list[dict[str, str]]:
+    """The variables that give each of `nproc` ranks its GPU: the visible ones, those of `device_ids` first."""
+    if world.wants_cpu() or device_ids == [] or world.accelerator() != torch.device("cuda"):
+        return [{}] * nproc
+    entries = _entries()
+    order = [index for index in dict.fromkeys([*(device_ids or ()), *range(len(entries))]) if index < len(entries)]
+    gpus = [entries[order[rank % len(order)]] for rank in range(nproc)]
+    # As many as the original sees, or would with as many GPUs as there are ranks.
+    count = len(entries) if device_ids else min(nproc, len(entries))
+    return [{_VISIBLE: gpu, world.GPU: gpu, world.GPUS: str(count)} for gpu in gpus]
+
+
+def compare(device_ids: Sequence[int] | None, place: world.World) -> None:
+    """SystemExit if a launcher has started another number of ranks on this machine than the original has replicas."""
+    count, ranks = len(device_ids or ()), place.local_world_size
+    if count not in (0, ranks, place.world_size) and not world.wants_cpu():
+        raise SystemExit(
+            f"dp2ddp: device_ids names {count} device(s), which nn.DataParallel trains on, but {ranks} rank(s) were "
+            f"started on this machine, where another part of each batch would go together: start {count}, or change "
+            "what the script gives as device_ids"
+        )
+
+
+def take(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
+    """This rank's device, of which it is made the current one.
+
+    Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has been asked already,
+    this process's command starts again to that end, as a plain start does.
+
+    Raises:
+        SystemExit: an accelerator that isn't CUDA, for several ranks; CUDA was asked for its devices too early.
+    """
+    if world.wants_cpu() or device_ids == []:
+        return torch.device("cpu")
+    accelerator = world.accelerator()
+    if accelerator is not None and accelerator.type != "cuda":
+        if place.world_size > 1 or _count(accelerator) > 1:
+            kind = accelerator.type
+            raise SystemExit(
+                f"dp2ddp: several ranks train on CUDA devices, or on the CPU (DP2DDP_DEVICE=cpu), not on {kind}"
+            )
+        return accelerator
+    index = next(iter(device_ids or ()), 0)
+    if place.world_size > 1:
+        index = 0
+        _see_own_only(device_ids, place)
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _see_own_only(device_ids: Sequence[int] | None, place: world.World) -> None:
+    own = os.environ.get(world.GPU)
+    if own is not None and not _show_only(own):
+        raise SystemExit(
+            f"dp2ddp: CUDA was used with {_VISIBLE} as the script sets it, before it imported dp2ddp_runtime: "
+            "import dp2ddp_runtime above the line that does so"
+        )
+    seen = _seen()
+    if seen > 1:
+        os.environ.update(of_ranks(device_ids, place.local_world_size)[place.local_rank])
+        os.environ[world.GPUS] = str(min(seen, place.local_world_size))
+        if not _show_only(os.environ[world.GPU]):
+            _start_again(place)
+
+
+def backend(place: world.World) -> str:
+    """The backend for this rank's device: NCCL takes each GPU for one rank only.
+
+    That ranks share one is known where they were started plainly, or see fewer GPUs than they are. Else NCCL tells it.
+    """
+    if place.device.type != "cuda":
+        return "gloo"
+    gpus = int(os.environ.get(world.GPUS, place.local_world_size))
+    if place.local_world_size <= gpus:
+        return "nccl"
+    shared = f"{place.local_world_size} ranks share {gpus} GPU(s), which is slow"
+    warnings.warn(f"{shared}; they talk over gloo, because NCCL needs one GPU per rank", stacklevel=4)
+    return "gloo"
+
+
+def _entries() -> list[str]:
+    """The visible GPUs, as the environment names them: by number, or by UUID."""
+    count = torch.cuda.device_count()
+    given = [entry.strip() for entry in os.environ.get(_VISIBLE, "").split(",") if entry.strip()]
+    return given[:count] if len(given) >= count else [str(index) for index in range(count)]
+
+
+def _seen() -> int:
+    """How many GPUs CUDA itself sees, for the rest of this process."""
+    return int(torch._C._cuda_getDeviceCount())
+
+
+def _show_only(gpu: str) -> bool:
+    """Let CUDA see one GPU; whether it does: it reads the environment at its first use."""
+    os.environ[_VISIBLE] = gpu
+    return _seen() == 1
+
+
+def _start_again(place: world.World) -> NoReturn:
+    """Let this process's command begin anew, with the GPU that the environment now names."""
+    if sys.platform == "win32":
+        raise SystemExit("dp2ddp: CUDA was used before ddp.setup(); start the script plainly, without a launcher")
+    flush()
+    told = {"LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_world_size)}
+    os.chdir(launcher.started_in)
+    os.execve(sys.executable, launcher.command(), {**os.environ, **told})
+
+
+def _count(accelerator: torch.device) -> int:
+    found: Any = getattr(torch, "accelerator", None)
+    return 1 if found is None else int(found.device_count())

@@ -1,0 +1,94 @@
+"""Which GPU a rank sees: its own one, whoever starts it and whatever the script does before `setup`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+
+SCRIPT = """\
+from dp2ddp.pretend_cuda import install
+install(4)
+import os, threading, torch, json
+BEFORE
+import dp2ddp_runtime as ddp
+AFTER
+ddp.setup(device_ids=IDS)
+in_thread = []
+thread = threading.Thread(target=lambda: in_thread.append(str(torch.zeros(1).cuda().device)))
+thread.start()
+thread.join()
+moved = str(torch.zeros(1).cuda(0).device), str(torch.zeros(1).to("cuda").device), *in_thread
+mine = os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.device_count(), ddp.device_count(), str(ddp.device())
+print(json.dumps([ddp.gather([[*mine, sorted(set(moved))]]), torch.distributed.is_initialized()]))
+"""
+ASK = "assert torch.cuda.is_available()"
+CHOOSE = 'os.environ["CUDA_VISIBLE_DEVICES"] = "3,1,2"'
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _pretended() -> None:
+    try:
+        build.compiled()
+    except PretendCudaUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def started(folder: Path, launcher: list[str], ids: Any, before: str = "", after: str = "", **env: str) -> Any:
+    """What the ranks of a script see."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT.replace("BEFORE", before).replace("AFTER", after).replace("IDS", repr(ids)))
+    kept = {key: value for key, value in os.environ.items() if key not in ("DP2DDP_DEVICE", "CUDA_VISIBLE_DEVICES")}
+    env = {**kept, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *launcher, str(script)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("ids", "before", "after", "env", "gpus", "count"),
+    [
+        (None, "", "", {}, ["0", "1", "2", "3"], 4),
+        ([2, 1], "", ASK, {}, ["2", "1"], 4),  # the original counts the others, too
+        (None, "", "", {"DP2DDP_NPROC": "2"}, ["0", "1"], 2),
+        ([0, 1], CHOOSE, ASK, {}, ["3", "1"], 3),
+        ([0, 1], "", f"{CHOOSE}; {ASK}", {}, ["3", "1"], 3),
+    ],
+)
+def test_a_plain_start_shows_each_rank_its_gpu(
+    ids: Any, before: str, after: str, env: dict[str, str], gpus: list[str], count: int, tmp_path: Path
+) -> None:
+    done = started(tmp_path, [], ids, before, after, **env)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0] == [[gpu, 1, count, "cuda:0", ["cuda:0"]] for gpu in gpus]
+
+
+@pytest.mark.parametrize(
+    ("ids", "after", "gpus"),
+    [
+        ([0, 1], "", ["0", "1"]),
+        ([2, 3], "", ["2", "3"]),
+        (None, f"print('before', flush=True); {ASK}", ["0", "1"]),  # CUDA has read the environment: it starts again
+        ([3, 1], f"{ASK}; x = torch.zeros(1).cuda()", ["3", "1"]),
+    ],
+)
+def test_under_a_launcher_each_rank_sees_its_gpu(ids: Any, after: str, gpus: list[str], tmp_path: Path) -> None:
+    done = started(tmp_path, TORCHRUN, ids, "", after)
+    assert done.returncode == 0, done.stderr
+    *before, told = done.stdout.splitlines()
+    assert json.loads(told)[0] == [[gpu, 1, 2, "cuda:0", ["cuda:0"]] for gpu in gpus]
+    assert before == (["before"] if "before" in after else [])
+
+
+def test_cuda_that_is_used_too_early_is_an_error(tmp_path: Path) -> None:
+    done = started(tmp_path, [], [0, 1], f"{CHOOSE}; {ASK}")
+    assert done.returncode == 1
+    assert "import dp2ddp_runtime above the line that does so" in done.stderr
+    assert "Traceback" not in done.stderr
