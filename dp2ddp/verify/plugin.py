@@ -93,7 +93,8 @@ class Compared:
         """
         __tracebackhide__ = True
         findings = self.verdict.findings if rtol is None else self._beyond(rtol)
-        if findings:
+        if findings or (rtol is None and self.verdict.unshown):
+            findings = findings or [f"not shown: {self.verdict.unshown}"]
             notes = [f"note: {note}" for note in self.verdict.notes]
             pytest.fail("\n".join([*map(str, findings), *notes]), pytrace=False)
 
@@ -125,8 +126,8 @@ def dp2ddp_compare() -> Any:
     """Runs a DataParallel script and its conversion side by side: `dp2ddp_compare("train.py", nproc=2, steps=50)`.
 
     Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
-    ranks; `steps`, after how many optimizer steps both end; `seed`, for scripts that set none; `tolerance` and
-    `repeats` as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds; `synthetic_data`, True or a
+    ranks; `steps`, after how many optimizer steps both end; `seed`, for scripts that set none; `tolerance`
+    as for `dp2ddp verify`; `device`, "cpu" or "cuda"; `timeout` in seconds; `synthetic_data`, True or a
     number of samples, to fill torchvision's data sets with made-up ones. Returns a `Compared`, whose
     files are there until the test ends. Fails the test where a side can't run, with its traceback.
     """
@@ -143,7 +144,6 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
         steps: int | None = None,
         seed: int = 0,
         tolerance: float = 1e-6,
-        repeats: int | None = None,
         device: str = "cpu",
         timeout: float = 600.0,
         synthetic_data: bool | int = False,
@@ -160,7 +160,6 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
             None if converted is None else Path(converted),
             Options(nproc, steps, cuda=device == "cuda", seed=seed, timeout=timeout, synthetic=samples),
             tolerance,
-            repeats,
             keep=True,
         )
         verdict = stack.enter_context(verifying(request))

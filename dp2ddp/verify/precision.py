@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Callable
@@ -12,6 +13,8 @@ from dp2ddp.verify.request import Request
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.verdict import CouldNotRun
 
+#: What rounding can't explain, in whichever precision.
+_NO_ROUNDING = {"exit", "count", "start", "batch", "shuffle", "setting", "draw", "apart", "keys"}
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 
 Compared = tuple[Options, Comparison, list[Finding]]
@@ -45,13 +48,13 @@ class Precision:
         first = self._once(self._options(), self.request.tolerance)
         mixed = first[1].recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
-        largest = max((finding.size for finding in first[2]), default=0.0)
-        # Half precision has 8 bits, and Adam makes a whole step of the sign of a gradient near 0: any size may be
-        # rounding.
-        if not largest or (largest > ROUNDING and not mixed):
+        # Any size may be rounding: Adam makes a whole step of the sign of a gradient near 0.
+        if not first[2] or any(finding.kind in _NO_ROUNDING for finding in first[2]):
             self.notes.append(f"compared in {own}")
             return first
-        why = f"in {own} they differ by {largest:.0e}, which may be rounding"
+        largest = max(finding.size for finding in first[2])
+        by = "" if math.isinf(largest) else f" by {largest:.0e}"
+        why = f"in {own} they differ{by}, which may be rounding"
         return self._in_float64(why) or self._in_float32_only(first)
 
     def _in_float64(self, why: str) -> Compared | None:

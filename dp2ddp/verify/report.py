@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dp2ddp.verify.compare.over_seeds import Repeats
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.counting import counted
-from dp2ddp.verify.verdict import AGREE, Verdict
+from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines
@@ -50,7 +49,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
     comparison, failure = verdict.comparison, verdict.failure
     return {
         "script": name,
-        "verdict": ("agree", "differ", "could not run")[verdict.exit_code],
+        "verdict": NAMES[verdict.exit_code],
         "exit_code": verdict.exit_code,
         "replicas": verdict.options.replicas,
         "precision": "float64" if verdict.options.float64 else "the script's",
@@ -79,7 +78,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
         if comparison
         else None,
-        "repeats": _repeats(verdict.repeats) if verdict.repeats else None,
+        "not_shown": verdict.unshown or None,
         "failure": {"side": failure.side, "reason": failure.reason, "stderr": failure.stderr} if failure else None,
     }
 
@@ -123,8 +122,6 @@ def _table(comparison: Comparison) -> Table:
 def _notes(verdict: Verdict) -> Iterator[Text]:
     for note in verdict.notes:
         yield Text(f"note: {note}", "yellow")
-    if verdict.repeats is not None:
-        yield from _numbers(verdict.repeats)
 
 
 def _conclusion(verdict: Verdict) -> Iterator[Text]:
@@ -135,23 +132,17 @@ def _conclusion(verdict: Verdict) -> Iterator[Text]:
         return
     for finding in verdict.findings:
         yield Text.assemble(("DIFFERENT ", "bold red"), str(finding))
+    if verdict.unshown:
+        yield Text.assemble(("NOT SHOWN ", "bold yellow"), verdict.unshown)
 
 
 def _agreement(verdict: Verdict, comparison: Comparison) -> str:
-    if verdict.repeats is not None:
-        return f"They agree: final numbers over {verdict.repeats.seeds} seeds."
     lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
     worst = f"parameters within {comparison.worst.relative:.0e}" if comparison.worst.relative else "same bits"
     return (
         f"They agree: {counted(len(comparison.steps), 'optimizer step')} ({worst}), "
         f"{counted(len(comparison.losses), 'loss', 'es')}, {counted(lines, 'printed line')}, {counted(files, 'file')}."
     )
-
-
-def _numbers(repeats: Repeats) -> Iterator[Text]:
-    for number in repeats.numbers:
-        (a, b), (sa, sb) = number.means, number.spreads
-        yield Text(f"  {number.name}: {a:.4g} ± {sa:.2g}, converted {b:.4g} ± {sb:.2g} ({repeats.seeds} seeds)")
 
 
 def _losses(comparison: Comparison) -> dict[str, list[float | None]]:
@@ -163,14 +154,6 @@ def _synthetic(verdict: Verdict) -> dict[str, Any] | None:
     if verdict.options.synthetic is None:
         return None
     return {"samples": verdict.options.synthetic, "datasets": [asdict(each) for each in verdict.synthetic]}
-
-
-def _repeats(repeats: Repeats) -> dict[str, Any]:
-    numbers: Sequence[dict[str, Any]] = [
-        {"name": number.name, "original": number.original, "converted": number.converted, "agrees": number.agrees}
-        for number in repeats.numbers
-    ]
-    return {"seeds": repeats.seeds, "numbers": numbers, "problem": repeats.problem}
 
 
 def _finite(value: float) -> float | None:

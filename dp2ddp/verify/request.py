@@ -8,8 +8,6 @@ from pathlib import Path
 
 from dp2ddp.verify.run.options import Options
 
-REPEATS = 3
-
 
 @dataclass(frozen=True)
 class Request:
@@ -21,7 +19,6 @@ class Request:
         converted: the converted script; None: convert the original.
         options: how both run. `float64` is chosen here.
         tolerance: the largest relative difference that counts as agreement.
-        repeats: over how many seeds to compare final numbers, where exactness is impossible; None: `REPEATS`.
         folder: where to run; None: a temporary folder that is gone afterwards.
         keep: leave the parameters of all steps in the recordings.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself.
@@ -32,7 +29,6 @@ class Request:
     converted: Path | None = None
     options: Options = field(default_factory=Options)
     tolerance: float = 1e-6
-    repeats: int | None = None
     folder: Path | None = None
     keep: bool = False
     allow_ddp: bool = False

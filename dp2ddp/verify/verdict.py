@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp2ddp.verify.compare.causes import Finding
-from dp2ddp.verify.compare.over_seeds import Repeats
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.options import Options
 
-AGREE, DIFFER, FAILED = 0, 1, 2
+AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
+NAMES = {AGREE: "agree", DIFFER: "differ", FAILED: "could not run", NOT_SHOWN: "not shown"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Verdict:
         findings: in what they differ, the root of it first.
         notes: what a reader has to know about how they were compared.
         failure: the side that could not run.
-        repeats: final numbers over several seeds, where the sides draw differently.
+        unshown: why nothing is shown, or not all: what, and what to do about it.
     """
 
     options: Options
@@ -41,14 +41,16 @@ class Verdict:
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
     failure: Failure | None = None
-    repeats: Repeats | None = None
+    unshown: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0 agree, 1 differ, 2 could not run."""
+        """0 shown to agree, 1 shown to differ, 2 could not run, 4 neither is shown."""
         if self.failure is not None:
             return FAILED
-        return DIFFER if self.findings else AGREE
+        if self.findings:
+            return DIFFER
+        return NOT_SHOWN if self.unshown else AGREE
 
     @property
     def synthetic(self) -> Sequence[MadeUp]:

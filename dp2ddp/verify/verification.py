@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import statistics
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,15 @@ from pathlib import Path
 import torch
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.compare import over_seeds
+from dp2ddp.verify import repeatable
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.enough import Enough, Seen
-from dp2ddp.verify.compare.over_seeds import Repeats
 from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
 from dp2ddp.verify.compare.steps import Steps
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.precision import ROUNDING, Compared, Precision, beyond
 from dp2ddp.verify.progress import Show, Stage
-from dp2ddp.verify.request import REPEATS, Request
+from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.gate import Gate
 from dp2ddp.verify.run.hangs import Hangs
@@ -46,7 +44,6 @@ _OWN_FRAMES = re.compile(
     r"(?:(?:\[rank\d+\]: )?    .*\n)*",
     re.MULTILINE,
 )
-_RANDOM_KINDS = {"batch", "draw", "update", "scale", "loss", "rounding", "printed", "file"}
 
 
 class Verification:
@@ -96,20 +93,30 @@ class Verification:
             self.notes.append(_ended(comparison.seen, bool(findings)))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
+        if findings:
+            return self._repeatable(verdict)
         if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
-            self.notes.append("the original called no nn.DataParallel: no batch was split, so this run proves little")
-        draws = any(recording.draws is not None for recording in comparison.recordings)
-        if not findings or not draws or comparison.trained_alike or self.request.options.replicas == 1:
+            why = (
+                "the original called no nn.DataParallel, so no batch was split: run a part of it that trains the model"
+            )
+            return replace(verdict, unshown=why)
+        return verdict
+
+    def _repeatable(self, verdict: Verdict) -> Verdict:
+        """The verdict without what the original's own second run has otherwise, too."""
+        assert verdict.comparison is not None
+        first = verdict.findings[0].step
+        options = verdict.options if first is None else replace(verdict.options, steps=first, auto=False)
+        twice = self._twice(options, verdict.comparison.tolerance)
+        judged = repeatable.judge(verdict.comparison, verdict.findings, twice)
+        if judged.unshown is None:
             return verdict
-        hard = [finding for finding in findings if finding.kind not in _RANDOM_KINDS or _is_first_shuffle(comparison)]
-        self.notes.append(
-            "fetching samples draws random numbers (augmentation), and the ranks draw others than the original: for an "
-            "exact comparison switch it off, or load without worker processes"
+        what = str(replace(judged.unshown, cause="")) + (f" ({judged.unshown.at})" if judged.unshown.at else "")
+        why = (
+            f"the original doesn't do the same twice: {what}. "
+            "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
         )
-        if hard:
-            return replace(verdict, findings=hard)
-        repeated = self._repeat(options, comparison)
-        return replace(verdict, findings=repeated.findings(), repeats=repeated)
+        return replace(verdict, findings=judged.findings, unshown=why)
 
     def _once(self, options: Options, tolerance: float) -> Compared:
         steps, original, converted = self._run(options, tolerance)
@@ -123,13 +130,22 @@ class Verification:
             raise CouldNotRun(Failure("original", reason, original.stderr))
         return options, comparison, beyond(explain(comparison), tolerance)
 
-    def _repeat(self, options: Options, first: Comparison) -> Repeats:
-        pairs = [(_final(first.original, options), _final(first.converted, options))]
-        for shift in range(1, max(2, self.request.repeats or REPEATS)):
-            shifted = replace(options, shift=shift, seed=options.seed + shift)
-            _, original, converted = self._run(shifted, first.tolerance)
-            pairs.append((_final(original, options), _final(converted, options)))
-        return over_seeds.judge(pairs)
+    def _twice(self, options: Options, tolerance: float) -> Comparison:
+        """The original beside its own second run."""
+        self._runs += 1
+        folder = self.folder / str(self._runs)
+        places = folder / "original", folder / "again"
+        with ExitStack() as running:
+            started = {
+                place.name: running.enter_context(self._start("original", place, replace(options, gate=None)))
+                for place in places
+            }
+            if options.cuda:
+                for name, each in started.items():
+                    together({name: each})
+            else:
+                together(started)
+        return compare(*places, tolerance=tolerance, places=LAST_PLACE)
 
     def _run(self, options: Options, tolerance: float) -> tuple[Steps, Run, Run]:
         """Both sides, at the same time unless they share GPUs; what they do is compared meanwhile."""
@@ -221,19 +237,6 @@ def _renamed(names: Mapping[str, str]) -> str:
     """What to say about names that a clock gave."""
     pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
     return f"files are named after the clock; taken as one: {pairs}"
-
-
-def _is_first_shuffle(comparison: Comparison) -> bool:
-    """Whether even the first batches differ, which augmentation doesn't explain: they were drawn before it."""
-    return comparison.batch is not None and comparison.batch.iterator == 0
-
-
-def _final(run: Run, options: Options) -> str:
-    """Where a run says how well it trained: in its output; in its last losses, if it was ended early."""
-    if options.steps is None:
-        return run.stdout
-    last = run.losses()[-max(1, options.steps // 4) :]
-    return f"mean of the last losses {statistics.fmean(last):.6g}" if last else ""
 
 
 def _absolute(arguments: Sequence[str]) -> list[str]:

@@ -132,30 +132,51 @@ def test_bad_input_is_one_line(verify, workplace: Path, arguments: list[str], me
     assert result.stderr.count("\n") == 1
 
 
-def test_augmentation_without_workers_is_compared_exactly(verify, workplace: Path) -> None:
-    (workplace / "augmented.py").write_text(AUGMENTED)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_is_compared_exactly(verify, workplace: Path, workers: int) -> None:
+    """In workers, too: what samples draw there depends on the sample alone. So it excuses no mistake."""
+    text = AUGMENTED.replace("shuffle=True", f"shuffle=True, num_workers={workers}")
+    (workplace / "augmented.py").write_text(text)
     told = json.loads(verify("augmented.py", "--format", "json").stdout)
-    assert (told["verdict"], told["repeats"]) == ("agree", None), told
+    assert (told["verdict"], told["not_shown"]) == ("agree", None), told
+    assert {step["relative_difference"] for step in told["steps"]} == {0.0}
+    right = tiny.converted(text)
+    for old, new, kind in [
+        ("lr=0.5", "lr=0.5 * ddp.world_size()", "setting"),
+        ("loss.backward()", "(loss * 0.5).backward()", "loss"),
+        ("(correct / total)", "(correct / total / 2)", "printed"),
+    ]:
+        assert old in right
+        (workplace / "augmented_ddp.py").write_text(right.replace(old, new))
+        told = json.loads(verify("augmented.py", "--converted", "augmented_ddp.py", "--format", "json").stdout)
+        assert (told["verdict"], told["exit_code"]) == ("differ", 1), told
+        assert (told["findings"][0]["kind"], told["findings"][0]["step"]) == (kind, 1 if kind != "printed" else None)
 
 
-def test_augmentation_does_not_excuse_a_wrong_number_where_training_is_the_same(verify, workplace: Path) -> None:
-    (workplace / "augmented.py").write_text(AUGMENTED)
-    wrong = tiny.converted(AUGMENTED).replace("(correct / total)", "(correct / total / 2)")
-    (workplace / "augmented_ddp.py").write_text(wrong)
-    told = json.loads(verify("augmented.py", "--converted", "augmented_ddp.py", "--format", "json").stdout)
-    assert (told["verdict"], told["repeats"]) == ("differ", None), told
-    assert [finding["kind"] for finding in told["findings"]] == ["printed"]
+def test_what_the_original_does_not_do_twice_shows_nothing(verify, workplace: Path) -> None:
+    """Here a sample draws from the system's random numbers."""
+    unseeded = AUGMENTED.replace("0.1 * torch.randn_like(x)", "__import__('random').SystemRandom().random()")
+    assert unseeded != AUGMENTED
+    (workplace / "augmented.py").write_text(unseeded)
+    result = verify("augmented.py")
+    assert result.exit_code == 4
+    assert "NOT SHOWN the original doesn't do the same twice: step 1: " in result.stdout
+    assert "DIFFERENT" not in result.stdout
+    (workplace / "augmented_ddp.py").write_text(tiny.converted(unseeded).replace("lr=0.5", "lr=1.0"))
+    result = verify("augmented.py", "--converted", "augmented_ddp.py")
+    assert (result.exit_code, "DIFFERENT step 1: lr of" in result.stdout) == (1, True), result.stdout
 
 
-@pytest.mark.parametrize(("arguments", "number"), [([], "accuracy"), (["--steps", "8"], "mean of the last losses")])
-def test_augmentation_in_workers_is_told_and_final_numbers_are_compared(
-    verify, workplace: Path, arguments: list[str], number: str
-) -> None:
-    (workplace / "augmented.py").write_text(AUGMENTED.replace("shuffle=True", "shuffle=True, num_workers=1"))
-    told = json.loads(verify("augmented.py", "--repeats", "2", "--format", "json", *arguments).stdout)
-    assert told["repeats"]["seeds"] == 2
-    assert [each["name"] for each in told["repeats"]["numbers"]][-1] == number
-    assert any("augmentation" in note for note in told["notes"])
+def test_a_time_that_is_printed_as_a_number_shows_nothing_and_excuses_nothing(verify, workplace: Path) -> None:
+    text = tiny.ORIGINAL + "print('since', time.time_ns())\n"
+    (workplace / "timed.py").write_text(text)
+    result = verify("timed.py")
+    assert (result.exit_code, "the original doesn't do the same twice: printed line" in result.stdout) == (4, True)
+    (workplace / "timed_ddp.py").write_text(
+        tiny.converted(text).replace('"correct", correct', '"correct", correct + 1')
+    )
+    result = verify("timed.py", "--converted", "timed_ddp.py")
+    assert (result.exit_code, "DIFFERENT printed line 1: " in result.stdout) == (1, True), result.stdout
 
 
 def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:
@@ -209,8 +230,9 @@ def test_an_original_that_splits_no_batch_is_told(verify, workplace: Path, guard
         "    net(torch.ones(4, 4)).sum().backward()\n    optimizer.step()\n"
     )
     done = verify("guarded.py", "--format", "json")
-    notes = json.loads(done.stdout)["notes"]
-    assert any("called no nn.DataParallel" in note for note in notes) == (guard == "False"), notes
+    told = json.loads(done.stdout)
+    assert told["verdict"] == ("not shown" if guard == "False" else "agree")
+    assert "called no nn.DataParallel" in str(told["not_shown"]) or guard != "False"
 
 
 def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Path) -> None:

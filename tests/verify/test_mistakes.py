@@ -36,7 +36,21 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
         [("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")],
         "scale", "the update is 2 times the original's", 1,
     ),
-    "loss scaled": ([("criterion(output, y)\n", "criterion(output, y) * 1.01\n")], "loss", "another loss", 1),
+    "loss scaled": (
+        [("criterion(output, y)\n", "criterion(output, y) * 1.01\n")],
+        "loss", "the loss is 1.01 times the original's", 1,
+    ),
+    "another loss": (
+        [("criterion(output, y)\n", "criterion(output, y) + output.square().mean()\n")], "loss", "another loss", 1,
+    ),
+    "learning rate scaled": (
+        [("lr=0.5", "lr=0.5 * ddp.world_size()")], "setting",
+        "lr of parameter group 1 of optimizer 1 is 0.5, converted 1; it is multiplied by the number of ranks", 1,
+    ),
+    "another weight decay, late": (
+        [(EPOCH, EPOCH + "    optimizer.param_groups[0]['weight_decay'] = 0.01 * (epoch > 1)\n")],
+        "setting", "weight_decay of parameter group 1 of optimizer 1 is 0, converted 0.01", 7,
+    ),
     "a draw too many": (
         [("        optimizer.step()", "        optimizer.step()\n        torch.rand(1)")],
         "draw", "a different RNG draw", 2,

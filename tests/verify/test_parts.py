@@ -1,4 +1,4 @@
-"""Scratch directories, times in printed lines, final numbers over seeds."""
+"""Scratch directories, times in printed lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dp2ddp.verify.compare import clock_names, over_seeds, printed, saved
+from dp2ddp.verify.compare import clock_names, printed, saved
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.start import keeping
@@ -133,30 +133,6 @@ def test_other_numbers_of_a_line_still_are(original: str, converted: str, relati
     (line,) = printed.differences(original, converted)
     assert (line.relative, line.whole) == (pytest.approx(relative, rel=0.1), whole)
     assert not line.within(1) or not whole
-
-
-def _outputs(*pairs: tuple[float, float]) -> list[tuple[str, str]]:
-    return [tuple(f"epoch 1\nloss {value:.3f} accuracy 0.9\ntook 3.{seed} s\n" for value in pair) for seed, pair in
-            enumerate(pairs)]  # fmt: skip
-
-
-def test_final_numbers_agree_within_their_spread() -> None:
-    found = over_seeds.judge(_outputs((0.50, 0.52), (0.54, 0.50), (0.51, 0.53)))
-    assert found.findings() == []
-    assert [number.name for number in found.numbers] == ["loss", "accuracy"]
-    assert found.numbers[0].means == (pytest.approx(0.51667, rel=1e-3), pytest.approx(0.51667, rel=1e-3))
-
-
-def test_final_numbers_beyond_their_spread_differ() -> None:
-    (finding,) = over_seeds.judge(_outputs((0.50, 0.82), (0.54, 0.80), (0.51, 0.83))).findings()
-    assert "over 3 seeds 'loss' is 0.5167 (spread 0.021), converted 0.8167" in finding.what
-
-
-def test_final_lines_that_are_not_alike_can_t_be_compared() -> None:
-    (finding,) = over_seeds.judge([("loss 1\n", "done 1\n")] * 2).findings()
-    assert "the last lines with numbers are not alike" in finding.what
-    (finding,) = over_seeds.judge([("done\n", "done\n")] * 2).findings()
-    assert "neither script prints a number" in finding.what
 
 
 PLACES = """

@@ -27,8 +27,8 @@ class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: exit, count, start, batch, shuffle, draw, apart, scale, loss, update, rounding,
-           , printed, keys, file.
+        kind: one word for programs: exit, count, start, batch, shuffle, setting, draw, apart, scale, loss, update,
+            rounding, printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -92,6 +92,7 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
     ours, theirs = comparison.recordings[0], comparison.recordings[1:]
     yield from _start(comparison)
     yield from _batch(comparison)
+    yield from _setting(comparison)
     if comparison.first is not None:
         yield from _draw(ours, theirs[0], comparison.first.step)
     if comparison.apart is not None:
@@ -124,6 +125,19 @@ def _batch(comparison: Comparison) -> Iterator[Finding]:
     if isinstance(batch.original, list) and given and all(len(part) == len(batch.original) for part in given):
         cause = "a different batch: each rank draws a whole one of its own, so N times the batch size is trained on"
     yield Finding("batch", str(batch), cause, batch.step + 1)
+
+
+def _setting(comparison: Comparison) -> Iterator[Finding]:
+    found = comparison.setting
+    if found is None:
+        return
+    cause = "an optimizer that is made, or a scheduler that changes it, with another value than the original's"
+    ranks = len(comparison.recordings) - 1
+    if found.factor is not None and math.isclose(found.factor, ranks):
+        cause = "it is multiplied by the number of ranks, though the batches are the original's"
+    elif found.factor is not None:
+        cause = f"{found.factor:.4g} times the original's: {cause}"
+    yield Finding("setting", str(found), cause, found.step)
 
 
 def _repeated(recordings: Sequence[Recording]) -> int | None:
@@ -187,6 +201,10 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
     scale = _scale(comparison, first.step)
     if loss is not None and loss > comparison.tolerance:
         what += f", the loss given to backward by {loss:.1e}"
+        factor = _loss_factor(comparison, first.step)
+        if scale is not None and factor is not None and math.isclose(scale, factor, rel_tol=1e-3):
+            cause = f"the loss is {factor:.4g} times the original's: scaled, or reduced otherwise"
+            return Finding("loss", what, cause, **common)
         cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"
         return Finding("loss", what, cause, **common)
     if scale is not None:
@@ -206,6 +224,15 @@ def _loss_before(comparison: Comparison, step: int) -> float | None:
     """The largest difference among the losses of step `step`."""
     losses = zip(comparison.recordings[0].losses, comparison.losses)
     return max((difference for loss, difference in losses if loss.step == step - 1), default=None)
+
+
+def _loss_factor(comparison: Comparison, step: int) -> float | None:
+    """What the converted script's losses of step `step` are as a multiple of the original's, if all are the same one."""
+    ours, theirs = comparison.recordings[0], recording.global_losses(comparison.recordings[1:])
+    pairs = [(loss.value, other) for loss, other in zip(ours.losses, theirs) if loss.step == step - 1]
+    factors = [other / value for value, other in pairs if value]
+    alike = bool(factors) and all(math.isclose(factor, factors[0], rel_tol=1e-3) for factor in factors)
+    return factors[0] if alike else None
 
 
 def _scale(comparison: Comparison, step: int) -> float | None:

@@ -14,6 +14,7 @@ from dp2ddp.verify.compare import clock_names, enough, printed, saved
 from dp2ddp.verify.compare.enough import Seen
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
+from dp2ddp.verify.compare.settings import SettingDifference, first_difference
 from dp2ddp.verify.compare.steps import TOLERANCE, Apart, StartDifference, StepDifference, Steps
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording
@@ -60,6 +61,7 @@ class Comparison:
         apart: the first step after which the ranks' parameters differ among each other; None if none.
         starts: processes that start from other parameters.
         counts: what one run did more often than the other, in words.
+        setting: the first setting of an optimizer that isn't the original's.
     """
 
     original: Run
@@ -78,6 +80,7 @@ class Comparison:
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     seen: Seen | None = None
+    setting: SettingDifference | None = None
 
     @property
     def worst(self) -> StepDifference:
@@ -92,7 +95,7 @@ class Comparison:
     @property
     def trained_alike(self) -> bool:
         """Whether both trained, on the same batches, with the same losses and to the same parameters."""
-        same = self.first is None and not self.counts and self.batch is None and self.apart is None
+        same = self.first is None and not self.counts and not (self.batch or self.setting or self.apart)
         return bool(self.steps) and same and all(loss <= self.tolerance for loss in self.losses)
 
     def failures(self) -> list[str]:
@@ -100,7 +103,7 @@ class Comparison:
         found = list(self.counts)
         if self.original.exit_code != self.converted.exit_code:
             found.append(f"exit code {self.original.exit_code}, converted {self.converted.exit_code}")
-        found += [str(what) for what in (self.batches, self.apart) if what]
+        found += [str(what) for what in (self.batches, self.setting, self.apart) if what]
         if self.first is not None:
             found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
         wrong = next(((i, loss) for i, loss in enumerate(self.losses) if loss > self.tolerance), None)
@@ -164,6 +167,7 @@ def compare(
         recordings=(ours, *theirs),
         names=names,
         seen=enough.seen(ours.batches, len(ours.steps), len(files[0])) if stopped else None,
+        setting=first_difference(ours, theirs[0], tolerance),
     )
 
 

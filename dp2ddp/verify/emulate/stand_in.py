@@ -1,4 +1,4 @@
-"""What a script sees in place of `nn.DataParallel`: replicas on one device; and seeds that are not its own."""
+"""What a script sees in place of `nn.DataParallel`: replicas on one device; and a seed, where it has none."""
 
 from __future__ import annotations
 
@@ -56,25 +56,6 @@ def seed(value: int) -> None:
     numpy = _numpy()
     if numpy is not None:
         numpy.random.seed(value)
-
-
-def shift_seeds(shift: int) -> None:
-    """From now on a script that seeds a generator with s gets s + `shift`."""
-    owners: list[tuple[Any, str]] = [(torch, "manual_seed"), (torch.random, "manual_seed"), (random, "seed")]
-    numpy = _numpy()
-    if numpy is not None:
-        owners.append((numpy.random, "seed"))
-    for owner, name in owners:
-        setattr(owner, name, _shifted(getattr(owner, name), shift))
-
-
-def _shifted(function: Callable[..., Any], shift: int) -> Callable[..., Any]:
-    def shifted(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(arg + shift if isinstance(arg, int) else arg for arg in args)
-        kwargs = {key: value + shift if isinstance(value, int) else value for key, value in kwargs.items()}
-        return function(*args, **kwargs)
-
-    return shifted
 
 
 def _numpy() -> Any:

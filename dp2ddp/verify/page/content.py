@@ -11,7 +11,7 @@ from dp2ddp.verify.counting import counted
 from dp2ddp.verify.page import chart, numbers, places
 from dp2ddp.verify.page.chart import Chart, Curve
 from dp2ddp.verify.page.numbers import Numbers
-from dp2ddp.verify.verdict import AGREE, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict
 
 _CHARTS = 16  # of printed numbers
 _LINES = 400  # of output that are shown
@@ -31,7 +31,8 @@ class Row:
 def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
     """What the template names."""
     comparison = verdict.comparison
-    badge, color = {0: ("Agree", "good"), 1: ("Differ", "bad"), 2: ("Could not run", "warn")}[verdict.exit_code]
+    badge = NAMES[verdict.exit_code].capitalize()
+    color = {AGREE: "good", DIFFER: "bad"}.get(verdict.exit_code, "warn")
     common = {
         "name": name,
         "command": command,
@@ -74,8 +75,8 @@ def _sentence(verdict: Verdict) -> str:
         return f"The {verdict.failure.side} script could not run: {verdict.failure.reason}"
     assert comparison is not None
     steps = len(comparison.steps)
-    if verdict.exit_code == AGREE and verdict.repeats is not None:
-        return f"Both train as well as each other: their final numbers agree over {verdict.repeats.seeds} seeds."
+    if verdict.exit_code == NOT_SHOWN:
+        return f"Nothing is shown: {verdict.unshown}."
     if verdict.exit_code == AGREE and not steps:
         return "Both scripts print and write the same. No optimizer step was taken."
     if verdict.exit_code == AGREE:
@@ -106,8 +107,8 @@ def _ran(verdict: Verdict) -> Sequence[tuple[str, str]]:
 
 
 def _rows(comparison: Comparison, verdict: Verdict) -> Sequence[Row]:
-    """All that was compared. Where random numbers can't agree, what the verdict doesn't count is only told."""
-    bad = "bad" if verdict.repeats is None else "plain"
+    """All that was compared. Where it shows nothing, what the verdict doesn't count is only told."""
+    bad = "plain" if verdict.exit_code == NOT_SHOWN else "bad"
 
     def row(what: str, amount: str, wrong: str, right: str = "the same") -> Row:
         return Row(what, amount, wrong or right, bad if wrong else "good")
@@ -134,6 +135,7 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Sequence[Row]:
             "other samples" if comparison.batch else "",
             "the same samples",
         ),
+        row("optimizers' settings", "each step", str(comparison.setting or "")),
         row(
             "ranks among each other",
             counted(len(comparison.recordings) - 1, "rank"),

@@ -24,6 +24,7 @@ KINDS = {
     ),
     "batch": ("Other batches", "Look at the loader: its sampler, its batch size, what is shuffled."),
     "shuffle": ("The shuffle is repeated", "Look for a generator that each epoch makes or seeds, or no `set_epoch`."),
+    "setting": ("Another optimizer setting", "Look at what the optimizer is made with, and at its scheduler."),
     "draw": ("Other random numbers", "Look for a line that draws random numbers on one side only."),
     "apart": ("The ranks are not alike", "Look for what is a rank's own: its number, the time, an unseeded generator."),
     "scale": ("The update has another size", "Look for gradients or losses that are averaged twice, or not at all."),

@@ -18,7 +18,6 @@ class Options:
         float64: make float64 torch's default dtype.
         cuda: use the machine's CUDA devices; else the CPU stands in for max(N, 2) of them.
         seed: seeds the generators before the scripts start, for those that don't.
-        shift: is added to every seed that the scripts set.
         threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
@@ -32,7 +31,6 @@ class Options:
     float64: bool = False
     cuda: bool = False
     seed: int = 0
-    shift: int = 0
     threads: int = THREADS
     synthetic: int | None = None
     moved: tuple[tuple[Path, Path], ...] = ()

@@ -21,8 +21,8 @@ import dp2ddp_runtime
 import torch
 from dp2ddp_runtime.base import world
 
-from dp2ddp.verify.emulate import cuda, cuda_module, mixed, synthetic
-from dp2ddp.verify.emulate.stand_in import emulate, seed, shift_seeds
+from dp2ddp.verify.emulate import cuda, cuda_module, draws, mixed, synthetic
+from dp2ddp.verify.emulate.stand_in import emulate, seed
 from dp2ddp.verify.run import scratch, terminal
 from dp2ddp.verify.run.gate import Gate
 from dp2ddp.verify.run.recorder import Recorder, StepsDone
@@ -75,7 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--float64", action="store_true", help="compute in float64")
     parser.add_argument("--cpu", type=int, metavar="N", help="the CPU stands in for N CUDA devices")
     parser.add_argument("--seed", type=int, metavar="S", help="seed the generators before the script starts")
-    parser.add_argument("--shift", type=int, default=0, metavar="S", help="add S to every seed that the script sets")
     parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
@@ -97,8 +96,7 @@ def _prepare(options: argparse.Namespace) -> None:
         torch.set_default_dtype(torch.float64)
     if options.seed is not None:
         seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
-    if options.shift:
-        shift_seeds(options.shift)
+        draws.install(options.seed)
 
 
 def _show_terminal() -> None:

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
-from torch.utils.data._utils import fetch
 
+from dp2ddp.verify.emulate.draws import Told
 from dp2ddp.verify.run.gate import Gate
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class Recorder:
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
-        self._draws = False
         self._mixed = False
         self._split = False
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
+        self._settings: dict[int, list[dict[str, Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
         self._undo: list[Callable[[], None]] = []
         self._started = time.perf_counter()
@@ -75,8 +75,6 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
-        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            self._replace(fetcher, "fetch", self._recording_fetch)
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
@@ -124,6 +122,10 @@ class Recorder:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
             self._write("start", **self._save_parameters(optimizer))
+        index, now = self._optimizers[id(optimizer)], settings(optimizer)
+        if self._settings.get(index) != now:
+            self._settings[index] = now
+            self._write("settings", optimizer=index, groups=now)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
@@ -157,21 +159,6 @@ class Recorder:
 
         return recording
 
-    def _recording_fetch(self, fetch_: Any) -> Any:
-        """Notes, once, that fetching samples draws random numbers; in a worker process, too."""
-
-        def recording(fetcher: Any, index: Any) -> Any:
-            if self._draws:
-                return fetch_(fetcher, index)
-            before = generators()
-            samples = fetch_(fetcher, index)
-            if generators() != before:
-                self._draws = True
-                self._write("random")
-            return samples
-
-        return recording
-
     def _recording_autocast(self, enter: Any) -> Any:
         """Notes, once, that the script computes in mixed precision, and in which dtype."""
 
@@ -201,7 +188,8 @@ class Recorder:
             if not hasattr(iterator, "_dp2ddp_number"):
                 iterator._dp2ddp_number = self._iterators
                 self._iterators += 1
-            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(index), at=self._at())
+            told = index.index if isinstance(index, Told) else index
+            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(told), at=self._at())
             return index
 
         return recording
@@ -227,8 +215,26 @@ def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
         yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
 
 
+def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each of the optimizer's groups has beside its parameters: learning rate, weight decay, momentum, ..."""
+    return [
+        {name: _setting(value) for name, value in group.items() if name not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_setting(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
+
+
 def _plain(index: Any) -> Any:
     """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
+    if isinstance(index, torch.Tensor) or type(index).__module__ == "numpy":
+        index = index.tolist()
     if isinstance(index, (list, tuple)):
         return [_plain(item) for item in index]
     try:

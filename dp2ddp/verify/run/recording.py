@@ -77,7 +77,7 @@ class Recording:
     Attributes:
         starts: by optimizer, the parameters before its first step.
         prints: what the script's lines printed first (of an original).
-        draws: the step (from 0) at which fetching samples was first seen to draw random numbers; None: never.
+        settings: the optimizers' settings as they change: the step (from 0) that took them, whose, and its groups'.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
@@ -91,7 +91,7 @@ class Recording:
     starts: dict[int, Step] = field(default_factory=dict)
     prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
-    draws: int | None = None
+    settings: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
     seconds: float = math.nan
@@ -176,8 +176,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.prints.append(Print(event["at"], event["text"]))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
-    elif kind == "random" and recording.draws is None:
-        recording.draws = step
+    elif kind == "settings":
+        recording.settings.append((step, event["optimizer"], event["groups"]))
     elif kind == "split":
         recording.split = True
     elif kind == "mixed":

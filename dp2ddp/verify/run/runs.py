@@ -216,7 +216,7 @@ def start_converted(
 
 
 def _recorder(folder: Path, options: Options) -> list[str]:
-    command = ["--out", str(folder.resolve()), "--seed", str(options.seed), "--shift", str(options.shift)]
+    command = ["--out", str(folder.resolve()), "--seed", str(options.seed)]
     if options.steps is not None:
         command += ["--steps", str(options.steps)]
     if options.float64:

@@ -39,6 +39,7 @@ _MOST, _ITEMS, _FEW = 2000, 64, 8  # objects that are looked at, items of a cont
 _INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _NUMBERS = (int, float, complex) if np is None else (int, float, complex, np.number, np.bool_)
 _ARRAYS = () if np is None else (np.ndarray,)
+_NUMPYS = () if np is None else (np.random.Generator, np.random.BitGenerator)
 _CHECKED = 10  # batches; after these every one whose number is a power of two: a change that goes on shows there, too
 _LENGTHS = (list, deque, set)
 _LEFT_OUT = (str, bytes, bytearray, types.ModuleType, torch.dtype, torch.device, range, *_ARRAYS, torch.Tensor)
@@ -159,20 +160,31 @@ def state(root: Any) -> dict[str, Note]:
     return {name: note for name, note in notes if note is not None}
 
 
-def generators(root: Any) -> list[tuple[Callable[[Any], Any], Any]]:
-    """The states of the generators that can be reached from `root`, each with what sets it."""
+def generators_in(root: Any) -> list[Any]:
+    """The random generators that can be reached from `root`."""
+    kinds = (random.Random, torch.Generator, *(() if np is None else (np.random.RandomState, *_NUMPYS)))
+    found = [value for _, value in _reached(root) if isinstance(value, kinds)]
+    return [value for value in found if not isinstance(value, random.SystemRandom) and not _on_device(value)]
+
+
+def states(generators: Iterable[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
+    """The generators' states, each with what sets it."""
     found: list[tuple[Callable[[Any], Any], Any]] = []
-    for _, value in _reached(root):
-        if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+    for value in generators:
+        if isinstance(value, random.Random):
             found.append((value.setstate, value.getstate()))
-        elif isinstance(value, torch.Generator) and value.device.type == "cpu":
+        elif isinstance(value, torch.Generator):
             found.append((value.set_state, value.get_state()))
-        elif np is not None and isinstance(value, np.random.RandomState):
+        elif isinstance(value, np.random.RandomState):
             found.append((value.set_state, value.get_state(legacy=False)))
-        elif np is not None and isinstance(value, (np.random.Generator, np.random.BitGenerator)):
+        else:
             bits = getattr(value, "bit_generator", value)
             found.append((functools.partial(setattr, bits, "state"), bits.state))
     return found
+
+
+def _on_device(value: Any) -> bool:
+    return isinstance(value, torch.Generator) and value.device.type != "cpu"
 
 
 def _note(value: Any) -> Note | None:

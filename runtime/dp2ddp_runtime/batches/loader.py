@@ -172,7 +172,7 @@ class _RankLoader(DataLoader[Any]):
         return batches
 
     def _random_state(self) -> Any:
-        return rng.capture(), kept.generators([self.generator, self.dataset])
+        return rng.capture(), kept.states(kept.generators_in([self.generator, self.dataset]))
 
     def _restore(self, state: Any) -> None:
         rng.restore(state[0])

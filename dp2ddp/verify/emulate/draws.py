@@ -1,0 +1,184 @@
+"""What a sample draws is made a function of the sample: it doesn't matter which worker of which rank loads it.
+
+Worker processes have random numbers of their own, in the original as in its conversion, and their numbers have no
+meaning beyond that: which of them loads which batch is chance, or the number of ranks. So in workers every sample is
+loaded with generators that are seeded from its index and from how often its data set was gone through, on both sides.
+Then both sides train on the same samples, and what differs is a difference. (Without workers samples draw from the
+script's own stream, whose numbers are compared as they are.)
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from dp2ddp_runtime.batches import kept
+from dp2ddp_runtime.ranks import rng
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker is told to load.
+
+    Attributes:
+        index: a sample's index, or a batch's.
+        key: what the draws depend on beside the index: the seed, and how often the data set was gone through.
+        batch: its number in this pass.
+    """
+
+    index: Any
+    key: tuple[int, int]
+    batch: int
+
+    def __reduce__(self) -> Any:
+        return _told, (self.index, self.key, self.batch)
+
+
+def _told(index: Any, key: tuple[int, int], batch: int) -> Told:
+    """In a worker that isn't forked nothing is installed yet."""
+    _install_in_worker()
+    return Told(index, key, batch)
+
+
+def install(seed: int, everywhere: bool = False) -> None:
+    """From now on, and for the rest of the process, samples that workers load draw by `seed` and by their index.
+
+    Args:
+        everywhere: without workers, too: for scripts whose ranks don't draw as one process does.
+    """
+    _install_in_worker()
+    passes = _Passes(seed, everywhere)
+    kind = dataloader._BaseDataLoaderIter
+    _replace(kind, "_reset", passes.resetting)
+    _replace(kind, "_next_index", passes.telling)
+
+
+class _Passes:
+    """Counts how often each data set is gone through."""
+
+    def __init__(self, seed: int, everywhere: bool) -> None:
+        self._seed, self._everywhere = seed, everywhere
+        self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
+
+    def resetting(self, reset: Callable[..., None]) -> Callable[..., None]:
+        @wraps(reset)
+        def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
+            self._begin(iterator)
+            reset(iterator, *args, **kwargs)
+
+        return begin
+
+    def telling(self, next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @wraps(next_index)
+        def tell(iterator: Any) -> Any:
+            index = next_index(iterator)
+            if not (iterator._num_workers or self._everywhere):
+                return index
+            if not hasattr(iterator, "_dp2ddp_pass"):
+                self._begin(iterator)
+            number = iterator._dp2ddp_batches
+            iterator._dp2ddp_batches += 1
+            return Told(index, (self._seed, iterator._dp2ddp_pass), number)
+
+        return tell
+
+    def _begin(self, iterator: Any) -> None:
+        data = iterator._dataset
+        _, count = self._seen.get(id(data), (data, 0))
+        again = sys._getframe(2).f_code.co_name == "_begin_whole"
+        self._seen[id(data)] = (data, count + 1)
+        iterator._dp2ddp_pass, iterator._dp2ddp_batches = count - again, 0
+
+
+def _install_in_worker() -> None:
+    if not hasattr(fetch._MapDatasetFetcher.fetch, "__wrapped__"):
+        _replace(fetch._MapDatasetFetcher, "fetch", _fetching)
+        _replace(fetch._IterableDatasetFetcher, "fetch", _fetching_next)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _fetching_next(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An iterable data set draws as it goes, alike on all ranks, for each of them loads all of it."""
+
+    @wraps(original)
+    def load(fetcher: Any, told: Any) -> Any:
+        return original(fetcher, told.index if isinstance(told, Told) else told)
+
+    return load
+
+
+def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @wraps(original)
+    def load(fetcher: Any, told: Any) -> Any:
+        if not isinstance(told, Told):
+            return original(fetcher, told)
+        draws = _Draws(fetcher.dataset, told.key)
+        if not fetcher.auto_collation:
+            data = draws.of(told.index, lambda: fetcher.dataset[told.index])
+        else:
+            data = [draws.of(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
+        # A collate_fn that draws is given the whole batch on every rank.
+        return draws.of(("batch", told.batch), lambda: fetcher.collate_fn(data))
+
+    return load
+
+
+def _sample(dataset: Any, index: Any) -> Any:
+    if getattr(dataset, "__getitems__", None):
+        return dataset.__getitems__([index])[0]
+    return dataset[index]
+
+
+class _Draws:
+    """The generators from which a data set may draw: the global ones, and its own.
+
+    Args:
+        dataset: the data set.
+        key: what all draws depend on.
+    """
+
+    def __init__(self, dataset: Any, key: tuple[int, int]) -> None:
+        self._own = kept.generators_in(dataset)
+        self._key = key
+
+    def of(self, what: Any, load: Callable[[], Any]) -> Any:
+        """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
+        kept_states, ours = kept.states(self._own), rng.capture()
+        number = zlib.crc32(repr((*self._key, _plain(what))).encode())
+        try:
+            rng.seed_generators(number)
+            for generator in self._own:
+                _seed(generator, number)
+            return load()
+        finally:
+            rng.restore(ours)
+            for put, state in kept_states:
+                put(state)
+
+
+def _seed(generator: Any, number: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif hasattr(generator, "seed"):  # `random.Random`, NumPy's `RandomState`
+        generator.seed(number)
+    else:
+        bits = getattr(generator, "bit_generator", generator)
+        bits.state = type(bits)(number).state
+
+
+def _plain(index: Any) -> Any:
+    """The same text for an index, whatever type of number it is."""
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        return index
