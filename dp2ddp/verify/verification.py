@@ -34,6 +34,7 @@ from dp2ddp.verify.start.keeping import Keeping
 from dp2ddp.verify.start.temporary import Room
 from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
+_BY_DROPOUT = {"loss", "update", "scale", "rounding", "printed", "file"}
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
@@ -63,6 +64,8 @@ class Verification:
         devices, wanted = torch.cuda.device_count(), request.options.replicas
         if request.options.cuda and devices < wanted:
             raise BadInput("--device cuda", what=f"{devices} GPU(s) here, {wanted} asked for", todo="try --device cpu")
+        if both.foreign:
+            request = replace(request, options=replace(request.options, foreign=True))
         self.request = request
         self.folder = folder.resolve()
         self.notes = both.notes
@@ -93,6 +96,13 @@ class Verification:
             self.notes.append(_ended(comparison.seen, bool(findings)))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
+        by_dropout = any(rank.drew for rank in comparison.recordings[1:]) and comparison.rows_elsewhere
+        if findings and by_dropout and all(finding.kind in _BY_DROPOUT for finding in findings):
+            why = (
+                f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows of "
+                "a batch than nn.DataParallel's replicas: compare with dropout switched off"
+            )
+            return replace(verdict, findings=(), unshown=why)
         if findings:
             return self._repeatable(verdict)
         if options.replicas > 1 and not options.cuda and not comparison.recordings[0].split:
@@ -122,7 +132,7 @@ class Verification:
         steps, original, converted = self._run(options, tolerance)
         self._show(Stage.COMPARING, None)
         try:
-            comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE, steps)
+            comparison = compare(original.folder, converted.folder, tolerance, LAST_PLACE, steps, options.foreign)
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure("converted", f"nothing was recorded ({missing})", converted.stderr)) from missing
         if original.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared

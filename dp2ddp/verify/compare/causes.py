@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dp2ddp.verify.compare import printed
-from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
 from dp2ddp.verify.compare.saved import FileDifference
 from dp2ddp.verify.compare.steps import Apart, StepDifference
 from dp2ddp.verify.run import recording
@@ -20,6 +20,7 @@ from dp2ddp.verify.run.recording import Recording
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
 _GROWTH = 1000.0  # by how much rounding may grow in a step
 _ONLY_IN = " (only in the "
+_INDEPENDENT = {"start", "shuffle", "setting", "apart"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: exit, count, start, batch, shuffle, setting, draw, apart, scale, loss, update,
-            rounding, printed, keys, file.
+        kind: one word for programs: exit, count, left, start, batch, shuffle, setting, draw, apart, scale, loss,
+            update, rounding, printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -56,7 +57,10 @@ def explain(comparison: Comparison) -> list[Finding]:
     Of what makes training differ only the first is named: the rest follows from it.
     """
     training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
-    found = [*_structure(comparison), *training[:1]]
+    named = training[:1]
+    if comparison.foreign:  # whoever wrote it by hand wants to know of all that isn't the original's
+        named += [each for each in training[1:] if each.kind in _INDEPENDENT]
+    found = [*_structure(comparison), *named]
     differs = bool(training)
     found += [*_printed(comparison, differs), *_files(comparison, differs)]
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
@@ -85,6 +89,26 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
     for text in comparison.counts:
         yield Finding("count", text)
+    yield from _twice(comparison)
+    for model, at in comparison.recordings[1].left if len(comparison.recordings) > 1 else ():
+        what = f"a model ({model}) still is in an nn.DataParallel in the converted script" + (f" ({at})" if at else "")
+        yield Finding("left", what, "every rank runs it on whole batches: `ddp.wrap_model` was forgotten there")
+
+
+def _twice(comparison: Comparison) -> Iterator[Finding]:
+    """What more than one rank writes, of a script that isn't made for the runtime."""
+    if not comparison.foreign:
+        return
+    for rank, theirs in enumerate(comparison.recordings[2:], start=1):
+        printed_too = comparison.converted.output(rank, "stdout").splitlines()
+        if theirs.wrote:
+            more = f" (and {len(theirs.wrote) - 1} more)" if len(theirs.wrote) > 1 else ""
+            yield Finding("written twice", f"{theirs.wrote[0]} is written by rank {rank}, too{more}", "each rank saves")
+        if printed_too:
+            more = f" (and {len(printed_too) - 1} more)" if len(printed_too) > 1 else ""
+            yield Finding("printed twice", f"rank {rank} prints, too: {printed_too[0]!r}{more}", "each rank prints")
+        if theirs.wrote or printed_too:
+            return
 
 
 def _training(comparison: Comparison) -> Iterator[Finding]:
@@ -96,7 +120,8 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
     if comparison.first is not None:
         yield from _draw(ours, theirs[0], comparison.first.step)
     if comparison.apart is not None:
-        yield _apart(comparison.apart)
+        alone = comparison.foreign and not comparison.recordings[1].wrapped
+        yield _apart(comparison.apart, alone)
     if comparison.first is not None:
         yield _update(comparison, comparison.first)
     else:
@@ -116,15 +141,30 @@ def _batch(comparison: Comparison) -> Iterator[Finding]:
     if batch is None:
         return
     again = _repeated(comparison.recordings)
+    if again is None or batch.iterator <= again:
+        yield Finding("batch", str(batch), f"a different batch: {_why_other(comparison, batch)}", batch.step + 1)
     if again is not None:
-        cause = f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or not advanced"
+        cause = f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or not advanced (`set_epoch`)"
         yield Finding("shuffle", str(batch), cause, batch.step + 1)
-        return
-    cause = "a different batch: another shuffle, another sampler, or samples that are dropped or repeated"
+
+
+def _why_other(comparison: Comparison, batch: BatchDifference) -> str:
+    """What makes a batch another one than the original's."""
+    unknown = "another shuffle, another sampler, or samples that are dropped or repeated"
     given = [part for part in batch.parts if isinstance(part, list)]
-    if isinstance(batch.original, list) and given and all(len(part) == len(batch.original) for part in given):
-        cause = "a different batch: each rank draws a whole one of its own, so N times the batch size is trained on"
-    yield Finding("batch", str(batch), cause, batch.step + 1)
+    if not isinstance(batch.original, list) or not given:
+        return unknown
+    if all(len(part) == len(batch.original) for part in given):
+        return "each rank draws a whole one of its own, so N times the batch size is trained on"
+    ours = recording.batches_by_iterator(comparison.recordings[0]).get(batch.iterator, [])
+    theirs = _unions([recording.batches_by_iterator(rank) for rank in comparison.recordings[1:]])
+    passes = [[str(index) for each in side if isinstance(each, list) for index in each] for side in
+              (ours, theirs.get(batch.iterator, []))]  # fmt: skip
+    if len(set(passes[1])) < len(passes[1]) and len(set(passes[0])) == len(passes[0]):
+        return f"padded, or drawn otherwise: {len(passes[1]) - len(set(passes[1]))} samples come twice in this pass"
+    if sorted(passes[0]) == sorted(passes[1]):
+        return "the same samples in another order (another shuffle, or another sampler)"
+    return unknown
 
 
 def _setting(comparison: Comparison) -> Iterator[Finding]:
@@ -134,7 +174,8 @@ def _setting(comparison: Comparison) -> Iterator[Finding]:
     cause = "an optimizer that is made, or a scheduler that changes it, with another value than the original's"
     ranks = len(comparison.recordings) - 1
     if found.factor is not None and math.isclose(found.factor, ranks):
-        cause = "it is multiplied by the number of ranks, though the batches are the original's"
+        cause = "it is multiplied by the number of ranks"
+        cause += "" if comparison.batch else ", though the batches are the original's"
     elif found.factor is not None:
         cause = f"{found.factor:.4g} times the original's: {cause}"
     yield Finding("setting", str(found), cause, found.step)
@@ -184,9 +225,11 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(apart: Apart) -> Finding:
+def _apart(apart: Apart, alone: bool) -> Finding:
     what = f"{apart.parameter} differs between rank 0 and rank {apart.rank} by {apart.relative:.1e}"
     cause = "something that differs between the ranks (random numbers, the time) went into it"
+    if alone:
+        cause = "gradients are not averaged: the model is in no DistributedDataParallel"
     return Finding("apart", what, cause, apart.step, apart.parameter)
 
 
@@ -227,7 +270,7 @@ def _loss_before(comparison: Comparison, step: int) -> float | None:
 
 
 def _loss_factor(comparison: Comparison, step: int) -> float | None:
-    """What the converted script's losses of step `step` are as a multiple of the original's, if all are the same one."""
+    """What the converted script's losses of step `step` are as a multiple of the original's, if all are the same."""
     ours, theirs = comparison.recordings[0], recording.global_losses(comparison.recordings[1:])
     pairs = [(loss.value, other) for loss, other in zip(ours.losses, theirs) if loss.step == step - 1]
     factors = [other / value for value, other in pairs if value]
@@ -269,11 +312,14 @@ def _loss(comparison: Comparison) -> Iterator[Finding]:
 
 def _printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     lines = [line for line in comparison.lines if not line.within(comparison.places)]
+    verb = "printed"
+    if not lines:  # what is logged is printed as well, as a rule
+        lines, verb = [line for line in comparison.logged if not line.within(comparison.places)], "logged"
     if not lines:
         return
     first = lines[0]
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    what = f"printed line {first.line}: {first.original!r}, converted {first.converted!r}{more}"
+    what = f"{verb} line {first.line}: {first.original!r}, converted {first.converted!r}{more}"
     size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
     if differs:
         yield Finding("printed", what, size=size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
@@ -62,6 +62,9 @@ class Comparison:
         starts: processes that start from other parameters.
         counts: what one run did more often than the other, in words.
         setting: the first setting of an optimizer that isn't the original's.
+        logged: records of `logging` that differ, as lines.
+        foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
+        rows_elsewhere: whether they have other ones than `nn.DataParallel`'s replicas.
     """
 
     original: Run
@@ -81,6 +84,9 @@ class Comparison:
     names: Mapping[str, str] = field(default_factory=dict)
     seen: Seen | None = None
     setting: SettingDifference | None = None
+    logged: tuple[LineDifference, ...] = ()
+    foreign: bool = False
+    rows_elsewhere: bool = False
 
     @property
     def worst(self) -> StepDifference:
@@ -112,6 +118,7 @@ class Comparison:
         for line in self.lines:
             if not line.within(self.places):
                 found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
+        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self._wrongly_logged]
         found += [
             f"{file.file}: {file.where} differs by {file.relative:.1e}"
             for file in self.files
@@ -120,13 +127,22 @@ class Comparison:
         return found
 
     @property
+    def _wrongly_logged(self) -> list[LineDifference]:
+        return [line for line in self.logged if not line.within(self.places)]
+
+    @property
     def agrees(self) -> bool:
         """Whether the runs trained the same model, said the same and wrote the same."""
         return not self.failures()
 
 
 def compare(
-    original: Path, converted: Path, tolerance: float = TOLERANCE, places: float = 0, steps: Steps | None = None
+    original: Path,
+    converted: Path,
+    tolerance: float = TOLERANCE,
+    places: float = 0,
+    steps: Steps | None = None,
+    foreign: bool = False,
 ) -> Comparison:
     """Compare the finished runs in two folders (see `runs`).
 
@@ -136,6 +152,7 @@ def compare(
         tolerance: see `Comparison`.
         places: see `Comparison`; 0: every printed line must be the same.
         steps: what compared the parameters while they ran.
+        foreign: see `Comparison`.
 
     Raises:
         FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
@@ -146,7 +163,7 @@ def compare(
     stopped = steps.stopped
     steps.finish()
     ours, *theirs = steps.recordings
-    batch = _batch(ours, theirs)
+    batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
     files = _outputs(one), _outputs(other)
     names = clock_names.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
     hide = one.hide, clock_names.restoring(names, other.hide)
@@ -158,7 +175,7 @@ def compare(
         steps=tuple(steps.differences),
         losses=tuple(_losses([ours], theirs)),
         batches=None if batch is None else str(batch),
-        lines=tuple(_lines(one, other, hide)),
+        lines=tuple(_lines(one, other, hide, foreign)),
         files=tuple(_files(*files, places, hide)),
         apart=steps.apart,
         counts=tuple(_counts(ours, theirs[0])),
@@ -168,6 +185,9 @@ def compare(
         names=names,
         seen=enough.seen(ours.batches, len(ours.steps), len(files[0])) if stopped else None,
         setting=first_difference(ours, theirs[0], tolerance),
+        foreign=foreign,
+        rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
+        logged=tuple(printed.differences(*(hide[i](_logged(run)) for i, run in enumerate((ours, theirs[0]))))),
     )
 
 
@@ -194,13 +214,15 @@ def _relative(a: float, b: float) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
-def _batch(ours: Recording, theirs: Sequence[Recording]) -> BatchDifference | None:
+def _batch(
+    ours: Recording, theirs: Sequence[Recording], alike: Callable[[Any, Sequence[Any]], bool]
+) -> BatchDifference | None:
     whole = recording.batches_by_iterator(ours)
     parts = [recording.batches_by_iterator(rank) for rank in theirs]
     for iterator in sorted(whole.keys() | parts[0].keys()):
         batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
         for number, (batch, *shards) in enumerate(batches, start=1):
-            if not recording.is_union(batch, shards):
+            if not alike(batch, shards):
                 steps = [at.step for process in (ours, *theirs) for at in process.batches if at.iterator == iterator]
                 step = steps[min(number, len(steps)) - 1]
                 return BatchDifference(iterator, number, step, batch, tuple(shards))
@@ -212,11 +234,17 @@ def _few(indices: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _lines(one: Run, other: Run, hide: Hiding) -> list[LineDifference]:
+def _lines(one: Run, other: Run, hide: Hiding, foreign: bool) -> list[LineDifference]:
     found = list(printed.differences(hide[0](one.stdout), hide[1](other.stdout)))
+    if foreign:  # that others print is told by itself
+        return found
     for rank in range(1, len(other.exit_codes)):  # a line is printed once, so every other rank is silent
         found += printed.differences("", other.output(rank, "stdout"))
     return found
+
+
+def _logged(run: Recording) -> str:
+    return "".join(f"{text}\n" for text in run.logged)
 
 
 def _outputs(run: Run) -> dict[str, Path]:
@@ -238,6 +266,13 @@ def _counts(ours: Recording, theirs: Recording) -> list[str]:
         "calls of backward": (len(ours.losses), len(theirs.losses)),
     }
     found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
+    if not theirs.left and sorted(ours.wrapped) != sorted(theirs.wrapped):
+        names = [", ".join(names) or "none" for names in (ours.wrapped, theirs.wrapped)]
+        found.append(f"models that are wrapped: {names[0]}; converted: {names[1]}")
+    scales = next(((i, a, b) for i, (a, b) in enumerate(zip(ours.scales, theirs.scales)) if a != b), None)
+    if scales is not None:
+        number, a, b = scales
+        found.append(f"the scale of a GradScaler is {a:g} after update {number + 1}, converted {b:g}")
     if ours.mixed != theirs.mixed:
         found.append(f"autocast to {ours.mixed or 'nothing'}, converted to {theirs.mixed or 'nothing'}")
     return found

@@ -115,8 +115,15 @@ def _attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name) if isinstance(owner, _Kind) else _placeholder("builtins", f"getattr.{name}")
 
 
+def _reconstructed(kind: Any, base: Any, state: Any) -> Any:
+    """What `copyreg._reconstructor` makes, which is another way to write down an object."""
+    return kind() if isinstance(kind, _Kind) else _placeholder("copyreg", "_reconstructor")(kind, base, state)
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstructor" and module in ("copyreg", "copy_reg"):
+            return _reconstructed
         if name == "getattr" and module in ("builtins", "__builtin__"):  # a class within a class
             return _attribute
         if (module, name) not in _KNOWN and not _is_dtype(module, name):

@@ -39,6 +39,8 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     #: The replicas' random streams; None: each instance has its own. A rank of a converted script has one for all its
     #: models.
     streams: ClassVar[Sequence[Stream] | None] = None
+    #: Whether it was made by the functional form.
+    for_one_call = False
 
     def __init__(
         self,
@@ -109,7 +111,9 @@ def emulated_data_parallel(
         kind: the class that says how many replicas there are; with `streams`, or each call draws the same numbers.
     """
     arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    return kind(module, device_ids, output_device, dim)(*arguments, **(module_kwargs or {}))
+    wrapped = kind(module, device_ids, output_device, dim)
+    wrapped.for_one_call = True
+    return wrapped(*arguments, **(module_kwargs or {}))
 
 
 def _is_namedtuple(value: Any) -> bool:

@@ -20,27 +20,26 @@ from dp2ddp.verify.emulate.oracle import EmulatedDataParallel, emulated_data_par
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
-def emulate(replicas: int, splits: Callable[[], None] | None = None) -> type[nn.Module]:
+def emulate(replicas: int, splits: Callable[[nn.Module], None] | None = None) -> type[nn.Module]:
     """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is, and the functional form of it where
     `data_parallel` is; returns the class.
 
     Args:
-        splits: is called whenever a batch is split.
+        splits: is called with the wrapped model whenever a batch is split.
 
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
     """
     home = _HOMES[-1]
     streams = [Stream(rank=rank) for rank in range(replicas)]
-    body = {
+    body: dict[str, Any] = {
         "replicas": replicas,
         "streams": streams,
-        "splits": splits and staticmethod(splits),
         "__module__": home,
         "__qualname__": "DataParallel",
     }
     if splits is not None:
-        body["splits"] = lambda self: splits()
+        body["splits"] = lambda self: splits(self)
     stand_in = type("DataParallel", (EmulatedDataParallel,), body)
     for name in _HOMES:
         vars(importlib.import_module(name))["DataParallel"] = stand_in

@@ -21,6 +21,7 @@ class Options:
         threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
+        foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
         timeout: seconds after which a run is ended.
         auto: end both at the same step once what was seen of them leaves no doubt.
         gate: where the runs are told how far they may go (see `gate`); None: to their end.
@@ -34,6 +35,7 @@ class Options:
     threads: int = THREADS
     synthetic: int | None = None
     moved: tuple[tuple[Path, Path], ...] = ()
+    foreign: bool = False
     timeout: float = 600.0
     auto: bool = False
     gate: Path | None = None

@@ -20,8 +20,11 @@ from typing import Any
 import dp2ddp_runtime
 import torch
 from dp2ddp_runtime.base import world
+from dp2ddp_runtime.model.wrapped import WrappedModel
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from dp2ddp.verify.emulate import cuda, cuda_module, draws, mixed, synthetic
+from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, mixed, synthetic
 from dp2ddp.verify.emulate.stand_in import emulate, seed
 from dp2ddp.verify.run import scratch, terminal
 from dp2ddp.verify.run.gate import Gate
@@ -48,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         ):
             if options.emulate is not None:
                 emulate(options.emulate, recorder.splits)
+            else:
+                recorder.watch_wrapped(DistributedDataParallel if options.foreign else WrappedModel, "wrapped")
+                recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.prints else "left")
+            if options.foreign:
+                foreign.install(_rank(), options.cpu is not None, recorder.draws)
+            if options.foreign and _rank():
+                recorder.watch_files()
             if options.synthetic is not None:
                 synthetic.install(synthetic.Maker(options.synthetic, options.synthetic_folder, recorder.made_up))
             if options.cpu is not None or options.float64:
@@ -79,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
     parser.add_argument("--prints", action="store_true", help="note which of the script's lines print")
+    parser.add_argument("--foreign", action="store_true", help="a script with DistributedDataParallel of its own")
+    parser.add_argument(
+        "--draws-everywhere", action="store_true", help="samples draw by their index, without workers, too"
+    )
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the parent, does")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -96,7 +110,7 @@ def _prepare(options: argparse.Namespace) -> None:
         torch.set_default_dtype(torch.float64)
     if options.seed is not None:
         seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
-        draws.install(options.seed)
+        draws.install(options.seed, everywhere=options.foreign or options.draws_everywhere)
 
 
 def _show_terminal() -> None:

@@ -12,6 +12,7 @@ import builtins
 import ctypes
 import gc
 import json
+import logging
 import os
 import random
 import sys
@@ -64,7 +65,8 @@ class Recorder:
         self._step = 0
         self._iterators = 0
         self._mixed = False
-        self._split = False
+        self._split = self._draws = False
+        self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
@@ -78,6 +80,9 @@ class Recorder:
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
+        self._replace(logging.Logger, "handle", self._recording_log)
+        if hasattr(torch.amp, "GradScaler"):
+            self._replace(torch.amp.GradScaler, "update", self._recording_scale)
         if self._prints:
             self._replace(builtins, "print", self._recording_print)
         return self
@@ -93,11 +98,61 @@ class Recorder:
         """Note that a data set holds made-up samples."""
         self._write("synthetic", data=asdict(data))
 
-    def splits(self) -> None:
-        """Notes, once, that a batch was split over replicas."""
+    def splits(self, model: Any) -> None:
+        """Notes, once, that a batch was split over replicas, and once for each wrapped model that it is wrapped."""
         if not self._split:
             self._split = True
             self._write("split")
+        if not model.for_one_call:
+            self._wrapped(model, "wrapped")
+
+    def draws(self) -> None:
+        """Notes, once, that a wrapped model draws random numbers."""
+        if not self._draws:
+            self._draws = True
+            self._write("drew")
+
+    def watch_wrapped(self, kind: Any, event: str) -> None:
+        """Notes, once for each model of class `kind` whose forward runs, an `event` with the name of its class."""
+
+        def recording(forward: Any) -> Any:
+            def run(model: Any, *args: Any, **kwargs: Any) -> Any:
+                self._wrapped(model, event)
+                return forward(model, *args, **kwargs)
+
+            return run
+
+        self._replace(kind, "forward", recording)
+
+    def watch_files(self) -> None:
+        """Notes the files below the working directory that this process opens to write, each once."""
+        written: set[str] = set()
+
+        def note(path: Any) -> None:
+            name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
+            if name not in written and not name.startswith(os.pardir) and not name.endswith(".pyc"):
+                written.add(name)
+                self._write("wrote", name=name)
+
+        def hear(event: str, args: Any) -> None:
+            if event == "open" and isinstance(args[0], str) and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+                note(args[0])
+
+        def recording(save: Any) -> Any:  # which opens files in C++
+            def saving(value: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+                if isinstance(f, (str, os.PathLike)):
+                    note(f)
+                save(value, f, *args, **kwargs)
+
+            return saving
+
+        sys.addaudithook(hear)
+        self._replace(torch, "save", recording)
+
+    def _wrapped(self, model: Any, event: str) -> None:
+        if id(model) not in self._models:
+            self._models[id(model)] = model
+            self._write(event, model=type(model.module).__name__, at=self._at())
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -179,6 +234,24 @@ class Recorder:
             if at is not None and at not in self._printed:
                 self._printed.add(at)
                 self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
+
+        return recording
+
+    def _recording_log(self, handle: Any) -> Any:
+        """Notes what the script's own lines log, whoever shows it."""
+
+        def recording(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if record.pathname.startswith(self._tops):
+                self._write("log", text=record.getMessage())
+            handle(logger, record)
+
+        return recording
+
+    def _recording_scale(self, update: Any) -> Any:
+        def recording(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            update(scaler, *args, **kwargs)
+            if scaler.is_enabled():
+                self._write("scale", value=scaler.get_scale())
 
         return recording
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,12 @@ class Recording:
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
+        wrapped: the classes of the wrapped models, in the order in which they ran first.
+        left: of those that still were in an `nn.DataParallel`, in a converted script: class, and the script's line.
+        logged: what the script's own lines logged.
+        drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
+        wrote: the files that a rank other than 0 opened to write (of a script that isn't made for the runtime).
+        scales: the `GradScaler`s' scale after each update.
         ended: False where the process was killed.
     """
 
@@ -94,6 +100,12 @@ class Recording:
     settings: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
+    wrapped: list[str] = field(default_factory=list)
+    left: list[tuple[str, str | None]] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    drew: bool = False
+    wrote: list[str] = field(default_factory=list)
     seconds: float = math.nan
     ended: bool = False
 
@@ -168,22 +180,34 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         slots = layouts[event["optimizer"]]
         sums = tuple(event["generators"])
         recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, event["at"]))
-    elif kind == "loss":
-        recording.losses.append(Loss(step, event["value"], event["at"]))
-    elif kind == "batch":
-        recording.batches.append(Batch(event["iterator"], event["indices"], step, event["at"]))
-    elif kind == "print":
-        recording.prints.append(Print(event["at"], event["text"]))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
-    elif kind == "settings":
-        recording.settings.append((step, event["optimizer"], event["groups"]))
-    elif kind == "split":
-        recording.split = True
-    elif kind == "mixed":
-        recording.mixed = event["dtype"]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
+    elif kind in _ONCE:
+        setattr(recording, kind, _ONCE[kind](event))
+    else:
+        name, made = _LISTS[kind]
+        getattr(recording, name).append(made(step, event))
+
+
+_ONCE: Mapping[str, Callable[[Any], Any]] = {
+    "split": lambda event: True,
+    "drew": lambda event: True,
+    "mixed": lambda event: event["dtype"],
+}
+#: By an event's kind: the list in the recording that it is added to, and what is added.
+_LISTS: Mapping[str, tuple[str, Callable[[int, Any], Any]]] = {
+    "loss": ("losses", lambda step, event: Loss(step, event["value"], event["at"])),
+    "batch": ("batches", lambda step, event: Batch(event["iterator"], event["indices"], step, event["at"])),
+    "print": ("prints", lambda step, event: Print(event["at"], event["text"])),
+    "settings": ("settings", lambda step, event: (step, event["optimizer"], event["groups"])),
+    "wrapped": ("wrapped", lambda step, event: event["model"]),
+    "left": ("left", lambda step, event: (event["model"], event["at"])),
+    "log": ("logged", lambda step, event: event["text"]),
+    "wrote": ("wrote", lambda step, event: event["name"]),
+    "scale": ("scales", lambda step, event: event["value"]),
+}
 
 
 def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
@@ -214,6 +238,13 @@ def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
     for batch in recorded.batches:
         grouped.setdefault(batch.iterator, []).append(batch.indices)
     return grouped
+
+
+def is_same_set(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether the ranks that fetched `parts` fetched the samples of `whole`, whichever of them, or all of it each."""
+    if all(part == whole for part in parts) or not all(isinstance(part, list) for part in (whole, *parts)):
+        return all(part == whole for part in parts)
+    return sorted(map(str, whole)) == sorted(str(index) for part in parts for index in part)
 
 
 def is_union(whole: Any, parts: Sequence[Any]) -> bool:

@@ -190,6 +190,8 @@ def start_original(
     recorder = [*_recorder(folder, options), "--prints"]
     if not options.cuda:
         recorder += ["--emulate", str(options.replicas)]
+    if options.foreign:
+        recorder.append("--draws-everywhere")
     return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}], keeper)
 
 
@@ -211,6 +213,9 @@ def start_converted(
         {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         for rank in map(str, range(options.replicas))
     ]
+    if options.foreign:
+        ranks = [{**common, **place} for place in places]
+        return _start(["--foreign", *command], folder, options, ranks, keeper)
     ranks = [{**common, PLACE: json.dumps(place)} for place in places]
     return _start(command, folder, options, ranks, keeper)
 

@@ -38,6 +38,11 @@ class Sides:
     notes: list[str] = field(default_factory=list)
     shared: Sequence[str] = ()
 
+    @property
+    def foreign(self) -> bool:
+        """Whether the converted files don't use this project's runtime."""
+        return not any(b"dp2ddp_runtime" in data for data in self.converted.values())
+
 
 def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
     """Read the original, with what it imports from its own project, and its conversion.
