@@ -99,8 +99,8 @@ class Verification:
         by_dropout = any(rank.drew for rank in comparison.recordings[1:]) and comparison.rows_elsewhere
         if findings and by_dropout and all(finding.kind in _BY_DROPOUT for finding in findings):
             why = (
-                f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows of "
-                "a batch than nn.DataParallel's replicas: compare with dropout switched off"
+                f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows "
+                "of a batch than nn.DataParallel's replicas: compare with dropout switched off"
             )
             return replace(verdict, findings=(), unshown=why)
         if findings:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import threading
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,18 @@ def test_a_time_that_is_printed_as_a_number_shows_nothing_and_excuses_nothing(ve
     )
     result = verify("timed.py", "--converted", "timed_ddp.py")
     assert (result.exit_code, "DIFFERENT printed line 1: " in result.stdout) == (1, True), result.stdout
+
+
+def test_a_converted_script_that_comes_through_a_pipe(verify, workplace: Path) -> None:
+    """As from `--converted <(sed ... good.py)`."""
+    pipe = workplace / "pipe"
+    os.mkfifo(pipe)
+    text = tiny.converted(tiny.ORIGINAL).replace("lr=0.5", "lr=1.0")
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    result = verify("train.py", "--converted", "pipe")
+    writer.join()
+    assert (result.exit_code, "DIFFERENT step 1: lr of" in result.stdout) == (1, True), result.stderr
 
 
 def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from click.testing import CliRunner
 from starts import Warm
 
 from dp2ddp.cli import main
+from dp2ddp.verify.command import verifying
+from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import runs
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
@@ -266,3 +269,58 @@ def _run_as_ranks(warm: Warm, path: Path) -> list[list[str]]:
         done = [rank.wait() for rank in ranks]
     assert [rank.returncode for rank in done] == [0, 0], done
     return [rank.stdout.splitlines() for rank in done]
+
+
+TWO_MODELS = """
+import logging
+import torch
+from torch import nn
+log = logging.getLogger(__name__)
+torch.manual_seed(0)
+
+class D(nn.Linear):
+    pass
+
+class G(nn.Linear):
+    pass
+
+net_d, net_g = nn.DataParallel(D(4, 1)), nn.DataParallel(G(3, 4))
+of_d, of_g = torch.optim.SGD(net_d.parameters(), 0.1), torch.optim.SGD(net_g.parameters(), 0.1)
+bce = nn.BCEWithLogitsLoss()
+for step in range(3):
+    fake = net_g(torch.randn(8, 3))
+    of_d.zero_grad()
+    loss_d = bce(net_d(torch.randn(8, 4)), torch.ones(8, 1)) + bce(net_d(fake.detach()), torch.zeros(8, 1))
+    loss_d.backward()
+    of_d.step()
+    of_g.zero_grad()
+    loss_g = bce(net_d(fake), torch.ones(8, 1))
+    loss_g.backward()
+    of_g.step()
+    log.warning("Loss_D %.4f Loss_G %.4f", loss_d.item(), loss_g.item())
+torch.save(net_d, "whole.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", None),  # a model that is saved whole is the original's file, too
+        ("ddp.wrap_model(D(4, 1))", "nn.DataParallel(D(4, 1))", "a model (D) still is in an nn.DataParallel"),
+        ("ddp.wrap_model(D(4, 1))", "D(4, 1)", "models that are wrapped: G, D; converted: G"),
+        ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
+    ],
+)
+def test_two_models_and_what_is_logged(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, found: str | None
+) -> None:
+    monkeypatch.chdir(workplace)
+    Path("gan.py").write_text(TWO_MODELS)
+    text = tiny.converted(TWO_MODELS)
+    assert old in text
+    Path("gan_ddp.py").write_text(text.replace(old, new) if old else text)
+    with verifying(Request(Path("gan.py"), converted=Path("gan_ddp.py"))) as verdict:
+        whats = [finding.what for finding in verdict.findings]
+    assert (verdict.exit_code, [what for what in whats if found and what.startswith(found)] != []) == (
+        (1, True) if found else (0, False)
+    ), whats

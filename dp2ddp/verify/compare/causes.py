@@ -144,7 +144,8 @@ def _batch(comparison: Comparison) -> Iterator[Finding]:
     if again is None or batch.iterator <= again:
         yield Finding("batch", str(batch), f"a different batch: {_why_other(comparison, batch)}", batch.step + 1)
     if again is not None:
-        cause = f"the shuffle of iteration {again + 1} is repeated: a generator is seeded again, or not advanced (`set_epoch`)"
+        why = "a generator is seeded again, or not advanced (`set_epoch`)"
+        cause = f"the shuffle of iteration {again + 1} is repeated: {why}"
         yield Finding("shuffle", str(batch), cause, batch.step + 1)
 
 

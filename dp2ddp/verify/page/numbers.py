@@ -56,8 +56,9 @@ def of(original: str, converted: str) -> Sequence[Numbers]:
 
 
 def _name(words: Sequence[str], place: int) -> str:
-    """The words in front of a number, behind it in a line that begins with one; else the last ones before it."""
-    behind = not _letters(words[0])
+    """The words in front of a number, behind it in a line that begins with one and ends with words; else the last ones
+    before it."""
+    behind = not _letters(words[0]) and _letters(words[-1])
     for text in (words[place + behind], words[place + (not behind)], *reversed(words[:place])):
         name = text.strip(" \t:=,;([{|/-#*>%")
         if _letters(name):

@@ -117,7 +117,10 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
 
 def _given(converted: Path, script: Path) -> dict[Path, bytes]:
     """The converted script and, where it lies in another folder, its own copies of what it imports."""
-    notebooks.read(str(converted))
+    text = notebooks.read(str(converted))
+    if not converted.is_file():  # a pipe, which can be read once: it stands beside the original
+        return {_real(script): text.encode(text.text)}
+    converted = _real(converted)  # `/dev/stdin` may be a file
     sources, program = _follow(converted)
     here, there = _real(converted).parent, _real(script).parent
     paths = [program.entry] if here == there else list(program.files)
@@ -125,7 +128,7 @@ def _given(converted: Path, script: Path) -> dict[Path, bytes]:
     for path in paths:
         place = os.path.normpath(there / os.path.relpath(sources.root / path, here))
         found[Path(place)] = sources.data(path)
-    if converted.name != script.name:  # it takes the original's place, under its name
+    if converted.name != _real(script).name:  # it takes the original's place, under its name
         del found[there / converted.name]
     return {**found, _real(script): sources.data(program.entry)}
 
