@@ -59,8 +59,8 @@ def _name(words: Sequence[str], place: int) -> str:
     """The words in front of a number, behind it in a line that begins with one and ends with words; else the last ones
     before it."""
     behind = not _letters(words[0]) and _letters(words[-1])
-    for text in (words[place + behind], words[place + (not behind)], *reversed(words[:place])):
-        name = text.strip(" \t:=,;([{|/-#*>%")
+    for text in (*([words[place + 1]] if behind else []), words[place], *reversed(words[:place])):
+        name = text.strip(" \t:=,;()[]{}|/-#*>%")
         if _letters(name):
             return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
     return f"number {place + 1}"
