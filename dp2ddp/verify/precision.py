@@ -18,6 +18,7 @@ _NO_ROUNDING = {
     "exit",
     "count",
     "left",
+    "sync_bn",
     "written twice",
     "printed twice",
     "start",

@@ -34,7 +34,7 @@ def judge(comparison: Comparison, findings: Sequence[Finding], twice: Comparison
     own = explain(twice)
     begins = min((finding.step for finding in own if finding.step is not None), default=None)
     if begins is not None:  # what follows from training that differs, output and files, is explained, too
-        sure = {"exit", "keys", *(() if twice.setting else ("setting",))}
+        sure = {"exit", "keys", "left", "sync_bn", *(() if twice.setting else ("setting",))}
         shown = [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
     else:
         lines = {line.line for line in twice.lines}

@@ -16,7 +16,8 @@ import torch
 
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import repeatable
-from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare import first_module
+from dp2ddp.verify.compare.causes import Finding, explain
 from dp2ddp.verify.compare.enough import Enough, Seen
 from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
 from dp2ddp.verify.compare.steps import Steps
@@ -34,7 +35,8 @@ from dp2ddp.verify.start.keeping import Keeping
 from dp2ddp.verify.start.temporary import Room
 from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
-_BY_DROPOUT = {"loss", "update", "scale", "rounding", "printed", "file"}
+_IN_MODULES = {"loss", "update", "scale", "gradient"}
+_BY_DROPOUT = {"loss", "update", "gradient", "scale", "rounding", "printed", "file"}
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
@@ -120,7 +122,7 @@ class Verification:
         twice = self._twice(options, verdict.comparison.tolerance)
         judged = repeatable.judge(verdict.comparison, verdict.findings, twice)
         if judged.unshown is None:
-            return verdict
+            return replace(verdict, findings=self._located(verdict))
         what = str(replace(judged.unshown, cause="")) + (f" ({judged.unshown.at})" if judged.unshown.at else "")
         why = (
             f"the original doesn't do the same twice: {what}. "
@@ -139,6 +141,20 @@ class Verification:
             reason = f"exit code {original.exit_code} before the first optimizer step"
             raise CouldNotRun(Failure("original", reason, original.stderr))
         return options, comparison, beyond(explain(comparison), tolerance)
+
+    def _located(self, verdict: Verdict) -> Sequence[Finding]:
+        """The findings, the first of them with the module in which it begins: both run to that step once more."""
+        first, *rest = verdict.findings
+        if first.kind not in _IN_MODULES or first.step is None:
+            return verdict.findings
+        options = replace(verdict.options, steps=first.step, modules=first.step, auto=False)
+        try:
+            _, original, converted = self._run(options, self.request.tolerance)
+        except CouldNotRun:
+            return verdict.findings
+        ours, *theirs = [*original.recordings(), *converted.recordings()]
+        where = first_module.first_difference(ours, theirs, 1e-9 if options.float64 else 1e-4)
+        return [replace(first, what=f"{first.what}, {where}" if where else first.what), *rest]
 
     def _twice(self, options: Options, tolerance: float) -> Comparison:
         """The original beside its own second run."""

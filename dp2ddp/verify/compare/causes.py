@@ -18,6 +18,7 @@ from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
+_GRADIENTS = 1e-4  # a relative difference of their norms that may be rounding
 _GROWTH = 1000.0  # by how much rounding may grow in a step
 _ONLY_IN = " (only in the "
 _INDEPENDENT = {"start", "shuffle", "setting", "apart"}
@@ -29,7 +30,7 @@ class Finding:
 
     Args:
         kind: one word for programs: exit, count, left, start, batch, shuffle, setting, draw, apart, scale, loss,
-            update, rounding, printed, keys, file.
+            update, gradient, rounding, printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -90,6 +91,9 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
     for text in comparison.counts:
         yield Finding("count", text)
     yield from _twice(comparison)
+    if len(comparison.recordings) > 2 and comparison.recordings[1].synchronised:
+        what = f"BatchNorm is synchronised ({comparison.recordings[1].synchronised[0]}), on GPUs: not seen on a CPU"
+        yield Finding("sync_bn", what, "it then sees the whole batch; under nn.DataParallel each replica's part of it")
     for model, at in comparison.recordings[1].left if len(comparison.recordings) > 1 else ():
         what = f"a model ({model}) still is in an nn.DataParallel in the converted script" + (f" ({at})" if at else "")
         yield Finding("left", what, "every rank runs it on whole batches: `ddp.wrap_model` was forgotten there")
@@ -126,6 +130,7 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
         yield _update(comparison, comparison.first)
     else:
         yield from _loss(comparison)
+        yield from _gradient(ours, theirs[0])
 
 
 def _start(comparison: Comparison) -> Iterator[Finding]:
@@ -308,6 +313,17 @@ def _loss(comparison: Comparison) -> Iterator[Finding]:
         if difference > comparison.tolerance:
             what = f"the loss given to backward differs by {difference:.1e}, the update doesn't"
             yield Finding("loss", what, "a loss that isn't scaled as the original's", loss.step + 1, size=difference)
+            return
+
+
+def _gradient(ours: Recording, theirs: Recording) -> Iterator[Finding]:
+    """Gradients that an optimizer takes for the same, as Adam does with multiples of them."""
+    for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1):
+        if one.gradient and not math.isclose(one.gradient, other.gradient, rel_tol=_GRADIENTS):
+            factor = other.gradient / one.gradient
+            what = f"the norm of all gradients is {factor:.4g} times the original's, the update isn't"
+            cause = "gradients that are scaled otherwise, or some of them, which an optimizer such as Adam hides"
+            yield Finding("gradient", what, cause, number, size=abs(factor - 1))
             return
 
 

@@ -22,6 +22,7 @@ class Options:
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
+        modules: record what the modules give out in this optimizer step (from 1); None: in none.
         timeout: seconds after which a run is ended.
         auto: end both at the same step once what was seen of them leaves no doubt.
         gate: where the runs are told how far they may go (see `gate`); None: to their end.
@@ -36,6 +37,7 @@ class Options:
     synthetic: int | None = None
     moved: tuple[tuple[Path, Path], ...] = ()
     foreign: bool = False
+    modules: int | None = None
     timeout: float = 600.0
     auto: bool = False
     gate: Path | None = None

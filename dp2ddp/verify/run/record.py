@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 recorder.watch_wrapped(DistributedDataParallel if options.foreign else WrappedModel, "wrapped")
                 recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.prints else "left")
+                recorder.watch_batch_norm(dp2ddp_runtime)
+            if options.modules is not None:
+                first = 0 if options.emulate is not None or options.prints else _rank()
+                modes.enter_context(recorder.watching_modules(options.modules, first))
             if options.foreign:
                 foreign.install(_rank(), options.cpu is not None, recorder.draws)
             if options.foreign and _rank():
@@ -89,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
     parser.add_argument("--prints", action="store_true", help="note which of the script's lines print")
+    parser.add_argument("--modules", type=int, metavar="K", help="record what modules give out in step K (from 1)")
     parser.add_argument("--foreign", action="store_true", help="a script with DistributedDataParallel of its own")
     parser.add_argument(
         "--draws-everywhere", action="store_true", help="samples draw by their index, without workers, too"

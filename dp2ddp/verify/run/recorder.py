@@ -13,12 +13,14 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import os
 import random
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 
 from dp2ddp.verify.emulate.draws import Told
+from dp2ddp.verify.run import modules
 from dp2ddp.verify.run.gate import Gate
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class Recorder:
         self._iterators = 0
         self._mixed = False
         self._split = self._draws = False
+        self._gradient = 0.0
         self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
@@ -124,6 +128,23 @@ class Recorder:
 
         self._replace(kind, "forward", recording)
 
+    def watch_batch_norm(self, runtime: Any) -> None:
+        """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
+
+        def recording(wrap: Any) -> Any:
+            def wrapping(*args: Any, **kwargs: Any) -> Any:
+                if kwargs.get("sync_bn"):
+                    self._write("sync_bn", at=self._at())
+                return wrap(*args, **kwargs)
+
+            return wrapping
+
+        self._replace(runtime, "wrap_model", recording)
+
+    def watching_modules(self, step: int, first: int) -> AbstractContextManager[None]:
+        """Notes what the modules of wrapped models give out in step `step` (from 1); see `modules.watched`."""
+        return modules.watched(self._write, lambda: self._step == step - 1, first)
+
     def watch_files(self) -> None:
         """Notes the files below the working directory that this process opens to write, each once."""
         written: set[str] = set()
@@ -181,11 +202,13 @@ class Recorder:
         if self._settings.get(index) != now:
             self._settings[index] = now
             self._write("settings", optimizer=index, groups=now)
+        self._gradient = norm_of_gradients(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
         self._step += 1
-        self._write("step", **saved, time=time.perf_counter() - self._started, generators=generators(), at=self._at())
+        told = {"time": time.perf_counter() - self._started, "generators": generators(), "gradient": self._gradient}
+        self._write("step", **saved, **told, at=self._at())
         if self._limit is not None and self._step >= self._limit:
             raise StepsDone(0)
         if self._gate is not None and self._gate.ends_after(self._step):
@@ -286,6 +309,13 @@ def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
         size = dense.numel() * dense.element_size()
         # Through the address: without NumPy there is no other way that doesn't go element by element.
         yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
+
+
+def norm_of_gradients(optimizer: Optimizer) -> float:
+    """The norm of all gradients together, in float64."""
+    grads = [param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    return math.sqrt(math.fsum(grad.detach().double().square().sum().item() for grad in dense))
 
 
 def settings(optimizer: Optimizer) -> list[dict[str, Any]]:

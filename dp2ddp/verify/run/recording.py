@@ -33,7 +33,8 @@ class Slot:
 @dataclass(frozen=True)
 class Step:
     """An optimizer step: which optimizer (in order of first use), its parameters' places, the number of their file,
-    seconds since the start, the checksums of the global generators (`recorder.generators`), and the script's line."""
+    seconds since the start, the checksums of the global generators (`recorder.generators`), the script's line, and the
+    norm of all gradients."""
 
     optimizer: int
     slots: tuple[Slot, ...]
@@ -41,6 +42,7 @@ class Step:
     time: float = math.nan
     generators: tuple[int, ...] = ()
     at: str | None = None
+    gradient: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Recording:
         wrapped: the classes of the wrapped models, in the order in which they ran first.
         left: of those that still were in an `nn.DataParallel`, in a converted script: class, and the script's line.
         logged: what the script's own lines logged.
+        synchronised: the script's lines that ask for BatchNorm over all ranks.
+        modules: what the modules gave out, and their gradients, in the step that was asked for.
         drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
         wrote: the files that a rank other than 0 opened to write (of a script that isn't made for the runtime).
         scales: the `GradScaler`s' scale after each update.
@@ -104,6 +108,8 @@ class Recording:
     left: list[tuple[str, str | None]] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
+    synchronised: list[str | None] = field(default_factory=list)
+    modules: list[Any] = field(default_factory=list)
     drew: bool = False
     wrote: list[str] = field(default_factory=list)
     seconds: float = math.nan
@@ -178,8 +184,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["file"])
     elif kind == "step":
         slots = layouts[event["optimizer"]]
-        sums = tuple(event["generators"])
-        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, event["at"]))
+        sums, told = tuple(event["generators"]), (event["at"], event["gradient"])
+        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, *told))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "end":
@@ -205,6 +211,8 @@ _LISTS: Mapping[str, tuple[str, Callable[[int, Any], Any]]] = {
     "wrapped": ("wrapped", lambda step, event: event["model"]),
     "left": ("left", lambda step, event: (event["model"], event["at"])),
     "log": ("logged", lambda step, event: event["text"]),
+    "sync_bn": ("synchronised", lambda step, event: event["at"]),
+    "module": ("modules", lambda step, event: event),
     "wrote": ("wrote", lambda step, event: event["name"]),
     "scale": ("scales", lambda step, event: event["value"]),
 }

@@ -226,6 +226,8 @@ def _recorder(folder: Path, options: Options) -> list[str]:
         command += ["--steps", str(options.steps)]
     if options.float64:
         command.append("--float64")
+    if options.modules is not None:
+        command += ["--modules", str(options.modules)]
     if options.synthetic is not None:
         # One folder for both sides, so that the paths of image files are the same.
         place = folder.resolve().parent / f"synthetic{options.synthetic}"
