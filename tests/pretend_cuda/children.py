@@ -31,13 +31,17 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
 def call(
     function: Callable[..., Any], *arguments: Any, devices: int | None = 2, ranks: int = 1, **variables: str
 ) -> Any:
-    """What `function` returns in a process with `devices` pretend devices, or the list of what it does on each rank."""
+    """What `function` returns in a process with `devices` pretend devices, or the list of what it does on each rank.
+
+    A rank is shown its own device only: one that has to hide others would start its command again.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "dp2ddp.pretend_cuda.data_parallel"])
     with ExitStack() as stack:
         running = []
         for rank in range(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+            names = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") if ranks > 1 else ()
+            own = dict.fromkeys(names, str(rank))
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
             running.append(pool.submit(_run, {**variables, **own}, devices, function, *arguments))
         results = [each.result() for each in running]

@@ -17,7 +17,7 @@ from children import call
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build, copies
+from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
 from dp2ddp.verify.compare import printed
 
@@ -28,8 +28,8 @@ class EnoughError(Exception):
     """A script has made as many steps as are compared."""
 
 
-def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[list[float]], str, list[str]]:
-    """The parameters' norms after each step, what is printed, and the devices between which something was copied."""
+def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[list[float]], str]:
+    """The parameters' norms after each step, and what is printed."""
     if oracle:
         nn.DataParallel = OracleDataParallel  # type: ignore[misc]
     norms: list[list[float]] = []
@@ -49,8 +49,8 @@ def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[
     sys.path.insert(0, str(script.parent))
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(EnoughError):
         runpy.run_path(str(script), run_name="__main__")
-    assert torch.cuda.device_count() == 2
-    return norms, text.getvalue(), sorted({f"{copy.source} -> {copy.target}" for copy in copies()})
+    assert torch.cuda.device_count() == (2 if oracle else 1)
+    return norms, text.getvalue()
 
 
 @pytest.mark.parametrize("name", fixture_data.names())
@@ -63,13 +63,12 @@ def test_a_fixture_trains_on_devices_as_under_data_parallel(
         pytest.skip(str(error))
     at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}
     at["PYTHONHASHSEED"] = "0"
-    wanted, said, _ = call(trained, fixture_data.original(name), smaller_digits, tmp_path / "a", True)
+    wanted, said = call(trained, fixture_data.original(name), smaller_digits, tmp_path / "a", True)
     ranks = call(trained, fixture_data.golden(name), smaller_digits, tmp_path / "b", False, ranks=2, **at)
     assert len(wanted) >= 5
-    for norms, *_ in ranks:
+    for norms, _ in ranks:
         assert norms == ranks[0][0]
         for step, expected in zip(norms, wanted):
             assert step == pytest.approx(expected, rel=2e-4, abs=1e-6)
     assert len(ranks[0][0]) == len(wanted)
     assert [line for line in printed.differences(said, ranks[0][1]) if line.places is None or line.places > 1] == []
-    assert "cuda:0 -> cuda:1" not in ranks[0][2] + ranks[1][2]
