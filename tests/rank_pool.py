@@ -2,6 +2,7 @@
 
 `pool(n, fn, *args)` runs the picklable `fn(*args)` on `n` ranks, each in a process of its own, joined in a gloo process
 group, and returns the ranks' results in order. A test fails with the traceback of the first rank that raised.
+`RankPool(devices=2)` has ranks on pretend CUDA devices (`dp2ddp.pretend_cuda`).
 """
 
 from __future__ import annotations
@@ -78,9 +79,14 @@ class RankPool:
     """Processes for each world size asked for, started when first needed and anew after a failure.
 
     Their process groups are never destroyed: with gloo on torch 2.1 that hangs now and then.
+
+    Args:
+        devices: how many pretend CUDA devices there are. Each of several ranks sees its own one, a single rank sees all,
+            as the process of an original does. With 0 the ranks are on the CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 0) -> None:
+        self._devices = devices
         # Neighbours come from two of them, so that they hash strings and place objects differently, as ranks do that
         # are started one by one: sets that are iterated must not part them.
         self._parents: dict[int, forks.Parent] = {}
@@ -102,7 +108,7 @@ class RankPool:
         """
         workers = self._sets.get((n, join))
         if workers is None:
-            workers = self._sets[n, join] = [self._start(rank) for rank in range(n)]
+            workers = self._sets[n, join] = [self._start(rank, n) for rank in range(n)]
         self._jobs += 1
         job = pickle.dumps((sys.path, os.getcwd(), n, str(Path(self._folder.name, f"store{self._jobs}")), join))
         for rank, worker in enumerate(workers):
@@ -116,6 +122,10 @@ class RankPool:
             raise RankError(failures)
         return [answers[rank].value for rank in range(n)]
 
+    def original(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """What `fn(*args)` returns in a process of its own that sees all devices, and knows nothing of ranks."""
+        return self(1, fn, *args, join=False)[0]
+
     def close(self) -> None:
         """End the processes."""
         for workers in self._sets.values():
@@ -125,9 +135,11 @@ class RankPool:
         self._sets, self._parents = {}, {}
         self._folder.cleanup()
 
-    def _start(self, rank: int) -> Worker:
+    def _start(self, rank: int, n: int) -> Worker:
         path = os.pathsep.join(filter(None, sys.path))
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        shown = range(self._devices) if n == 1 or not self._devices else [rank]
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, shown)), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        variables = {**os.environ, **own}
         ours, theirs = socket.socketpair()
         stacks = Path(self._folder.name, f"stacks{self._jobs}.{rank}")
         with theirs:
@@ -135,14 +147,15 @@ class RankPool:
                 command = [
                     sys.executable,
                     "-c",
-                    f"import rank_pool; rank_pool.serve({str(stacks)!r}, {theirs.fileno()})",
+                    f"import rank_pool; rank_pool.serve({str(stacks)!r}, {self._devices}, {theirs.fileno()})",
                 ]
                 started: Any = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
                 return Worker(started, Connection(ours.detach()), stacks)
             if rank % 2 not in self._parents:
                 self._parents[rank % 2] = forks.Parent(_MODULES, variables)
             place = {"variables": variables, "folder": os.getcwd()}
-            fork = self._parents[rank % 2].fork("rank_pool:serve", str(stacks), descriptors=[theirs.fileno()], **place)
+            arguments = str(stacks), self._devices
+            fork = self._parents[rank % 2].fork("rank_pool:serve", *arguments, descriptors=[theirs.fileno()], **place)
         return Worker(fork, Connection(ours.detach()), stacks)
 
 
@@ -175,8 +188,15 @@ def _end(workers: list[Worker]) -> None:
         process.wait()
 
 
-def serve(stacks: str, descriptor: int) -> None:
+def serve(stacks: str, devices: int, descriptor: int) -> None:
     """In a rank's process: do what the pool sends, until the pool is gone."""
+    if devices:
+        import torch
+
+        from dp2ddp import pretend_cuda
+
+        pretend_cuda.install(devices)
+        torch.cuda.init()  # as `setup` does
     told = open(stacks, "a")  # noqa: SIM115 - as long as the process
     if _TELL:
         faulthandler.register(_TELL, told, all_threads=True)
@@ -207,12 +227,15 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_default_dtype(torch.float32)
     if join:
+        on_device = torch.cuda.is_initialized()
         if n > 1 and group.whole() is None:
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+            backend = "cpu:gloo,cuda:nccl" if on_device else "gloo"
+            dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=n)
             group.hide()
         with group.shown():
             store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
-        world.enter(world.World(rank, rank, n, n, torch.device("cpu"), ready=True, store=store))
+        device = torch.device("cuda", 0) if on_device else torch.device("cpu")
+        world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
 

@@ -1,24 +1,37 @@
-"""The promises P1 to P3 of the design, for what the runtime has to do with them."""
+"""The promises P1 to P6 of the design, for what the runtime has to do with them: on the CPU, and on pretend devices.
+
+Functions that ranks run say `.to(world.device())` where a script says `.cuda()`.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import random
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import state_dict
 from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime.rank_zero import checkpoint
 from dp2ddp_runtime.ranks import rng
-from rank_pool import RankPool
+from rank_pool import RankError, RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
-from training import Net, Parameters, Wrap, data, difference, distance, emulated, seeded, snapshot
+from training import Net, Parameters, Wrap, data, data_parallel, difference, distance, seeded, snapshot
+
+#: Where the ranks compute.
+EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 
 
 class Numbered(Dataset[int]):
@@ -102,7 +115,7 @@ def read(kind: str, workers: int) -> tuple[list[list[int]], int, float]:
     batches = []
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
-        batches += [batch.tolist() for batch in loader]
+        batches += [batch.to(world.device()).tolist() for batch in loader]
     return batches, len(loader), torch.rand(1).item()
 
 
@@ -110,7 +123,11 @@ def read_all(workers: int) -> list[Any]:
     return [read(kind, workers) for kind in KINDS]
 
 
-@pytest.mark.parametrize(("n", "workers"), [(1, 0), (2, 0), (2, 2), (3, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "n", "workers"),
+    [("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 2, 2), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 0), ("cuda", 2, 2)],
+    indirect=["ranks"],
+)
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
     results = ranks(n, read_all, workers)
     for index, kind in enumerate(KINDS):
@@ -122,10 +139,12 @@ def own_rows(kind: str, workers: int) -> list[list[int]]:
     """The samples that this rank has loaded for each batch of two epochs, once it knows that they draw nothing."""
     rng.seed_everything(11)
     loader = loaders.shard_loader(make_loader(kind, workers))
-    return [batch.rows.tolist() for _ in range(2) for batch in loader]
+    return [batch.to(world.device()).rows.tolist() for _ in range(2) for batch in loader]
 
 
-@pytest.mark.parametrize(("n", "workers"), [(2, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "n", "workers"), [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 0)], indirect=["ranks"]
+)
 def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> None:
     """The ranks' rows together are the batch, in `torch.chunk`'s sizes; idle ranks have rank 0's."""
     for kind in KINDS:
@@ -140,9 +159,10 @@ def test_p1_each_row_has_one_owner(ranks: RankPool, n: int, workers: int) -> Non
 def read_unseeded() -> list[list[int]]:
     random.seed(1)
     loader = loaders.shard_loader(DataLoader(Numbered(40), 8, sampler=Rolling(40)))
-    return [batch.tolist() for batch in loader]
+    return [batch.to(world.device()).tolist() for batch in loader]
 
 
+@EVERYWHERE
 def test_p1_a_sampler_with_randomness_of_its_own_is_rank_0s(ranks: RankPool) -> None:
     first, second = ranks(2, read_unseeded)
     assert first == second
@@ -156,6 +176,7 @@ def train(wrap: Wrap, steps: int, dtype: torch.dtype, dropout: float) -> list[Pa
     history: list[Parameters] = []
     while len(history) < steps:
         for x, y in loader:
+            x, y = x.to(world.device()), y.to(world.device())
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
@@ -168,15 +189,31 @@ def train_on_ranks(*args: Any) -> list[Parameters]:
     return train(models.wrap_model, *args)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize(("n", "dtype"), [(2, torch.float32), (3, torch.float64)])
+def train_original(n: int, *args: Any) -> list[Parameters]:
+    return train(data_parallel(n), *args)
+
+
+def train_plainly(*args: Any) -> list[Parameters]:
+    return train(lambda net: net.to(world.device()), *args)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "n", "dtype", "dropout"),
+    [
+        ("cpu", 2, torch.float32, 0.0),
+        ("cpu", 2, torch.float32, 0.5),
+        ("cpu", 3, torch.float64, 0.0),
+        ("cpu", 3, torch.float64, 0.5),
+        ("cuda", 2, torch.float32, 0.5),
+    ],
+    indirect=["ranks"],
+)
 def test_p2_parameters_are_data_parallels_after_every_step(
     ranks: RankPool, n: int, dtype: torch.dtype, dropout: float
 ) -> None:
     steps = 100
     results = ranks(n, train_on_ranks, steps, dtype, dropout)
-    torch.set_num_threads(1)  # as the ranks: the number of threads changes the order of summation
-    expected = train(emulated(n), steps, dtype, dropout)
+    expected = ranks.original(train_original, n, steps, dtype, dropout)
     for step in range(steps):
         for result in results[1:]:
             assert difference(result[step], results[0][step]) == 0
@@ -186,10 +223,10 @@ def test_p2_parameters_are_data_parallels_after_every_step(
         assert distance(results[0][step], expected[step]) <= 1e-12, step
 
 
+@EVERYWHERE
 def test_p2_one_rank_is_the_original(ranks: RankPool) -> None:
     (result,) = ranks(1, train_on_ranks, 8, torch.float32, 0.5)
-    torch.set_num_threads(1)
-    expected = train(lambda net: net, 8, torch.float32, 0.5)
+    expected = ranks.original(train_plainly, 8, torch.float32, 0.5)
     assert all(difference(one, other) == 0 for one, other in zip(result, expected))
 
 
@@ -214,18 +251,25 @@ def augmented(size: int) -> Any:
     batches = []
     for epoch in range(3):
         loaders.set_epoch(loader, epoch)
-        batches += [(noise.tolist(), labels.tolist(), torch.rand(1).item()) for _, labels, noise in loader]
+        for _, labels, noise in loader:
+            noise, labels = noise.to(world.device()), labels.to(world.device())
+            batches.append((noise.tolist(), labels.tolist(), torch.rand(1).item()))
     return batches
 
 
-@pytest.mark.parametrize(("n", "size"), [(2, 16), (3, 15), (3, 13)])
+@pytest.mark.parametrize(
+    ("ranks", "n", "size"), [("cpu", 2, 16), ("cpu", 3, 15), ("cpu", 3, 13), ("cuda", 2, 15)], indirect=["ranks"]
+)
 def test_p1_holds_for_samples_that_draw_random_numbers(ranks: RankPool, n: int, size: int) -> None:
     """Without workers the draws come from the shared stream, and so decide on the shuffles that follow."""
     assert ranks(n, augmented, size) == [augmented(size)] * n
 
 
 def digest() -> str:
-    state = (torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in np.random.get_state()])
+    """Of the states of all generators."""
+    on_device = [torch.cuda.get_rng_state().tolist()] if world.device().type == "cuda" else []
+    numpy = [str(part) for part in np.random.get_state()]
+    state = (torch.get_rng_state().tolist(), random.getstate(), numpy, on_device)
     return hashlib.sha256(pickle.dumps(state)).hexdigest()
 
 
@@ -237,6 +281,7 @@ def epochs(workers: int) -> Any:
     for epoch in range(2):
         loaders.set_epoch(loader, epoch)
         for x, y, noise in loader:
+            x, y = x.to(world.device()), y.to(world.device())
             optimizer.zero_grad()
             F.cross_entropy(net(x), y).backward()
             optimizer.step()
@@ -247,7 +292,11 @@ def epochs(workers: int) -> Any:
     return ends, noises, own
 
 
-@pytest.mark.parametrize(("n", "workers"), [(2, 0), (2, 2), (3, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "n", "workers"),
+    [("cpu", 2, 0), ("cpu", 2, 2), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 0), ("cuda", 2, 2)],
+    indirect=["ranks"],
+)
 def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:
     results = ranks(n, epochs, workers)
     ends = [result[0] for result in results]
@@ -264,16 +313,108 @@ def accuracy() -> tuple[int, int, float]:
     net = models.wrap_model(nn.Linear(1, 2))
     seen, correct, losses = 0, 0, 0.0
     for batch in loaders.shard_loader(DataLoader(Numbered(23), 6, shuffle=True)):
-        out = net(batch[:, None].float())
+        out = net(batch[:, None].float())  # from the host: to move it there is the wrapped model's affair
+        batch = batch.to(world.device())
         seen += len(batch)
         correct += (out.argmax(1) == batch % 2).sum().item()
         losses += F.cross_entropy(out, batch % 2).item() * batch.size(0)
     return seen, correct, losses / seen
 
 
-def test_p4_numbers_are_the_originals(ranks: RankPool) -> None:
-    torch.set_num_threads(1)
+@pytest.mark.parametrize(("ranks", "n"), [("cpu", 2), ("cpu", 3), ("cuda", 2)], indirect=["ranks"])
+def test_p4_numbers_are_the_originals(ranks: RankPool, n: int) -> None:
     (expected,) = ranks(1, accuracy)
     assert expected[0] == 23
-    for n in (2, 3):
-        assert ranks(n, accuracy) == [pytest.approx(expected, rel=1e-6)] * n
+    assert ranks(n, accuracy) == [pytest.approx(expected, rel=1e-6)] * n
+
+
+def write_and_read(path: Path) -> tuple[list[Any], int]:
+    """What is read right behind each of three saves, by whom, and how often this rank has written a file."""
+    torch_save, written = torch.save, []
+
+    def slowly(obj: Any, *args: Any) -> None:
+        time.sleep(0.2)
+        torch_save(obj, *args)
+        time.sleep(0.2)
+        written.append(obj)
+
+    torch.save = slowly
+    try:
+        read = []
+        for step in range(3):
+            checkpoint.save({"w": torch.full((1000,), step, device=world.device()), "by": world.rank()}, path)
+            if not world.is_main() or step == 2:
+                found = checkpoint.load(path)
+                read.append((found["w"].unique().tolist(), found["by"], found["w"].device == world.device()))
+    finally:
+        torch.save = torch_save
+    return read, len(written)
+
+
+def die_while_writing(path: Path) -> None:
+    """A new file is written, but not yet where the old one is."""
+    if world.is_main():
+        os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.save({"w": torch.full((1000,), 7, device=world.device())}, path)
+
+
+@EVERYWHERE
+def test_p5_files_are_written_once_and_whole(ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    (last, times), (each, none) = ranks(2, write_and_read, path)
+    assert (times, none) == (3, 0)
+    assert each == [([step], 0, True) for step in range(3)]
+    assert last == each[2:]
+    with pytest.raises(RankError, match="the process died"):
+        ranks(2, die_while_writing, path)
+    assert torch.load(path, map_location="cpu")["w"].unique().tolist() == [2]
+
+
+def save_and_go_on(original: bool, path: Path) -> Parameters:
+    """Save after an epoch, and train for another one."""
+    net, optimizer = make_pair(original, seed=0)
+    train_epoch(net, optimizer)
+    states = {"net": net.state_dict(), "bare": net.module.state_dict(), "optimizer": optimizer.state_dict()}
+    (torch.save if original else checkpoint.save)(states, path)
+    train_epoch(net, optimizer)
+    return snapshot(net)
+
+
+def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
+    """The other epoch only."""
+    net, optimizer = make_pair(original, seed=1)
+    states = (torch.load if original else checkpoint.load)(path)
+    load: Any = nn.Module.load_state_dict if original else state_dict.load_state_dict
+    load(net.module if original and key == "bare" else net, states[key])
+    optimizer.load_state_dict(states["optimizer"])
+    train_epoch(net, optimizer)
+    return snapshot(net)
+
+
+def make_pair(original: bool, seed: int) -> tuple[Any, torch.optim.Optimizer]:
+    wrap = data_parallel(2) if original else models.wrap_model
+    net = wrap(seeded(Net, torch.float32, seed))
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def train_epoch(net: Any, optimizer: torch.optim.Optimizer) -> None:
+    for x, y in loaders.shard_loader(DataLoader(torch.utils.data.TensorDataset(*data(55, torch.float32)), 16)):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x.to(world.device())), y.to(world.device())).backward()
+        optimizer.step()
+
+
+@EVERYWHERE
+def test_p6_either_loads_what_the_other_saved(ranks: RankPool, tmp_path: Path) -> None:
+    """Whoever saves and whoever loads: the parameters are those of a run that was never interrupted, bit for bit."""
+    expected = ranks.original(save_and_go_on, True, tmp_path / "original.pt")
+    for result in ranks(2, save_and_go_on, False, tmp_path / "ranks.pt"):
+        assert difference(result, expected) == 0
+    one, other = (torch.load(tmp_path / name, map_location="cpu") for name in ("original.pt", "ranks.pt"))
+    assert {key: list(state) for key, state in one.items()} == {key: list(state) for key, state in other.items()}
+    assert list(one["net"])[0] == "module.conv.weight"
+    for name in ("original.pt", "ranks.pt"):
+        for key in ("net", "bare"):
+            results = ranks(2, load_and_go_on, False, key, tmp_path / name)
+            results.append(ranks.original(load_and_go_on, True, key, tmp_path / name))
+            assert [difference(result, expected) for result in results] == [0] * 3, (name, key)

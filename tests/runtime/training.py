@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
+from dp2ddp_runtime.base import world
 from dp2ddp_runtime.ranks import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -30,7 +31,8 @@ class Net(nn.Module):
 
 
 def snapshot(net: nn.Module) -> Parameters:
-    return [value.detach().clone() for value in net.state_dict().values()]
+    """All values of a model, on the CPU: whoever gets them has no devices."""
+    return [value.detach().cpu().clone() for value in net.state_dict().values()]
 
 
 def difference(left: Parameters, right: Parameters) -> float:
@@ -60,6 +62,15 @@ Wrap = Callable[[nn.Module], Any]
 
 def emulated(n: int) -> Wrap:
     return lambda net: EmulatedDataParallel(net, n=n)
+
+
+def data_parallel(n: int) -> Wrap:
+    """`nn.DataParallel`: torch's own where this process has (pretend) devices, else emulated on the CPU."""
+    if world.device().type == "cpu":
+        return emulated(n)
+    from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+
+    return lambda net: OracleDataParallel(net.to(world.device()), list(range(n)))
 
 
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
