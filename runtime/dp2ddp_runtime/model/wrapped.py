@@ -39,8 +39,9 @@ def wrap_model(
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
-    The module moves to this rank's device and takes rank 0's parameters and buffers. Every rank passes the whole batch
-    and gets the outputs for the whole batch; it computes those of its rows.
+    The module moves to this rank's device (a single process without CUDA leaves it where it is) and takes rank 0's
+    parameters and buffers. Every rank passes the whole batch and gets the outputs for the whole batch; it computes
+    those of its rows.
 
     Args:
         module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
@@ -116,7 +117,10 @@ class WrappedModel(DistributedDataParallel):
         dim: int = 0,
     ) -> None:
         nn.Module.__init__(self)
-        module = _plain(module).to(world.device())
+        module = _plain(module)
+        if world.world_size() > 1 or world.device().type != "cpu":
+            module = module.to(world.device())
+        # Without CUDA `nn.DataParallel` leaves it where it is, which may be a Mac's GPU.
         self.dim = dim
         index = world.numbered_device().index
         self.device_ids = [] if index is None else [index]
