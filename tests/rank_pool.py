@@ -81,8 +81,8 @@ class RankPool:
     Their process groups are never destroyed: with gloo on torch 2.1 that hangs now and then.
 
     Args:
-        devices: how many pretend CUDA devices there are. Each of several ranks sees its own one, a single rank sees all,
-            as the process of an original does. With 0 the ranks are on the CPU.
+        devices: how many pretend CUDA devices there are. Each of several ranks sees its own one; a single rank sees
+            all, as the process of an original does. With 0 the ranks are on the CPU.
     """
 
     def __init__(self, devices: int = 0) -> None:
@@ -196,7 +196,7 @@ def serve(stacks: str, devices: int, descriptor: int) -> None:
         from dp2ddp import pretend_cuda
 
         pretend_cuda.install(devices)
-        torch.cuda.init()  # as `setup` does
+        torch.cuda.init()  # as `setup` does, and DataParallel
     told = open(stacks, "a")  # noqa: SIM115 - as long as the process
     if _TELL:
         faulthandler.register(_TELL, told, all_threads=True)

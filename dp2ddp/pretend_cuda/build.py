@@ -40,6 +40,8 @@ def compiled() -> Path:
         raise PretendCudaUnavailableError(
             f"pretend CUDA needs a CUDA build of torch, which {torch.__version__} isn't; no GPU is needed"
         )
+    if not hasattr(torch, "AcceleratorError"):  # to compile it all the same would take a minute, in vain
+        raise PretendCudaUnavailableError(f"pretend CUDA was made for torch 2.15, and not for {torch.__version__}")
     if sys.platform != "linux":
         raise PretendCudaUnavailableError(f"pretend CUDA works on Linux only, not on {sys.platform}")
     library = _cached()

@@ -1,0 +1,116 @@
+"""The promises P5 and P6 of the design, what becomes of files: with ranks on the CPU, and on pretend devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import state_dict
+from dp2ddp_runtime.model import wrapped as models
+from dp2ddp_runtime.rank_zero import checkpoint
+from rank_pool import RankError, RankPool
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+from training import Net, Parameters, data, data_parallel, difference, seeded, snapshot
+
+EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
+
+
+def write_and_read(path: Path) -> tuple[list[Any], int]:
+    """What is read right behind each of three saves, by whom, and how often this rank has written a file."""
+    torch_save, written = torch.save, []
+
+    def slowly(obj: Any, *args: Any) -> None:
+        time.sleep(0.2)
+        torch_save(obj, *args)
+        time.sleep(0.2)
+        written.append(obj)
+
+    torch.save = slowly
+    try:
+        read = []
+        for step in range(3):
+            checkpoint.save({"w": torch.full((1000,), step, device=world.device()), "by": world.rank()}, path)
+            if not world.is_main() or step == 2:
+                found = checkpoint.load(path)
+                read.append((found["w"].unique().tolist(), found["by"], found["w"].device == world.device()))
+    finally:
+        torch.save = torch_save
+    return read, len(written)
+
+
+def die_while_writing(path: Path) -> None:
+    """A new file is written, but not yet where the old one is."""
+    if world.is_main():
+        os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.save({"w": torch.full((1000,), 7, device=world.device())}, path)
+
+
+@EVERYWHERE
+def test_p5_files_are_written_once_and_whole(ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    (last, times), (each, none) = ranks(2, write_and_read, path)
+    assert (times, none) == (3, 0)
+    assert each == [([step], 0, True) for step in range(3)]
+    assert last == each[2:]
+    with pytest.raises(RankError, match="the process died"):
+        ranks(2, die_while_writing, path)
+    assert torch.load(path, map_location="cpu")["w"].unique().tolist() == [2]
+
+
+def save_and_go_on(original: bool, path: Path) -> Parameters:
+    """Save after an epoch, and train for another one."""
+    net, optimizer = make_pair(original, seed=0)
+    train_epoch(net, optimizer)
+    states = {"net": net.state_dict(), "bare": net.module.state_dict(), "optimizer": optimizer.state_dict()}
+    (torch.save if original else checkpoint.save)(states, path)
+    train_epoch(net, optimizer)
+    return snapshot(net)
+
+
+def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
+    """The other epoch only."""
+    net, optimizer = make_pair(original, seed=1)
+    states = (torch.load if original else checkpoint.load)(path)
+    load: Any = nn.Module.load_state_dict if original else state_dict.load_state_dict
+    load(net.module if original and key == "bare" else net, states[key])
+    optimizer.load_state_dict(states["optimizer"])
+    train_epoch(net, optimizer)
+    return snapshot(net)
+
+
+def make_pair(original: bool, seed: int) -> tuple[Any, torch.optim.Optimizer]:
+    wrap = data_parallel(2) if original else models.wrap_model
+    net = wrap(seeded(Net, torch.float32, seed))
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def train_epoch(net: Any, optimizer: torch.optim.Optimizer) -> None:
+    for x, y in loaders.shard_loader(DataLoader(TensorDataset(*data(55, torch.float32)), 16)):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x.to(world.device())), y.to(world.device())).backward()
+        optimizer.step()
+
+
+@EVERYWHERE
+def test_p6_either_loads_what_the_other_saved(ranks: RankPool, tmp_path: Path) -> None:
+    """Whoever saves and whoever loads: the parameters are those of a run that was never interrupted, bit for bit."""
+    expected = ranks.original(save_and_go_on, True, tmp_path / "original.pt")
+    for result in ranks(2, save_and_go_on, False, tmp_path / "ranks.pt"):
+        assert difference(result, expected) == 0
+    one, other = (torch.load(tmp_path / name, map_location="cpu") for name in ("original.pt", "ranks.pt"))
+    assert {key: list(state) for key, state in one.items()} == {key: list(state) for key, state in other.items()}
+    assert next(iter(one["net"])) == "module.conv.weight"
+    for name in ("original.pt", "ranks.pt"):
+        for key in ("net", "bare"):
+            results = ranks(2, load_and_go_on, False, key, tmp_path / name)
+            results.append(ranks.original(load_and_go_on, True, key, tmp_path / name))
+            assert [difference(result, expected) for result in results] == [0] * 3, (name, key)
