@@ -65,12 +65,18 @@ def emulated(n: int) -> Wrap:
 
 
 def data_parallel(n: int) -> Wrap:
-    """`nn.DataParallel`: torch's own where this process has (pretend) devices, else emulated on the CPU."""
+    """`nn.DataParallel`: torch's own where this process has (pretend) devices, else emulated on the CPU.
+
+    All models that one of them wraps draw from the same streams, one for each replica, as a rank has one.
+    """
+    streams = [rng.Stream(rank=replica) for replica in range(n)]
     if world.device().type == "cpu":
-        return emulated(n)
+        emulated_kind: Any = type("Oracle", (EmulatedDataParallel,), {"streams": streams})
+        return lambda net: emulated_kind(net, n=n)
     from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
 
-    return lambda net: OracleDataParallel(net.to(world.device()), list(range(n)))
+    kind: Any = type("Oracle", (OracleDataParallel,), {"streams": streams})
+    return lambda net: kind(net.to(world.device()), list(range(n)))
 
 
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:

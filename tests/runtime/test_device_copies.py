@@ -1,0 +1,195 @@
+"""Copies from the device to the host in steady training: a rank's step waits for its device where the original does.
+
+Counted on pretend devices, in the steps 17 to 31: what the runtime looks at now and then, it looks at in the steps
+whose number is a power of two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import steps
+from dp2ddp_runtime.model import wrapped as models
+from rank_pool import RankPool
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, TensorDataset
+from training import Net, data, data_parallel, seeded
+
+from dp2ddp.pretend_cuda import copies, reset_copies
+
+FIRST, BEHIND = 17, 32
+
+
+class Run:
+    """A training, as its steps find it. One layer of the model is used by no step (`Net.unused`).
+
+    Args:
+        original: whether it is the original's, under `nn.DataParallel`.
+    """
+
+    def __init__(self, original: bool) -> None:
+        wrap = data_parallel(2) if original else models.wrap_model
+        self.net: Any = wrap(seeded(lambda: Net(0.5), torch.float32))
+        self.head: Any = wrap(seeded(lambda: Pixels(), torch.float32))
+        self.optimizer = torch.optim.SGD([*self.net.parameters(), *self.head.parameters()], lr=0.01, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.steps = 0
+        self.told: Any = torch.zeros(3, device=world.device())
+
+    def update(self, loss: Tensor) -> None:
+        """The usual three lines."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class Pixels(nn.Module):
+    """An output of more than a megabyte, which stays where its rows are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=8))
+
+
+def plain(run: Run, x: Tensor, y: Tensor) -> None:
+    run.update(F.cross_entropy(run.net(x), y))
+
+
+def weighted(run: Run, x: Tensor, y: Tensor) -> None:
+    weight = torch.linspace(1, 2, 10, device=x.device)
+    run.update(F.cross_entropy(run.net(x), y, weight=weight, ignore_index=3))
+
+
+def metrics(run: Run, x: Tensor, y: Tensor) -> None:
+    out = run.net(x)
+    loss = F.cross_entropy(out, y)
+    run.update(loss)
+    correct = (out.argmax(1) == y).sum()
+    run.told += torch.stack([correct, loss.detach() * len(y), out.softmax(1).amax(1).mean()])
+    run.steps += y.size(0)
+
+
+def half(run: Run, x: Tensor, y: Tensor) -> None:
+    with torch.autocast("cuda", torch.float16):
+        loss = F.cross_entropy(run.net(x), y)
+    run.update(loss)
+
+
+def bfloat(run: Run, x: Tensor, y: Tensor) -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = F.cross_entropy(run.net(x), y)
+    run.update(loss)
+
+
+def scaled(run: Run, x: Tensor, y: Tensor) -> None:
+    """`GradScaler.step` looks whether there was an overflow, here as in the original."""
+    run.optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = F.cross_entropy(run.net(x), y)
+    run.scaler.scale(loss).backward()
+    run.scaler.unscale_(run.optimizer)
+    nn.utils.clip_grad_norm_(run.net.parameters(), 1.0)
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+
+
+def accumulated(run: Run, x: Tensor, y: Tensor) -> None:
+    run.steps += 1
+    (F.cross_entropy(run.net(x), y) / 2).backward()
+    if run.steps % 2 == 0:
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+
+
+def clipped(run: Run, x: Tensor, y: Tensor) -> None:
+    run.optimizer.zero_grad()
+    F.cross_entropy(run.net(x), y).backward()
+    nn.utils.clip_grad_norm_(run.net.parameters(), 1.0)
+    run.optimizer.step()
+
+
+def several_losses(run: Run, x: Tensor, y: Tensor) -> None:
+    out = run.net(x)
+    again = run.net(0.5 * x)
+    run.update(F.cross_entropy(out, y) + 0.1 * F.mse_loss(out, F.one_hot(y, 10).float()) + (out - again).abs().mean())
+
+
+def large_output(run: Run, x: Tensor, y: Tensor) -> None:
+    out = run.head(x)
+    wanted = F.interpolate(x, scale_factor=8).mul(5).long()[:, 0].clamp(max=4)
+    run.update(F.cross_entropy(out, wanted) + 0.1 * out.mean())
+
+
+def evaluated(run: Run, x: Tensor, y: Tensor) -> None:
+    plain(run, x, y)
+    run.net.eval()
+    with torch.no_grad():
+        run.told += (run.net(x).argmax(1) == y).sum()
+    run.net.train()
+
+
+def looked_at(run: Run, x: Tensor, y: Tensor) -> None:
+    """The number is on the host once, and nothing on the way there."""
+    loss = F.cross_entropy(run.net(x), y)
+    run.update(loss)
+    run.steps += int(loss.item() > 1e9)
+
+
+def mixup(run: Run, x: Tensor, y: Tensor) -> None:
+    """Whose rows a rank needs is known on the host: one look at the permutation."""
+    order = torch.randperm(len(x), device=x.device)
+    out = run.net(0.7 * x + 0.3 * x[order])
+    run.update(0.7 * F.cross_entropy(out, y) + 0.3 * F.cross_entropy(out, y[order]))
+
+
+def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[str]:
+    """The lines from which something was copied to the host, each as often as it was."""
+    run = Run(original)
+    loader = DataLoader(TensorDataset(*data(16 * BEHIND, torch.float32)), 16, shuffle=True)
+    watching = register_optimizer_step_pre_hook(steps._before_step)  # as `setup` does for good
+    try:
+        for number, (x, y) in enumerate(loaders.shard_loader(loader), 1):
+            if number == FIRST:
+                reset_copies()
+            if number == BEHIND:
+                break
+            step(run, x.to(world.device()), y.to(world.device()))
+        return [" < ".join(each.lines[:2]) for each in copies(target="cpu") for _ in range(each.times)]
+    finally:
+        watching.remove()
+
+
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+@pytest.mark.parametrize(
+    ("step", "of_original", "of_rank"),
+    [
+        (plain, 0, 0),
+        (weighted, 0, 0),
+        (metrics, 0, 0),
+        (half, 0, 0),
+        (bfloat, 0, 0),
+        (scaled, 1, 1),
+        (accumulated, 0, 0),
+        (clipped, 0, 0),
+        (several_losses, 0, 0),
+        (large_output, 0, 0),
+        (evaluated, 0, 0),
+        (looked_at, 1, 1),
+        (mixup, 0, 1),
+    ],
+)
+def test_a_steady_step_waits_for_the_device_no_more_often(
+    ranks: RankPool, step: Any, of_original: int, of_rank: int
+) -> None:
+    found = ranks(2, copied, False, step)
+    assert [len(lines) for lines in found] == [of_rank * (BEHIND - FIRST)] * 2, found
+    assert len(ranks.original(copied, True, step)) == of_original * (BEHIND - FIRST)

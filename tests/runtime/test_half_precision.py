@@ -1,0 +1,108 @@
+"""Half precision on pretend devices, step by step as under `nn.DataParallel`: autocast, and what `GradScaler` does."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import wrapped as models
+from rank_pool import RankPool
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+from training import Net, Parameters, data, data_parallel, difference, seeded, snapshot
+
+STEPS = 24
+#: What the last row's loss is multiplied by: in which step, and for which of several models.
+SPOILED = {(11, 0): float("inf"), (14, 1): float("nan"), (17, 0): float("nan")}
+
+
+class Recipe(NamedTuple):
+    """How to train."""
+
+    dtype: torch.dtype
+    scale: float = 0.0
+    """The scaler's first one; 0: there is no scaler."""
+    clip: bool = False
+    models: int = 1
+
+
+class Step(NamedTuple):
+    """What came of a step."""
+
+    scale: float
+    made: list[int]
+    """Which of the optimizers made it."""
+    params: list[Parameters]
+    """Of each model, with its buffers."""
+
+
+def train(original: bool, recipe: Recipe) -> list[Step]:
+    """Batches of 16, 16, 16 and 7 rows; a model each for the optimizers, and one scaler for them."""
+    wrap = data_parallel(2) if original else models.wrap_model
+    nets = [wrap(seeded(lambda: Net(0.3), torch.float32, seed)) for seed in range(recipe.models)]
+    kinds: list[Any] = [torch.optim.SGD, torch.optim.AdamW]
+    optimizers = [kind(net.parameters(), lr=0.01) for kind, net in zip(kinds, nets)]
+    made: list[int] = []
+    for place, optimizer in enumerate(optimizers):
+        optimizer.register_step_post_hook(lambda *_, place=place: made.append(place))
+    options = {"init_scale": recipe.scale or 1.0, "growth_interval": 3, "enabled": recipe.scale > 0}
+    scaler = torch.amp.GradScaler("cuda", **options)
+    loader = loaders.shard_loader(DataLoader(TensorDataset(*data(55, torch.float32)), 16, shuffle=True))
+    history: list[Step] = []
+    while len(history) < STEPS:
+        for x, y in loader:
+            x, y = x.to(world.device()), y.to(world.device())
+            for place, (net, optimizer) in enumerate(zip(nets, optimizers)):
+                weight = torch.ones(len(y), device=y.device)
+                weight[-1] = SPOILED.get((len(history), place), 1.0) if recipe.scale else 1.0
+                optimizer.zero_grad()
+                with torch.autocast("cuda", recipe.dtype):
+                    loss = (F.cross_entropy(net(x), y, reduction="none") * weight).mean()
+                scaler.scale(loss).backward()
+                if recipe.clip:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            history.append(Step(scaler.get_scale(), list(made), [snapshot(net) for net in nets]))
+            made.clear()
+    return history[:STEPS]
+
+
+RECIPES = {
+    "float16": Recipe(torch.float16),
+    "bfloat16": Recipe(torch.bfloat16),
+    "scaled": Recipe(torch.float16, 2.0**24),
+    "scaled, clipped": Recipe(torch.float16, 2.0**24, clip=True),
+    "scaled, clipped, bfloat16": Recipe(torch.bfloat16, 2.0**8, clip=True),
+    "two optimizers": Recipe(torch.float16, 2.0**10, clip=True, models=2),
+}
+
+
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_step_is_data_parallels(ranks: RankPool, name: str) -> None:
+    recipe = RECIPES[name]
+    expected = ranks.original(train, True, recipe)
+    for history in ranks(2, train, False, recipe):
+        assert [step.scale for step in history] == [step.scale for step in expected]
+        assert [step.made for step in history] == [step.made for step in expected]
+        for number, (step, original) in enumerate(zip(history, expected)):
+            apart = [difference(*pair) for pair in zip(step.params, original.params)]
+            assert apart == [0.0] * recipe.models, number
+    everyone = list(range(recipe.models))
+    skipped = [number for number, step in enumerate(expected) if step.made != everyone]
+    if not recipe.scale:
+        assert skipped == []
+        return
+    spoiled = [number for number, place in SPOILED if place < recipe.models]
+    assert set(spoiled) <= set(skipped)
+    assert recipe.models == 1 or [expected[number].made for number in spoiled] == [[1], [0], [1]]
+    assert (set(spoiled) == set(skipped)) == (recipe.scale < 2**24)  # from there on float16 itself overflows
+    scales = [step.scale for step in expected]
+    assert {after / before for before, after in zip(scales, scales[1:])} == {0.5, 1.0, 2.0}
