@@ -249,7 +249,7 @@ def test_deep_nesting_converts(kind: str) -> None:
 
 
 def test_where_something_is_to_be_changed_deep_inside() -> None:
-    text = SCRIPT + "s = torch.rand(2).cuda(0)" + ".b" * 1200 + "\n"
+    text = SCRIPT + "s = torch.rand(2).cuda(1)" + ".b" * 1200 + "\n"
     with pytest.raises(BadInput, match=r"^train.py:5: an expression of more than 1000 levels; change that line"):
         convert_source(text, "train.py", Options())
 
@@ -257,7 +257,7 @@ def test_where_something_is_to_be_changed_deep_inside() -> None:
 def test_one_deep_file_leaves_the_rest_of_a_project() -> None:
     Path("project").mkdir()
     os.rename("train.py", "project/train.py")
-    Path("project/other.py").write_text(SCRIPT + "s = torch.rand(2).cuda(0)" + ".b" * 1200 + "\n")
+    Path("project/other.py").write_text(SCRIPT + "s = torch.rand(2).cuda(1)" + ".b" * 1200 + "\n")
     done = dp2ddp("convert", "project", "-o", "out")
     assert done.returncode == 0, done.stderr
     assert "project/other.py:5: an expression of more than 1000 levels" in done.stderr

@@ -100,7 +100,7 @@ LONG = {
     "one function": lambda n: "def f(a):\n" + "".join(f"    x{i} = a + {i}\n" for i in range(n)) + "f(1)\n",
     "loaders": lambda n: "".join(f"l{i} = DataLoader(x, {i + 1})\nfor b in l{i}:\n    net(b)\n" for i in range(n // 3)),
     "files": lambda n: "".join(f"with open('a{i}', 'w') as f:\n    f.write('x')\n" for i in range(n // 2)),
-    "devices": lambda n: "".join(f"t{i} = torch.rand(2).cuda(0)\n" for i in range(n)),
+    "devices": lambda n: "".join(f"t{i} = torch.rand(2).cuda(1)\n" for i in range(n)),
     "wide text": lambda n: "s = [" + ", ".join(f"'é{i}'" for i in range(n)) + "]\n",
 }
 
