@@ -25,6 +25,7 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
         from dp2ddp.pretend_cuda import install
 
         install(devices)
+        assert torch.cuda.is_available()  # CUDA has read the environment, which a script may change
     return function(*arguments)
 
 
