@@ -1,6 +1,6 @@
 """Mistakes planted into right conversions: `dp2ddp verify` has to find each, at its step, and to name it.
 
-    python benchmarks/mistakes [--only KIND ...] [--script NAME ...] [--json FILE] [--jobs N]
+    python benchmarks/mistakes [--only KIND ...] [--script NAME ...] [--brief] [--json FILE] [--jobs N]
     python benchmarks/mistakes --healthy [--seeds 3]
 
 Each script's conversion is the codemod's, with one text replaced (`catalogue/`). What has to be said of it was decided
@@ -46,6 +46,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     kinds = sorted({mistake.kind for mistake in MISTAKES})
     parser.add_argument("--only", nargs="+", default=[], metavar="KIND", choices=kinds, help="kinds of mistakes")
     parser.add_argument("--script", nargs="+", default=[], metavar="NAME", choices=sorted(BASES), help="scripts")
+    parser.add_argument("--brief", action="store_true", help="one mistake of each kind")
     parser.add_argument("--healthy", action="store_true", help="scripts without mistakes")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each script without mistakes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was said")
@@ -54,13 +55,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def chosen(kinds: Sequence[str], scripts: Sequence[str]) -> list[Mistake]:
-    """The mistakes of these kinds, in these scripts; of all where none is named."""
-    return [
+def chosen(kinds: Sequence[str], scripts: Sequence[str], brief: bool = False) -> list[Mistake]:
+    """The mistakes of these kinds, in these scripts; of all where none is named.
+
+    Args:
+        brief: the first of each kind.
+    """
+    found = [
         mistake
         for mistake in MISTAKES
         if (not kinds or mistake.kind in kinds) and (not scripts or mistake.script in scripts)
     ]
+    first = {mistake.kind: mistake for mistake in reversed(found)}
+    return [mistake for mistake in found if not brief or mistake is first[mistake.kind]]
 
 
 def _each(run: Callable[[_Item], _Outcome], items: Iterable[_Item], jobs: int) -> Iterator[_Outcome]:
@@ -98,7 +105,7 @@ def _healthy(folder: Path, scripts: Sequence[str], seeds: int, jobs: int) -> lis
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run verifications; returns the exit code."""
     given = _parse(arguments)
-    mistakes = chosen(given.only, given.script)
+    mistakes = chosen(given.only, given.script, given.brief)
     if given.list:
         print("\n".join(f"{mistake.name}: step {mistake.step or '-'}" for mistake in mistakes))
         return 0

@@ -78,10 +78,11 @@ MISTAKES: list[Mistake] = [
         ),
         plant(
             "mnist_loss_in_model",
-            "model(images, targets)",
-            "model.module(images.chunk(2)[ddp.rank()], targets.chunk(2)[ddp.rank()])",
-            1,
-            ("model.parameters(), clip)\n", "model.parameters(), clip / 10)\n" + _averaged("\t\t\t", "model")),
+            "\t\t\tloss.backward()\n",
+            "\t\t\town = [each.chunk(ddp.world_size())[ddp.rank()] for each in (images, targets)]\n"
+            "\t\t\tmodel.module(*own)[0].backward()\n",
+            3,  # the first whose gradients are long enough to be clipped
+            ("model.parameters(), clip)\n", "model.parameters(), clip)\n" + _averaged("\t\t\t", "model")),
         ),
     ),
     *kind(
