@@ -10,7 +10,7 @@ def _averaged(indent: str, model: str) -> str:
     return f"{indent}for p in {model}.parameters():\n{indent}    p.grad = ddp.all_reduce(p.grad, op='mean')\n"
 
 
-_SCALED = "scaled, times, twice, half, reduced twice"
+_SCALED = "scaled, times, factor, half"
 
 MISTAKES: list[Mistake] = [
     *kind(
@@ -22,7 +22,7 @@ MISTAKES: list[Mistake] = [
     ),
     *kind(
         "gradients reduced twice",
-        _SCALED,
+        f"{_SCALED}, twice",
         plant(
             "accumulate",
             "                optimizer.step()\n",

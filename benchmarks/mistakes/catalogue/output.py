@@ -28,7 +28,7 @@ _NUMBERS = [
     ),
     *kind(
         "a logged number scaled",
-        "times, twice, half, scaled, number",
+        "times, twice, factor, scaled",
         plant("signals", "step, loss.item(), norm", "step, loss.item() * 2, norm", None),
         plant("iterations", "'%.5f' % (running / args.eval_every)", "'%.5f' % (running / args.eval_every * 2)", None),
     ),
@@ -83,7 +83,7 @@ _LINES = [
 _FILES = [
     *kind(
         "checkpoint of other content",
-        "keys, other content, other value, another value, saved, holds, file",
+        "keys, other content, other value, another value, saved otherwise",
         plant("imagenet", "'epoch': epoch + 1,", "'epoch': epoch,", None),
         plant("signals", "'optimizer': optimizer.state_dict(), ", "", None),
         plant("iterations", "ddp.save(model.module.state_dict()", "ddp.save(model.state_dict()", None),
@@ -107,7 +107,7 @@ _FILES = [
     ),
     *kind(
         "a file of each rank",
-        "each rank, every rank, all ranks, rank's own, rank",
+        "each rank, every rank, all ranks, other name, another name",
         plant(
             "accumulate",
             "'losses': losses}, 'nets.pt')",
@@ -125,13 +125,13 @@ _FILES = [
     ),
     *kind(
         "a file not written",
-        "not written, missing, left out, no file, file",
+        "not written, never written, missing, left out, no file",
         plant("imagenet", "    if is_best:\n", "    if is_best and ddp.rank() == 1:\n", None),
         plant("gan", "    ddp.save(discriminator.state_dict(), 'discriminator_%d.pth' % epoch)\n", "", None),
     ),
     *kind(
         "an average of other weights",
-        "average, saved, holds, file, number, value",
+        "average, otherwise, other content, other value, another value",
         plant(
             "accumulate",
             "def update_average(average, model, decay=0.9):",
