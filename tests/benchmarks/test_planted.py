@@ -43,12 +43,12 @@ def test_there_are_enough_of_each_sort() -> None:
     [
         (LOSS, Said("differ", 1, "the update is 2 times the original's"), (True, True, True)),
         (LOSS, Said("differ", 2, "other gradients"), (True, False, False)),
-        (LOSS, Said("differ", None, "sometimes"), (True, False, False)),
+        (LOSS, Said("differ", None, "unscaled, sometimes"), (True, False, False)),
         (LOSS, Said("agree"), (False, False, False)),
         (LOSS, Said("not shown"), (False, False, False)),
         (LOSS, Said("could not run", cause="twice", side="converted"), (False, False, False)),
-        (FILE, Said("differ", None, "files of other names"), (True, True, True)),
-        (FILE, Said("differ", 1, "a profile"), (True, False, False)),
+        (FILE, Said("differ", None, "rank 0 has not written it"), (True, True, True)),
+        (FILE, Said("differ", 1, "other keys"), (True, False, False)),
         (FAILING, Said("could not run", cause="differs between ranks", side="converted"), (True, True, True)),
         (FAILING, Said("could not run", cause="differs between ranks", side="original"), (False, False, False)),
     ],
@@ -64,7 +64,11 @@ def test_a_cause_may_be_seen_before_its_effect() -> None:
 
 
 def test_tables_count() -> None:
-    judged = [Judged(LOSS, Said("differ", 1, "twice")), Judged(LOSS, Said("agree")), Judged(FILE, Said("differ"))]
+    judged = [
+        Judged(LOSS, Said("differ", 1, "2 times the other")),
+        Judged(LOSS, Said("agree")),
+        Judged(FILE, Said("differ")),
+    ]
     rows = {cells[0]: cells[1:] for line in of_mistakes(judged).splitlines() if (cells := line.split("|")[1:-1])}
     told = {name.strip(): [cell.strip() for cell in cells] for name, cells in rows.items()}
     assert told["loss scaled"] == ["2", "1", "1", "1", "1 agree"]
