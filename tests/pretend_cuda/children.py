@@ -25,7 +25,7 @@ def _run(variables: Mapping[str, str], devices: int | None, function: Callable[.
         from dp2ddp.pretend_cuda import install
 
         install(devices)
-        assert torch.cuda.is_available()  # CUDA has read the environment, which a script may change
+        assert torch._C._cuda_getDeviceCount()  # CUDA has read the environment, which a script may change
     return function(*arguments)
 
 

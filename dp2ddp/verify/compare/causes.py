@@ -61,7 +61,8 @@ def explain(comparison: Comparison) -> list[Finding]:
     named = training[:1]
     if comparison.foreign:  # whoever wrote it by hand wants to know of all that isn't the original's
         named += [each for each in training[1:] if each.kind in _INDEPENDENT]
-    found = [*_structure(comparison), *named]
+    # That one side does more than the other follows from what it trains otherwise, if it does.
+    found = [*_structure(comparison), *named, *_more(comparison)]
     differs = bool(training)
     found += [*_printed(comparison, differs), *_files(comparison, differs)]
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
@@ -84,12 +85,16 @@ def _line(comparison: Comparison, finding: Finding) -> str | None:
     return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
 
-def _structure(comparison: Comparison) -> Iterator[Finding]:
+def _more(comparison: Comparison) -> Iterator[Finding]:
     codes = comparison.original.exit_code, comparison.converted.exit_code
     if codes[0] != codes[1]:
         yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
     for text in comparison.counts:
         yield Finding("count", text)
+
+
+def _structure(comparison: Comparison) -> Iterator[Finding]:
+    """What differs in how the scripts are built."""
     yield from _twice(comparison)
     if len(comparison.recordings) > 2 and comparison.recordings[1].synchronised:
         what = f"BatchNorm is synchronised ({comparison.recordings[1].synchronised[0]}), on GPUs: not seen on a CPU"
@@ -146,7 +151,7 @@ def _batch(comparison: Comparison) -> Iterator[Finding]:
     if batch is None:
         return
     again = _repeated(comparison.recordings)
-    if again is None or batch.iterator <= again:
+    if again is None or (comparison.foreign and batch.iterator <= again):
         yield Finding("batch", str(batch), f"a different batch: {_why_other(comparison, batch)}", batch.step + 1)
     if again is not None:
         why = "a generator is seeded again, or not advanced (`set_epoch`)"

@@ -266,7 +266,8 @@ def _counts(ours: Recording, theirs: Recording) -> list[str]:
         "calls of backward": (len(ours.losses), len(theirs.losses)),
     }
     found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
-    if not theirs.left and sorted(ours.wrapped) != sorted(theirs.wrapped):
+    # (The original's are known where it has split a batch with them.)
+    if ours.wrapped and not theirs.left and sorted(ours.wrapped) != sorted(theirs.wrapped):
         names = [", ".join(names) or "none" for names in (ours.wrapped, theirs.wrapped)]
         found.append(f"models that are wrapped: {names[0]}; converted: {names[1]}")
     scales = next(((i, a, b) for i, (a, b) in enumerate(zip(ours.scales, theirs.scales)) if a != b), None)
