@@ -7,28 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Callable
 
-from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.causes import NUMBERS, Finding, explain
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.request import Request
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.verdict import CouldNotRun
 
-#: What rounding can't explain, in whichever precision.
-_NO_ROUNDING = {
-    "exit",
-    "count",
-    "left",
-    "sync_bn",
-    "written twice",
-    "printed twice",
-    "start",
-    "batch",
-    "shuffle",
-    "setting",
-    "draw",
-    "apart",
-    "keys",
-}
 ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
 
 Compared = tuple[Options, Comparison, list[Finding]]
@@ -63,7 +47,7 @@ class Precision:
         mixed = first[1].recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
         # Any size may be rounding: Adam makes a whole step of the sign of a gradient near 0.
-        if not first[2] or any(finding.kind in _NO_ROUNDING for finding in first[2]):
+        if not first[2] or any(finding.kind not in NUMBERS for finding in first[2]):
             self.notes.append(f"compared in {own}")
             return first
         largest = max(finding.size for finding in first[2])

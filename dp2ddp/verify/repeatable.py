@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.causes import STRUCTURE, Finding, explain
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.precision import beyond
 
@@ -34,7 +34,7 @@ def judge(comparison: Comparison, findings: Sequence[Finding], twice: Comparison
     own = explain(twice)
     begins = min((finding.step for finding in own if finding.step is not None), default=None)
     if begins is not None:  # what follows from training that differs, output and files, is explained, too
-        sure = {"exit", "keys", "left", "sync_bn", *(() if twice.setting else ("setting",))}
+        sure = STRUCTURE if twice.setting else STRUCTURE | {"setting"}
         shown = [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
     else:
         lines = {line.line for line in twice.lines}

@@ -17,7 +17,7 @@ import torch
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import repeatable
 from dp2ddp.verify.compare import first_module
-from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.causes import NUMBERS, Finding, explain
 from dp2ddp.verify.compare.enough import Enough, Seen
 from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
 from dp2ddp.verify.compare.steps import Steps
@@ -36,7 +36,6 @@ from dp2ddp.verify.start.temporary import Room
 from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
 _IN_MODULES = {"loss", "update", "scale", "gradient"}
-_BY_DROPOUT = {"loss", "update", "gradient", "scale", "rounding", "printed", "file"}
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
@@ -99,7 +98,7 @@ class Verification:
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self.notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         by_dropout = any(rank.drew for rank in comparison.recordings[1:]) and comparison.rows_elsewhere
-        if findings and by_dropout and all(finding.kind in _BY_DROPOUT for finding in findings):
+        if findings and by_dropout and all(finding.kind in NUMBERS for finding in findings):
             why = (
                 f"{findings[0]}. The model draws random numbers (dropout) for each row, and the ranks have other rows "
                 "of a batch than nn.DataParallel's replicas: compare with dropout switched off"
@@ -117,9 +116,13 @@ class Verification:
     def _repeatable(self, verdict: Verdict) -> Verdict:
         """The verdict without what the original's own second run has otherwise, too."""
         assert verdict.comparison is not None
-        first = verdict.findings[0].step
-        options = verdict.options if first is None else replace(verdict.options, steps=first, auto=False)
-        twice = self._twice(options, verdict.comparison.tolerance)
+        made = len(verdict.comparison.steps) if verdict.comparison.seen else verdict.options.steps
+        options = replace(verdict.options, steps=verdict.findings[0].step or made, auto=False)
+        try:
+            twice = self._twice(options, verdict.comparison.tolerance)
+        except CouldNotRun as stopped:
+            self.notes.append(f"whether the original does the same twice isn't known: {stopped.failure.reason}")
+            return verdict
         judged = repeatable.judge(verdict.comparison, verdict.findings, twice)
         if judged.unshown is None:
             return replace(verdict, findings=self._located(verdict))
@@ -145,7 +148,9 @@ class Verification:
     def _located(self, verdict: Verdict) -> Sequence[Finding]:
         """The findings, the first of them with the module in which it begins: both run to that step once more."""
         first, *rest = verdict.findings
-        if first.kind not in _IN_MODULES or first.step is None:
+        assert verdict.comparison is not None
+        # Where ranks have other rows than replicas, their modules have other outputs.
+        if first.kind not in _IN_MODULES or first.step is None or verdict.comparison.rows_elsewhere:
             return verdict.findings
         options = replace(verdict.options, steps=first.step, modules=first.step, auto=False)
         try:
@@ -153,42 +158,36 @@ class Verification:
         except CouldNotRun:
             return verdict.findings
         ours, *theirs = [*original.recordings(), *converted.recordings()]
-        where = first_module.first_difference(ours, theirs, 1e-9 if options.float64 else 1e-4)
+        tolerance = 1e-9 if options.float64 else 1e-4
+        where = first_module.first_difference(ours, theirs, tolerance, gradients=not options.foreign)
         return [replace(first, what=f"{first.what}, {where}" if where else first.what), *rest]
 
     def _twice(self, options: Options, tolerance: float) -> Comparison:
         """The original beside its own second run."""
-        self._runs += 1
-        folder = self.folder / str(self._runs)
-        places = folder / "original", folder / "again"
-        with ExitStack() as running:
-            started = {
-                place.name: running.enter_context(self._start("original", place, replace(options, gate=None)))
-                for place in places
-            }
-            if options.cuda:
-                for name, each in started.items():
-                    together({name: each})
-            else:
-                together(started)
-        return compare(*places, tolerance=tolerance, places=LAST_PLACE)
+        steps, one, other = self._run(options, tolerance, second="again")
+        return compare(one.folder, other.folder, tolerance, LAST_PLACE, steps)
 
-    def _run(self, options: Options, tolerance: float) -> tuple[Steps, Run, Run]:
-        """Both sides, at the same time unless they share GPUs; what they do is compared meanwhile."""
+    def _run(self, options: Options, tolerance: float, second: str = "converted") -> tuple[Steps, Run, Run]:
+        """Both sides, at the same time unless they share GPUs; what they do is compared meanwhile.
+
+        Args:
+            second: what runs beside the original: the "converted" script, or the original "again".
+        """
         self._runs += 1
         self._show(Stage.STARTING, None)
         folder = self.folder / str(self._runs)
-        places = {"original": folder / "original", "converted": folder / "converted"}
+        places = {side: folder / side for side in ("original", second)}
+        ranks = options.replicas if second == "converted" else 1
         options = replace(options, gate=None if options.cuda or self.request.keep else folder / "gate.json")
-        steps = self._steps(places, options, tolerance)
+        steps = self._steps(rank_folders(places["original"], places[second], ranks), options, tolerance)
         room = Room(self.folder)
         done: dict[str, Run] = {}
         patience = Patience()
-        hangs = Hangs([places["converted"] / f"rank{rank}" for rank in range(options.replicas)])
+        hangs = Hangs([places[second] / f"rank{rank}" for rank in range(ranks)])
 
         def look(ended: Mapping[str, Run]) -> None:
             room.look()
-            steps.look(() if options.cuda else processes_of(ended, options.replicas))
+            steps.look(() if options.cuda else processes_of(ended, ranks))
             self._show(Stage.TRAINING, steps, "".join(hangs.news()))
             done.update(ended)
             patience.check(done)
@@ -207,14 +206,13 @@ class Verification:
                 room.check(stopped.failure.stderr)
                 raise
         room.check()
-        return steps, done["original"], done["converted"]
+        return steps, done["original"], done[second]
 
-    def _steps(self, places: Mapping[str, Path], options: Options, tolerance: float) -> Steps:
+    def _steps(self, folders: Sequence[Path], options: Options, tolerance: float) -> Steps:
         enough = None
         if options.auto:
-            work = runs.Run(places["original"], (), 0.0)
+            work = runs.Run(folders[0].parent, (), 0.0)
             enough = Enough(tolerance, exact=not options.float64, writes=lambda: bool(work.files()))
-        folders = rank_folders(places["original"], places["converted"], options.replicas)
         gate = None
         if options.gate is not None:
             options.gate.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +223,7 @@ class Verification:
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:
         script, moved = self._lay_out(folder, side)
-        start = runs.start_original if side == "original" else runs.start_converted
+        start = runs.start_converted if side == "converted" else runs.start_original
         return start(script, _absolute(self.request.arguments), folder, replace(options, moved=moved), self._keeper)
 
     def _lay_out(self, folder: Path, side: str) -> tuple[Path, tuple[tuple[Path, Path], ...]]:
@@ -234,7 +232,7 @@ class Verification:
         Returns where the script is, and what stands for which folder of the user's.
         """
         here, script = Path.cwd().resolve(), self.request.script.resolve()
-        files = self._sides.original if side == "original" else self._sides.converted
+        files = self._sides.converted if side == "converted" else self._sides.original
         scratch.fill(folder / "work", here, script)
         root, top = here, folder / "work"
         if here not in self._sides.root.parents and here != self._sides.root:

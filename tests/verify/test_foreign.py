@@ -131,8 +131,8 @@ def test_what_tutorials_leave_out_is_named(verified: Any) -> None:
     text = "\n".join(found)
     for wanted in (
         "count: 6 optimizer steps, converted 4",
-        "written twice: net.pt is written by rank 1, too",
-        "printed twice: rank 1 prints, too: 'epoch 0 loss",
+        "written: net.pt is written by rank 1, too",
+        "prints: rank 1 prints, too: 'epoch 0 loss",
         "each rank draws a whole one of its own, so N times the batch size is trained on",
         "shuffle: batch 1 of iteration 1",
         "setting: lr of parameter group 1 of optimizer 1 is 0.1, converted 0.2; it is multiplied by the number",

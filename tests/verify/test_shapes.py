@@ -382,3 +382,41 @@ def test_where_a_difference_begins(
         first = verdict.findings[0]
     assert where[0] in first.what, str(first)
     assert first.step == where[1]
+
+
+COUNTED = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __init__(self):
+        self.seen = 0
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        self.seen += 1
+        return torch.full((4,), index / 24) + 0.01 * (self.seen % 3) + 0.1 * torch.rand(4)
+
+torch.manual_seed(0)
+loader = DataLoader(Data(), 8, shuffle=True, num_workers=2)
+net = nn.DataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(2):
+    for x in loader:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_pass_that_ranks_begin_once_more_is_one_pass(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can't share this data set, which they find out at its first batch."""
+    monkeypatch.chdir(workplace)
+    Path("counted.py").write_text(COUNTED)
+    with verifying(Request(Path("counted.py"))) as verdict:
+        assert (verdict.exit_code, list(verdict.findings)) == (0, [])
+        assert verdict.comparison is not None
+        assert {step.relative for step in verdict.comparison.steps} == {0.0}

@@ -23,14 +23,18 @@ _GROWTH = 1000.0  # by how much rounding may grow in a step
 _ONLY_IN = " (only in the "
 _INDEPENDENT = {"start", "shuffle", "setting", "apart"}
 
+#: Kinds of findings: numbers, which rounding and random numbers may change; and what neither ever changes.
+NUMBERS = frozenset({"loss", "update", "scale", "gradient", "rounding", "printed", "file"})
+STRUCTURE = frozenset({"exit", "keys", "left", "sync_bn", "written", "prints"})
+
 
 @dataclass(frozen=True)
 class Finding:
     """Something in which the runs differ.
 
     Args:
-        kind: one word for programs: exit, count, left, start, batch, shuffle, setting, draw, apart, scale, loss,
-            update, gradient, rounding, printed, keys, file.
+        kind: one word for programs: exit, count, left, sync_bn, written, prints, start, batch, shuffle, setting, draw,
+            apart, scale, loss, update, gradient, rounding, printed, keys, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.
@@ -112,10 +116,10 @@ def _twice(comparison: Comparison) -> Iterator[Finding]:
         printed_too = comparison.converted.output(rank, "stdout").splitlines()
         if theirs.wrote:
             more = f" (and {len(theirs.wrote) - 1} more)" if len(theirs.wrote) > 1 else ""
-            yield Finding("written twice", f"{theirs.wrote[0]} is written by rank {rank}, too{more}", "each rank saves")
+            yield Finding("written", f"{theirs.wrote[0]} is written by rank {rank}, too{more}", "each rank saves")
         if printed_too:
             more = f" (and {len(printed_too) - 1} more)" if len(printed_too) > 1 else ""
-            yield Finding("printed twice", f"rank {rank} prints, too: {printed_too[0]!r}{more}", "each rank prints")
+            yield Finding("prints", f"rank {rank} prints, too: {printed_too[0]!r}{more}", "each rank prints")
         if theirs.wrote or printed_too:
             return
 
@@ -336,7 +340,7 @@ def _printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     lines = [line for line in comparison.lines if not line.within(comparison.places)]
     verb = "printed"
     if not lines:  # what is logged is printed as well, as a rule
-        lines, verb = [line for line in comparison.logged if not line.within(comparison.places)], "logged"
+        lines, verb = comparison.wrongly_logged, "logged"
     if not lines:
         return
     first = lines[0]

@@ -8,15 +8,16 @@ from typing import Any
 from dp2ddp.verify.run.recording import Recording
 
 
-def first_difference(ours: Recording, theirs: Sequence[Recording], tolerance: float) -> str:
+def first_difference(ours: Recording, theirs: Sequence[Recording], tolerance: float, gradients: bool = True) -> str:
     """In words; empty if none differs, or if the two can't be told apart.
 
     Args:
         ours: the original's recording, with all replicas.
         theirs: the ranks', each with the replica of its number.
         tolerance: the largest relative difference of sums that counts as agreement.
+        gradients: whether gradients are those of the whole batch's loss on both sides; DDP's are N times that.
     """
-    for of, words in (("output", "the output of"), ("gradient", "the gradient that comes back to")):
+    for of, words in [("output", "the output of"), ("gradient", "the gradient that comes back to")][: 1 + gradients]:
         there = {_key(each): each for rank in theirs for each in rank.modules if each["of"] == of}
         for each in ours.modules:
             other = there.get(_key(each))

@@ -118,7 +118,7 @@ class Comparison:
         for line in self.lines:
             if not line.within(self.places):
                 found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
-        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self._wrongly_logged]
+        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self.wrongly_logged]
         found += [
             f"{file.file}: {file.where} differs by {file.relative:.1e}"
             for file in self.files
@@ -127,7 +127,8 @@ class Comparison:
         return found
 
     @property
-    def _wrongly_logged(self) -> list[LineDifference]:
+    def wrongly_logged(self) -> list[LineDifference]:
+        """The records of `logging` that differ by more than `places`."""
         return [line for line in self.logged if not line.within(self.places)]
 
     @property
@@ -197,9 +198,8 @@ def rank_folders(original: Path, converted: Path, ranks: int) -> list[Path]:
 
 
 def processes_of(sides: Collection[str], ranks: int) -> list[int]:
-    """The processes of "original" and "converted", as `rank_folders` counts them."""
-    numbers = {"original": [0], "converted": range(1, ranks + 1)}
-    return [number for side in sides for number in numbers[side]]
+    """The processes of "original" and of what runs beside it, as `rank_folders` counts them."""
+    return [number for side in sides for number in ([0] if side == "original" else range(1, ranks + 1))]
 
 
 def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:

@@ -9,7 +9,6 @@ script's own stream, whose numbers are compared as they are.)
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 from dp2ddp_runtime.batches import kept
+from dp2ddp_runtime.batches.loader import _RankLoader
 from dp2ddp_runtime.ranks import rng
 from torch.utils.data import dataloader
 from torch.utils.data._utils import fetch
@@ -58,6 +58,7 @@ def install(seed: int, everywhere: bool = False) -> None:
     kind = dataloader._BaseDataLoaderIter
     _replace(kind, "_reset", passes.resetting)
     _replace(kind, "_next_index", passes.telling)
+    _replace(_RankLoader, "_begin_whole", passes.beginning_again)
 
 
 class _Passes:
@@ -66,12 +67,26 @@ class _Passes:
     def __init__(self, seed: int, everywhere: bool) -> None:
         self._seed, self._everywhere = seed, everywhere
         self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
+        self._again = False
 
     def resetting(self, reset: Callable[..., None]) -> Callable[..., None]:
         @wraps(reset)
         def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
             self._begin(iterator)
             reset(iterator, *args, **kwargs)
+
+        return begin
+
+    def beginning_again(self, begin_whole: Callable[..., Any]) -> Callable[..., Any]:
+        """Ranks that find that they can't share a data set begin the same pass once more."""
+
+        @wraps(begin_whole)
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            self._again = True
+            try:
+                return begin_whole(*args, **kwargs)
+            finally:
+                self._again = False
 
         return begin
 
@@ -91,10 +106,10 @@ class _Passes:
 
     def _begin(self, iterator: Any) -> None:
         data = iterator._dataset
-        _, count = self._seen.get(id(data), (data, 0))
-        again = sys._getframe(2).f_code.co_name == "_begin_whole"
-        self._seen[id(data)] = (data, count + 1)
-        iterator._dp2ddp_pass, iterator._dp2ddp_batches = count - again, 0
+        _, passes = self._seen.get(id(data), (data, 0))
+        self._seen[id(data)] = (data, passes + (not self._again))
+        iterator._dp2ddp_pass, iterator._dp2ddp_batches = self._seen[id(data)][1], 0
+        iterator._dp2ddp_again = self._again
 
 
 def _install_in_worker() -> None:

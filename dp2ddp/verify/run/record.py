@@ -46,17 +46,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     gate = None if options.gate is None else Gate(options.gate)
     try:
         with (
-            Recorder(options.out / f"rank{_rank()}", options.steps, gate, options.prints) as recorder,
+            Recorder(options.out / f"rank{_rank()}", options.steps, gate, options.original) as recorder,
             ExitStack() as modes,
         ):
             if options.emulate is not None:
                 emulate(options.emulate, recorder.splits)
             else:
                 recorder.watch_wrapped(DistributedDataParallel if options.foreign else WrappedModel, "wrapped")
-                recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.prints else "left")
+                recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.original else "left")
                 recorder.watch_batch_norm(dp2ddp_runtime)
             if options.modules is not None:
-                first = 0 if options.emulate is not None or options.prints else _rank()
+                first = 0 if options.original else _rank()
                 modes.enter_context(recorder.watching_modules(options.modules, first))
             if options.foreign:
                 foreign.install(_rank(), options.cpu is not None, recorder.draws)
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
-    parser.add_argument("--prints", action="store_true", help="note which of the script's lines print")
+    parser.add_argument("--original", action="store_true", help="with nn.DataParallel; note which of its lines print")
     parser.add_argument("--modules", type=int, metavar="K", help="record what modules give out in step K (from 1)")
     parser.add_argument("--foreign", action="store_true", help="a script with DistributedDataParallel of its own")
     parser.add_argument(

@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
@@ -67,6 +68,7 @@ class Recorder:
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
+        self._iterations: dict[int, int] = {}  # by the data set's id: the latest iteration's number
         self._mixed = False
         self._split = self._draws = False
         self._gradient = 0.0
@@ -133,7 +135,8 @@ class Recorder:
 
         def recording(wrap: Any) -> Any:
             def wrapping(*args: Any, **kwargs: Any) -> Any:
-                if kwargs.get("sync_bn"):
+                model: Any = args[0] if args else kwargs["module"]
+                if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
                     self._write("sync_bn", at=self._at())
                 return wrap(*args, **kwargs)
 
@@ -282,13 +285,22 @@ class Recorder:
         def recording(iterator: Any) -> Any:
             index = next_index(iterator)
             if not hasattr(iterator, "_dp2ddp_number"):
-                iterator._dp2ddp_number = self._iterators
-                self._iterators += 1
+                self._number(iterator)
             told = index.index if isinstance(index, Told) else index
             self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(told), at=self._at())
             return index
 
         return recording
+
+    def _number(self, iterator: Any) -> None:
+        """Number an iteration over a loader; one that begins once more (see `draws`) has the number of the first."""
+        data = id(iterator._dataset)
+        if getattr(iterator, "_dp2ddp_again", False):
+            self._write("again", iterator=self._iterations[data])
+        else:
+            self._iterations[data] = self._iterators
+            self._iterators += 1
+        iterator._dp2ddp_number = self._iterations[data]
 
 
 def _is_in_replica() -> bool:

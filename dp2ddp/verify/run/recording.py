@@ -188,6 +188,8 @@ def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...
         recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, *told))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
+    elif kind == "again":
+        recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
     elif kind in _ONCE:

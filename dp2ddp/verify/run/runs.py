@@ -187,7 +187,7 @@ def start_original(
     On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`, which may be
     filled beforehand (`scratch.fill`), the script being in it. Without a `keeper` it has one of its own.
     """
-    recorder = [*_recorder(folder, options), "--prints"]
+    recorder = [*_recorder(folder, options), "--original"]
     if not options.cuda:
         recorder += ["--emulate", str(options.replicas)]
     if options.foreign:

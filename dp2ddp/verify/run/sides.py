@@ -16,6 +16,7 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options as ConversionOptions
 from dp2ddp.source.syntax import without_async_arguments
 
+_RUNTIME = "dp2ddp_runtime"
 _SETTING = re.compile(r"[\"']TORCH[A-Z]*_[A-Z_]+[\"']")
 _TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
 
@@ -29,6 +30,7 @@ class Sides:
         original: the files that differ from what lies there (none but the script itself, as a rule), by absolute path.
         converted: the files of the conversion, by the absolute path that they take the place of.
         notes: what a reader has to know about them.
+        foreign: whether the converted program doesn't use this project's runtime.
         shared: modules that are imported once for both, as all runs do: what they would import anyway.
     """
 
@@ -37,11 +39,7 @@ class Sides:
     converted: Mapping[Path, bytes]
     notes: list[str] = field(default_factory=list)
     shared: Sequence[str] = ()
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the converted files don't use this project's runtime."""
-        return not any(b"dp2ddp_runtime" in data for data in self.converted.values())
+    foreign: bool = False
 
 
 def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
@@ -65,9 +63,12 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
             original[sources.root / path] = sources.source(path).encode(modern)
             notes.append(f"{path} says `async=`, which is no Python any more: the original is run with `non_blocking=`")
     options = ConversionOptions(allow_ddp=allow_ddp)
-    new = _convert(sources, program, options, notes) if converted is None else _given(converted, script)
+    if converted is None:
+        new, foreign = _convert(sources, program, options, notes), False
+    else:
+        new, foreign = _given(converted, script)
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
-    return Sides(top, original, new, notes, _shared(program))
+    return Sides(top, original, new, notes, _shared(program), foreign)
 
 
 def _follow(script: Path) -> tuple[PythonFiles, Program]:
@@ -115,11 +116,12 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
     return {sources.root / path: sources.source(path).encode(text) for path, text in texts.items()}
 
 
-def _given(converted: Path, script: Path) -> dict[Path, bytes]:
-    """The converted script and, where it lies in another folder, its own copies of what it imports."""
+def _given(converted: Path, script: Path) -> tuple[dict[Path, bytes], bool]:
+    """The converted script and, where it lies in another folder, its own copies of what it imports; and whether all of
+    that knows nothing of the runtime."""
     text = notebooks.read(str(converted))
     if not converted.is_file():  # a pipe, which can be read once: it stands beside the original
-        return {_real(script): text.encode(text.text)}
+        return {_real(script): text.encode(text.text)}, _RUNTIME not in text.text
     converted = _real(converted)  # `/dev/stdin` may be a file
     sources, program = _follow(converted)
     here, there = _real(converted).parent, _real(script).parent
@@ -130,7 +132,8 @@ def _given(converted: Path, script: Path) -> dict[Path, bytes]:
         found[Path(place)] = sources.data(path)
     if converted.name != _real(script).name:  # it takes the original's place, under its name
         del found[there / converted.name]
-    return {**found, _real(script): sources.data(program.entry)}
+    foreign = not any(_RUNTIME in each for each in program.files.values())
+    return {**found, _real(script): sources.data(program.entry)}, foreign
 
 
 def _real(path: Path) -> Path:
