@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import itertools
 import random
 import threading
@@ -266,6 +267,48 @@ def test_caches_and_generators_of_each_rank_s_own_do_not_count(ranks: RankPool, 
         assert len(result) == 1 + (workers == 2)
         for epochs in result:
             assert epochs == 2 * [later[result is second]]
+
+
+class Logged(Dataset[int]):
+    """Writes which samples are loaded into a file, which is nothing that a data set keeps."""
+
+    def __init__(self, collected: Any = None) -> None:
+        self.log = io.StringIO()
+        self.collected = collected
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> int:
+        self.log.write(f"{index} ")
+        if isinstance(self.collected, dict):
+            self.collected[str(index)] = index
+        elif self.collected is not None:
+            self.collected.append(index)
+        return index
+
+
+def loaded(collected: Any = None) -> list[list[int]]:
+    """What a rank loads for each batch of two passes."""
+    data, found = Logged(collected), []
+    loader = loaders.shard_loader(DataLoader(data, 4))
+    for _ in range(2):
+        for _ in loader:
+            found.append([int(index) for index in data.log.getvalue().split()])
+            data.log.truncate(data.log.seek(0))
+    return found
+
+
+def test_without_workers_a_rank_loads_its_rows_from_the_second_batch_on(ranks: RankPool) -> None:
+    first, second = ranks(2, loaded)
+    assert first == [[0, 1, 2, 3], [4, 5], [8, 9], [0, 1], [4, 5], [8, 9]]
+    assert second == [[0, 1, 2, 3], [6, 7], [10], [2, 3], [6, 7], [10]]
+
+
+@pytest.mark.parametrize("collected", [[], {}])
+def test_without_workers_every_rank_loads_all_that_a_data_set_collects(ranks: RankPool, collected: Any) -> None:
+    for result in ranks(2, loaded, collected):
+        assert result == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
 class Late(Dataset[int]):
