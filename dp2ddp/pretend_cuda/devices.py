@@ -26,8 +26,8 @@ class Devices:
         library.pretend_set_count(self._visible())
 
     def count(self) -> int:
-        """How many are visible, as NVML counts them: the environment is asked, until CUDA itself has read it."""
-        return self._visible() if self._frozen is None else self._frozen
+        """How many are visible, as NVML counts them: by the environment, also when CUDA has read it before."""
+        return self._visible()
 
     def freeze(self) -> int:
         """How many CUDA sees: what the environment said when it was asked first."""
@@ -70,7 +70,7 @@ class Devices:
 
     def generators(self) -> tuple[torch.Generator, ...]:
         """The devices' default generators: the first that are made of each."""
-        return tuple(torch.Generator(f"cuda:{index}") for index in range(self.count()))
+        return tuple(torch.Generator(f"cuda:{index}") for index in range(self.freeze()))
 
     def _visible(self) -> int:
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -60,6 +60,7 @@ def setup(
     env = world.environment()
     launched = "RANK" in env and world.PLACE not in env
     if world.current().ready or (beside_ddp and (dist.is_initialized() or launched)):
+        devices.ask_cuda()
         _held.release(show=True)
         return
     world.hide_cuda_if_unwanted()
@@ -79,6 +80,7 @@ def setup(
     if place.rank != 0:
         quiet()
     place.device = torch.device("cpu") if is_child and is_worker else devices.take(chosen, place)
+    devices.ask_cuda()
     if is_child:
         place.world_size = place.local_world_size = 1
     elif is_rank:

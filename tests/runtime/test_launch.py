@@ -426,6 +426,41 @@ def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.of_ranks([], 2) == [{}, {}]
 
 
+def test_a_launchers_rank_takes_its_gpu_before_cuda_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.1 remembers how many devices it has counted."""
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    monkeypatch.setattr(os, "environ", env)
+    read: list[int] = []
+
+    def visible() -> int:
+        return len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(","))
+
+    def count() -> int:
+        read.append(visible())
+        return read[0]
+
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", count, raising=False)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    devices.take_own()
+    assert torch.cuda.is_available()
+    assert (torch.cuda.device_count(), read) == (3, [])
+    devices.take(None, world.World(1, 1, 2, 2))
+    assert (torch.cuda.device_count(), read[0], env["CUDA_VISIBLE_DEVICES"]) == (1, 1, "1")
+    devices.ask_cuda()
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in env
+    devices._forget_count()
+
+
+def test_how_torch_asks_for_gpus_is_the_user_s_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, place = "PYTORCH_NVML_BASED_CUDA_CHECK", {"RANK": "1", "WORLD_SIZE": "2"}
+    for given in ({**place, check: "0"}, {**place, check: "1"}, {}, {world.PLACE: json.dumps(place)}):
+        monkeypatch.setattr(os, "environ", dict(given))
+        devices.take_own()
+        devices.ask_cuda()
+        assert os.environ == given
+
+
 def test_as_many_ranks_as_devices_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     two = world.World(0, 0, 4, 2)  # on each of two machines
     devices.compare([0, 1, 2], two)  # on the CPU nobody takes them

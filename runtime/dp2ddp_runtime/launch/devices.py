@@ -20,15 +20,32 @@ DeviceIds = Union[None, int, str, torch.device, "Sequence[int | str | torch.devi
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 if torch.version.hip is not None and "HIP_VISIBLE_DEVICES" in os.environ:
     _VISIBLE = "HIP_VISIBLE_DEVICES"
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_asks_nvml = False
 
 
 def take_own() -> None:
     """In a rank that was told which GPU is its own: let CUDA see no other, whatever the script chooses before `setup`.
 
-    CUDA reads the environment once, at its first use, which this is.
+    CUDA reads the environment once, at its first use, which this is. In a launcher's rank it has to stay unread until
+    `setup` has chosen, so until then torch asks NVML whether there are GPUs.
     """
-    if world.GPU in os.environ and launcher.JOINED not in os.environ:
-        _show_only(os.environ[world.GPU])
+    global _asks_nvml
+    env = world.environment()
+    if launcher.JOINED in env:
+        return
+    if world.GPU in env:
+        _show_only(env[world.GPU])
+    elif world.PLACE not in env and env.get("WORLD_SIZE", "1") != "1" and _ASK_NVML not in env:
+        os.environ[_ASK_NVML], _asks_nvml = "1", True
+
+
+def ask_cuda() -> None:
+    """Torch asks CUDA itself again, here and in what the script starts, unless the user has it ask NVML."""
+    global _asks_nvml
+    if _asks_nvml:
+        os.environ.pop(_ASK_NVML, None)
+    _asks_nvml = False
 
 
 def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
@@ -86,8 +103,8 @@ def compare(device_ids: Sequence[int] | None, place: world.World) -> None:
 def take(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
     """This rank's device, of which it is made the current one.
 
-    Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has been asked already,
-    this process's command starts again to that end, as a plain start does.
+    Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has read the environment
+    already, this process's command starts again to that end, as a plain start does.
 
     Raises:
         SystemExit: an accelerator that isn't CUDA, for several ranks; CUDA was asked for its devices too early.
@@ -118,11 +135,17 @@ def _see_own_only(device_ids: Sequence[int] | None, place: world.World) -> None:
             f"dp2ddp: CUDA was used with {_VISIBLE} as the script sets it, before it imported dp2ddp_runtime: "
             "import dp2ddp_runtime above the line that does so"
         )
-    seen = _seen()
+    seen = len(_entries()) if os.environ.get(_ASK_NVML) == "1" else 0
+    seen = seen if seen > 1 else _seen()
     if seen > 1:
+        before = os.environ.get(_VISIBLE)
         os.environ.update(of_ranks(device_ids, place.local_world_size)[place.local_rank])
         os.environ[world.GPUS] = str(min(seen, place.local_world_size))
         if not _show_only(os.environ[world.GPU]):
+            ask_cuda()
+            if _seen() == 0:  # NVML has counted what CUDA can't use: begin anew without NVML
+                del os.environ[world.GPU], os.environ[_VISIBLE]
+                os.environ.update({_ASK_NVML: "0", **({} if before is None else {_VISIBLE: before})})
             _start_again(place)
 
 
@@ -143,6 +166,7 @@ def backend(place: world.World) -> str:
 
 def _entries() -> list[str]:
     """The visible GPUs, as the environment names them: by number, or by UUID."""
+    _forget_count()
     count = torch.cuda.device_count()
     given = [entry.strip() for entry in os.environ.get(_VISIBLE, "").split(",") if entry.strip()]
     return given[:count] if len(given) >= count else [str(index) for index in range(count)]
@@ -156,7 +180,13 @@ def _seen() -> int:
 def _show_only(gpu: str) -> bool:
     """Let CUDA see one GPU; whether it does: it reads the environment at its first use."""
     os.environ[_VISIBLE] = gpu
+    _forget_count()
     return _seen() == 1
+
+
+def _forget_count() -> None:
+    """Older torch (2.1) counts devices once, whatever the environment says later."""
+    getattr(torch.cuda.device_count, "cache_clear", lambda: None)()
 
 
 def _start_again(place: world.World) -> NoReturn:

@@ -76,7 +76,7 @@ def hold_until_setup() -> HeldOutput:
     """
     held, env = HeldOutput(), world.environment()
     is_child = launcher.JOINED in os.environ or multiprocessing.parent_process() is not None
-    begins = "LAUNCHER" not in env and world.GPU not in env  # not by the launcher, nor again (`devices.take`)
+    begins = "LAUNCHER" not in env and world.GPUS not in env  # not by the launcher, nor again (`devices.take`)
     if is_child or (env.get("RANK", "0") == "0" and begins) or "WORLD_SIZE" not in env:
         return held  # a rank's child got its rank's output
     if world.PLACE in os.environ or any(map(_calls_setup, files())):
