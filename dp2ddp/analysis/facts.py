@@ -149,9 +149,16 @@ class Facts:
     @cached_property
     def own_tests(self) -> OwnTests:
         """What each rank may decide for itself."""
-        clocks = Clocks(self.source, self.names)
-        display = Display(self.source, self.names, self.loops, self.writers, self.callers, clocks.is_own)
-        return OwnTests(clocks, self.listings, display)
+        return OwnTests(self._clocks, self.listings, self.display)
+
+    @cached_property
+    def display(self) -> Display:
+        """What only shows something."""
+        return Display(self.source, self.names, self.loops, self.writers, self.callers, self._clocks.is_own)
+
+    @cached_property
+    def _clocks(self) -> Clocks:
+        return Clocks(self.source, self.names)
 
     @cached_property
     def own_values(self) -> OwnValues:

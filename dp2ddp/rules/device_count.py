@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _ASKS = ("torch.cuda.device_count", "torch.accelerator.device_count")
@@ -22,8 +22,9 @@ class DeviceCountRule(Rule):
         "A script that asks for the number of GPUs means the job's. With one process per GPU each rank sees one of "
         "them. So guards such as `if torch.cuda.device_count() > 1:` stay, and ask about the job, as whatever is "
         "computed with the number does. Whether there is a GPU at all, to choose between 'cuda' and 'cpu', each rank "
-        "sees itself, and what it tells of each GPU, it tells of its own; beside a script's own "
-        "DistributedDataParallel its number is handed over, for where no ranks are started."
+        "sees itself, and what it tells of each GPU, it tells of its own; where the script works something out of all "
+        "GPUs, a note says that a rank sees one. Beside a script's own DistributedDataParallel its number is handed "
+        "over, for where no ranks are started."
     )
     examples = (
         Example(
@@ -70,6 +71,16 @@ if several:
     net = nn.DataParallel(net, device_ids=[0, 1])
 """,
         ),
+        Example("""\
+import torch
+import torch.nn as nn
+
+memory = 0
+for i in range(torch.cuda.device_count()):  # noted: on a rank that is one GPU's
+    memory += torch.cuda.get_device_properties(i).total_memory
+batch_size = memory >> 28
+net = nn.DataParallel(nn.Linear(4, 2))
+"""),
         Example(
             allow_ddp=True,
             before="""\
@@ -131,6 +142,8 @@ device = "cuda" if torch.cuda.device_count() > 0 else "cpu"
 net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).to(device)
 for i in range(torch.cuda.device_count()):
     print(torch.cuda.get_device_name(i))
+memory = sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count()))
+print(f"{memory} bytes")
 """),
     )
 
@@ -139,7 +152,11 @@ for i in range(torch.cuda.device_count()):
             return
         gone = {part for wrap in facts.wraps.models for ids in (wrap.device_ids,) if ids for part in ast.walk(ids)}
         for call in facts.source.calls:
-            if not _asks(facts, call) or call in gone or _whether_any(facts, call) or _numbers_devices(facts, call):
+            if not _asks(facts, call) or call in gone or _whether_any(facts, call):
+                continue
+            loop = _over_devices(facts, call)
+            if loop is not None:
+                yield from _told(facts, call, loop)
                 continue
             span = facts.source.span(call)
             reason = "each rank sees one of them"
@@ -172,15 +189,47 @@ def _whether_any(facts: Facts, call: ast.Call) -> bool:
     return is_test or (isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not))
 
 
-def _numbers_devices(facts: Facts, call: ast.Call) -> bool:
-    """Whether a call is the end of a loop over the devices that a rank sees: `get_device_name(i)` for each of them."""
+def _over_devices(facts: Facts, call: ast.Call) -> ast.For | ast.comprehension | None:
+    """The loop over the devices that a rank sees whose end a call is: `get_device_name(i)` for each of them."""
     counted = facts.source.parent(call)
     loop = facts.source.parent(counted) if counted is not None else None
     if not (isinstance(counted, ast.Call) and facts.names.qualified(counted.func) == "builtins.range"):
-        return False
+        return None
     if not isinstance(loop, (ast.For, ast.comprehension)) or not isinstance(loop.target, ast.Name):
-        return False
+        return None
     inside = facts.source.parent(loop) if isinstance(loop, ast.comprehension) else loop
     uses = [n for n in ast.walk(inside or loop) if isinstance(n, ast.Name) and n.id == loop.target.id]
     calls = [above for above in map(facts.source.parent, uses) if isinstance(above, ast.Call)]
-    return any((facts.names.qualified(above.func) or "").startswith("torch.cuda.") for above in calls)
+    of_cuda = any((facts.names.qualified(above.func) or "").startswith("torch.cuda.") for above in calls)
+    return loop if of_cuda else None
+
+
+def _told(facts: Facts, call: ast.Call, loop: ast.For | ast.comprehension) -> Iterator[Note]:
+    """A note, unless what a loop finds out about the devices is only shown."""
+    whole = facts.source.statement(loop)
+    block = _without_upkeep(facts, [*loop.body, *loop.orelse]) if isinstance(loop, ast.For) else [whole]
+    if not facts.display.only_tells(block, whole):
+        yield Note(
+            DeviceCountRule.id,
+            facts.source.span(call),
+            "goes over the GPUs that a process sees, on a rank its own one alone: what is worked out here is not what "
+            "the original gets from all of them, and may differ between ranks",
+            "put it together below `ddp.setup()` (`ddp.all_reduce(x)` is the sum over the ranks, `ddp.gather(x)` has "
+            "each rank's), or give the number as an argument",
+        )
+
+
+def _without_upkeep(facts: Facts, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """A block without what it has each device do, as `torch.cuda.synchronize(i)`: a rank's own does so."""
+    found: list[ast.stmt] = []
+    for statement in block:
+        if isinstance(statement, ast.With) and all(_is_upkeep(facts, item.context_expr) for item in statement.items):
+            found += _without_upkeep(facts, statement.body)
+        elif not (isinstance(statement, ast.Expr) and _is_upkeep(facts, statement.value)):
+            found.append(statement)
+    return found
+
+
+def _is_upkeep(facts: Facts, value: ast.expr) -> bool:
+    path = facts.names.qualified(value.func) if isinstance(value, ast.Call) else None
+    return path is not None and path.startswith("torch.cuda.") and "seed" not in path

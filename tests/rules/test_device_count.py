@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -45,3 +49,54 @@ def test_what_is_told_of_each_device_a_rank_tells_of_its_own() -> None:
         assert convert_source(_HEAD + line, "train.py", Options()).new_text.endswith(
             line.replace(_N, "ddp.device_count()")
         )
+
+
+_MEMORY = "torch.cuda.get_device_properties(i).total_memory"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"total = 0\nfor i in range({_N}):\n    total += {_MEMORY}\nprint(total)\nbatch = total // 2**28\n",
+        f"batch = min({_MEMORY} for i in range({_N})) // 2**28\nprint(batch)\nloader = make(batch)\n",
+        f"def sizes():\n    return [{_MEMORY} for i in range({_N})]\n",
+        f"sizes = []\nfor i in range({_N}):\n    sizes.append({_MEMORY})\n",
+        f"for i in range({_N}):\n    if {_MEMORY} < 2**33:\n        args.batch = 8\n",
+        f"half = all(torch.cuda.get_device_capability(i)[0] > 6 for i in range({_N}))\nif half:\n    net.half()\n",
+        f"for i in range({_N}):\n    torch.cuda.manual_seed(torch.initial_seed() + i)\n    torch.cuda.manual_seed(i)\n",
+        f"args.memory = [{_MEMORY} for i in range({_N})]\n",
+        f"class Config:\n    memory = [{_MEMORY} for i in range({_N})]\n",
+        f"def look():\n    global memory\n    memory = [{_MEMORY} for i in range({_N})]\n",
+    ],
+)
+def test_what_is_worked_out_of_all_devices_is_noted(lines: str) -> None:
+    result = convert_source(_HEAD + lines, "train.py", Options())
+    (note,) = (each for each in result.notes if each.rule == "DDP023")
+    assert f"range({_N})" in result.new_text
+    assert "its own one alone" in note.what
+    assert "ddp.all_reduce" in note.todo
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"for i in range({_N}):\n    p = torch.cuda.get_device_properties(i)\n    print(p.name, p.total_memory)\n",
+        f"print(', '.join(torch.cuda.get_device_name(i) for i in range({_N})))\n",
+        f"import logging\nlog = logging.getLogger()\nfor i in range({_N}):\n    log.info({_MEMORY})\n",
+        f"names = [torch.cuda.get_device_name(i) for i in range({_N})]\nprint('GPUs:', names)\n",
+        f"total = 0\nfor i in range({_N}):\n    total += {_MEMORY}\nprint(f'{{total / 2**30:.1f}} GB')\n",
+        f"for i in range({_N}):\n    with torch.cuda.device(i):\n        torch.cuda.empty_cache()\n",
+        f"for i in range({_N}):\n    torch.cuda.synchronize(i)\n    torch.cuda.reset_peak_memory_stats(i)\n",
+    ],
+)
+def test_what_is_only_shown_of_devices_is_not_noted(lines: str) -> None:
+    result = convert_source(_HEAD + lines, "train.py", Options(select=frozenset({"DDP023"})))
+    assert result.new_text == _HEAD + lines
+    assert not result.notes
+
+
+def test_what_another_file_may_ask_for_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text(f"import torch\nmemory = sum({_MEMORY} for i in range({_N}))\n")
+    (tmp_path / "train.py").write_text(f"import config\n{_HEAD}batch = config.memory >> 28\n")
+    found = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert "its own one alone" in " ".join(found.output.split())

@@ -18,7 +18,11 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 _SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
 _MAKING_BARS = (*PROGRESS_BARS, "tqdm.trange", "tqdm.auto.trange", "logging.getLogger")
 #: What makes plain values of plain values.
-_PLAIN = ("builtins.", "time.", "datetime.", "math.", "os.path.basename", "os.get_terminal_size", "shutil.get_terminal")
+_PLAIN = (
+    "builtins.", "time.", "datetime.", "math.", "os.path.basename", "os.get_terminal_size", "shutil.get_terminal",
+    "torch.cuda.device_count", "torch.cuda.get_device_", "torch.cuda.mem_get_info", "torch.cuda.memory_",
+    "torch.cuda.max_memory_",
+)  # fmt: skip
 _LOSS = re.compile(r"torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)")
 _EFFECTS = frozenset("builtins.open builtins.input builtins.exec builtins.eval builtins.next builtins.setattr".split())
 
@@ -54,6 +58,22 @@ class Display:
             return True
         function = self.source.function(branch)
         return function is not None and self._is_showing(function)
+
+    def only_tells(self, block: Sequence[ast.stmt], whole: ast.stmt) -> bool:
+        """Whether a block of a statement only shows something, or finds out what other lines only show."""
+        return self._shows_all(block, whole, returns=False) and self._keeps_to_itself(whole)
+
+    def _keeps_to_itself(self, whole: ast.stmt) -> bool:
+        """Whether no other function, class or file can get at what a statement assigns."""
+        parts = list(ast.walk(whole))
+        targets = [target for n in parts if isinstance(n, ast.Assign) for target in n.targets]
+        targets += [n.target for n in parts if isinstance(n, ast.AugAssign)]
+        names = {name for target in targets for name in names_in(target)}
+        function = self.source.function(whole)
+        if function is None:
+            in_class = any(isinstance(above, ast.ClassDef) for above in self.source.ancestors(whole))
+            return not names or (not in_class and self.source.module(whole) in self.source.entry_trees)
+        return not any(isinstance(n, (ast.Global, ast.Nonlocal)) and names & {*n.names} for n in ast.walk(function))
 
     def _is_showing(self, function: FunctionNode) -> bool:
         """Whether a function shows something, and gives nothing back."""
@@ -114,7 +134,15 @@ class Display:
             return target.id in local_names(whole)
         inside = set(ast.walk(whole))
         uses = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == target.id)
-        return all(n in inside for n in uses)
+        return all(n in inside or (not isinstance(whole, ast.If) and self._is_told(n)) for n in uses)
+
+    def _is_told(self, name: ast.Name) -> bool:
+        """Whether a name is shown where it stands, or gets what a sum or a list begins with."""
+        statement = self.source.statement(name)
+        if isinstance(name.ctx, ast.Store):
+            value = statement.value if isinstance(statement, ast.Assign) else None
+            return isinstance(value, ast.Constant) or (isinstance(value, ast.List) and not value.elts)
+        return isinstance(statement, ast.Expr) and self._shows(statement, statement, returns=False)
 
     # -- values --------------------------------------------------------------------------------------------------------
 
