@@ -866,6 +866,29 @@ def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def what_perhaps_a_functions_own_backward_reaches(wrap: Wrapper) -> Tensors:
+    """A checkpoint's begins anew from what some replicas' function has from outside; what none has gets no zeros."""
+
+    def forward(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        start, factor = x.detach() + self.other.bias, y if float(y.detach().sum()) > 3 else 1
+        return checkpoint(lambda v: self.layer(v) * factor, start, use_reentrant=True)
+
+    result: Tensors = []
+    for width in (4, 40_000):  # whose outputs are gathered, and stay on the ranks
+        makes, judges = wrap(mlp(4, width)), wrap(Function(forward, width, 1))
+        parameterless = wrap(Function(lambda self, x: checkpoint(torch.tanh, x, use_reentrant=True)))
+        made, leaf = makes(torch.rand(5, 4)), torch.arange(5.0).requires_grad_()
+        if torch.__version__ >= "2.2":  # older nodes have no numbers: zeros
+            made.register_hook(lambda grad: grad * 2)
+            judged = judges(made, leaf.view(5, 1))
+            judged.square().sum().backward()
+            result += [judged, leaf.grad, *grads(makes), *grads(judges)]
+            parameterless(leaf).sum().backward()
+            result += [leaf.grad, *grads(parameterless)]
+    return result
+
+
+@scenario
 def named_arguments_of_fewer_rows(wrap: Wrapper) -> Tensors:
     """The last replicas are called without them."""
 

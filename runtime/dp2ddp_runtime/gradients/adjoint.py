@@ -18,6 +18,7 @@ finds is set aside until one comes that all ranks take part in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ..ranks.exchange import exchange
 from .summing import Bucket, later, sum_over_ranks
 
 _SOON = (1 << 64) - 2  # a node's number in autograd's queue: as soon as it can run, like a leaf's
+_LAST = itertools.count(1)  # such numbers: after all else that can run, in the reverse order
 
 
 class Layout(NamedTuple):
@@ -122,25 +124,68 @@ class Source(NamedTuple):
     tokens: Sequence[torch.Tensor]
 
 
-def reached(output: torch.Tensor, sources: Sequence[Source]) -> list[bool]:
-    """Which of the sources an output may be made of. `nn.DataParallel` gives no gradient to others, not even zeros.
+NO, PERHAPS, YES = range(3)
 
-    A function of the script's own may do anything in its backward, as a reentrant checkpoint does.
+
+def reached(output: torch.Tensor, sources: Sequence[Source]) -> list[int]:
+    """Which of the sources an output is made of. `nn.DataParallel` gives no gradient to others, not even zeros.
+
+    Perhaps of any, where there is a function of the script's own: in its backward it may run another one, as a
+    reentrant checkpoint does.
     """
-    found = [False] * len(sources)
+    found, least = [NO] * len(sources), NO
     places = {node: place for place, source in enumerate(sources) for node in source.nodes}
     todo: list[Any] = [output.grad_fn]
     seen: set[Any] = {None}
     while todo and not all(found):
         node = todo.pop()
         if node in places:
-            found[places[node]] = True
-        elif isinstance(node, BackwardCFunction):
-            return [True] * len(sources)
+            found[places[node]] = YES
         elif node not in seen:
             seen.add(node)
             todo += [behind for behind, _ in node.next_functions]
-    return found
+            least = PERHAPS if isinstance(node, BackwardCFunction) else least
+    return [max(each, least) for each in found]
+
+
+def perhaps(token: torch.Tensor) -> torch.Tensor:
+    """A token for what is `PERHAPS` reached: if it was, on any rank, a backward begins there, as in the original.
+
+    On torch 2.1 the token itself, so that what wasn't reached has zeros: a node can't wait there until all others ran.
+    """
+    late: torch.Tensor = _Perhaps.apply(start(), [token])
+    node: Any = late.grad_fn
+    if not hasattr(node, "_set_sequence_nr"):
+        return token
+    node._set_sequence_nr(next(_LAST))
+    return late
+
+
+class _Perhaps(Function):
+    @staticmethod
+    def forward(token: torch.Tensor, behind: list[torch.Tensor]) -> torch.Tensor:
+        return token.new_empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, (ctx.behind,) = inputs
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> Any:
+        if any(exchange("a gradient that a function's own backward found", _has_aside(ctx.behind.grad_fn))):
+            torch.autograd.backward(ctx.behind, token)
+        return None, None
+
+
+def _has_aside(node: Any) -> bool:
+    """Whether what a token goes to has set something aside. That is `Take`, or `Copy` of each bucket, or several."""
+    if hasattr(node, "aside"):
+        return node.aside is not None
+    if hasattr(node, "behind"):
+        return _has_aside(node.behind.grad_fn)
+    if hasattr(node, "bucket"):
+        return bool(node.bucket.aside) or _has_aside(node.next_functions[0][0])
+    return any(_has_aside(behind) for behind, _ in node.next_functions)
 
 
 class _Join(Function):

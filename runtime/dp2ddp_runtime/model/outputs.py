@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from ..base import nesting, world
 from ..base.location import here
 from ..batches.deferred import defer
-from ..gradients.adjoint import Source, attach, reached
+from ..gradients.adjoint import NO, YES, Source, attach, perhaps, reached
 from ..ranks.collectives import gather_rows
 from ..ranks.exchange import Divergence, exchange
 
@@ -40,7 +40,7 @@ class _Column(NamedTuple):
     alike: bool  # in all but the number of rows
     on_cpu: bool
     held: tuple[bool, ...]  # whether it was too large to come along
-    made_of: tuple[bool, ...]  # of the sources, on any rank
+    made_of: tuple[int, ...]  # of the sources, on any rank: `adjoint.reached`
 
 
 @_disable_dynamo
@@ -100,7 +100,7 @@ def _column(told: Sequence[Any], count: int, dim: int) -> _Column:
         (tuple(shape[:dim] + shape[dim + 1 :]), dtype, grad)
         for shape, dtype, grad in list(zip(shapes, dtypes, grads))[:count]
     }
-    sources = tuple(map(any, zip(*made_of)))
+    sources = tuple(map(max, zip(*made_of)))
     return _Column(count, tuple(sizes), any(grads[:count]), len(kinds) == 1, on_cpu[0], held, sources)
 
 
@@ -113,8 +113,8 @@ def _gather(
     sources: Sequence[Source],
 ) -> torch.Tensor:
     has_graph = torch.is_grad_enabled() and column.requires_grad
-    made_of = [source for source, is_reached in zip(sources, column.made_of) if is_reached and has_graph]
-    tokens = [token for source in made_of for token in source.tokens]
+    made_of = [(source, how) for source, how in zip(sources, column.made_of) if how != NO and has_graph]
+    tokens = [token if how == YES else perhaps(token) for source, how in made_of for token in source.tokens]
     if all(column.held) and column.alike:
         return defer(local, column.sizes, dim, True, tokens)
     shares = [None if is_held else next(tensors) for tensors, is_held in zip(sent, column.held)]
