@@ -495,6 +495,18 @@ def buffers_changed_and_replaced(wrap: Wrapper) -> Tensors:
     return [value.clone() for _ in range(3) for value in (net(torch.rand(5, 2)), *net.buffers())]
 
 
+@scenario
+def buffers_changed_where_a_checkpoint_runs_the_model_again(wrap: Wrapper) -> Tensors:
+    """A single row's replica does so itself, and stops before its forward is over."""
+    net = wrap(nn.Sequential(nn.Dropout(0.5), Counting(), nn.Linear(4, 2), nn.Tanh()))
+    result: Tensors = []
+    for rows in (5, 1, 1, 6):
+        x = torch.rand(rows, 4, requires_grad=True)
+        checkpoint(net, x, use_reentrant=False).square().sum().backward()
+        result += [x.grad, *grads(net), *(value.clone() for value in net.buffers())]
+    return result
+
+
 class Sloppy(nn.Module):
     """Assigns to itself in its forward, and writes in place: only that, of its first replica, is to stay."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import _StopRecomputationError
 
 from ..base import nesting, world
 from ..gradients import summing
@@ -177,6 +178,9 @@ class WrappedModel(DistributedDataParallel):
             # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
             with rng.forward if has_rows else rng.Stream(rank=0), as_in_a_thread(call.chunks, self.device):
                 output = _run(own, *call.own)
+        except _StopRecomputationError:  # on all ranks: a checkpoint around, which has what it wanted
+            self._agreement.end(self.module, replica.buffers, before)
+            raise
         finally:
             replica.let_go()
         self._copies.refuse_written()
