@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Callable
 
-from dp2ddp.verify.compare.causes import NUMBERS, Finding, explain
+from dp2ddp.verify.compare import rounding
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.finding import NUMBERS, Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.request import Request
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.verdict import CouldNotRun
 
-ROUNDING = 1e-3  # float32's rounding may grow to this; what is larger is not rounding
+_COARSE = 1e-3  # a tolerance from which printed numbers are taken by it, and not by their last digit
 
 Compared = tuple[Options, Comparison, list[Finding]]
 
@@ -23,12 +25,20 @@ class Precision:
 
     Args:
         once: runs both sides and compares them with a tolerance.
+        perturbed: runs the original beside itself, a unit of rounding elsewhere at the start, as far as was compared.
         notes: where it is noted.
     """
 
-    def __init__(self, request: Request, once: Callable[[Options, float], Compared], notes: list[str]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        once: Callable[[Options, float], Compared],
+        perturbed: Callable[[Compared], Comparison],
+        notes: list[str],
+    ) -> None:
         self.request = request
         self._once = once
+        self._perturbed = perturbed
         self.notes = notes
 
     def _options(self, float64: bool = False) -> Options:
@@ -38,11 +48,12 @@ class Precision:
         """Compare in the precision that can tell: float32 on up to two ranks, float64 on more, or where it differs."""
         many = self.request.options.replicas > 2
         if self.request.options.cuda:
-            self.notes.append(f"on CUDA, in the script's own precision: differences up to {ROUNDING:g} are rounding's")
-            return self._once(self._options(), max(self.request.tolerance, ROUNDING))
+            self.notes.append("on CUDA, in the script's own precision")
+            return self._beyond_rounding(self._once(self._options(), self.request.tolerance))
         if many:
             why = "sums over three and more ranks round differently in float32"
-            return self._in_float64(why) or self._in_float32_only(None)
+            found = self._in_float64(why)
+            return found or self._beyond_rounding(self._once(self._options(), self.request.tolerance))
         first = self._once(self._options(), self.request.tolerance)
         mixed = first[1].recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
@@ -53,7 +64,7 @@ class Precision:
         largest = max(finding.size for finding in first[2])
         by = "" if math.isinf(largest) else f" by {largest:.0e}"
         why = f"in {own} they differ{by}, which may be rounding"
-        return self._in_float64(why) or self._in_float32_only(first)
+        return self._in_float64(why) or self._beyond_rounding(first)
 
     def _in_float64(self, why: str) -> Compared | None:
         """Compare in float64; None where the script doesn't compute in it."""
@@ -72,17 +83,25 @@ class Precision:
             self.notes.append(f"autocast casts nothing in float64{more}")
         return found
 
-    def _in_float32_only(self, first: Compared | None) -> Compared:
-        tolerance = max(self.request.tolerance, ROUNDING)
-        self.notes.append(f"compared in float32: differences up to {tolerance:g} are taken for rounding")
-        if first is None:
-            return self._once(self._options(), tolerance)
-        comparison = replace(first[1], tolerance=tolerance)
-        return first[0], comparison, beyond(explain(comparison), tolerance)
+    def _beyond_rounding(self, first: Compared) -> Compared:
+        """In how far `first` differs by more than a unit of rounding at the start can grow to in the original."""
+        if not first[2] or any(finding.kind not in NUMBERS for finding in first[2]):
+            return first
+        try:
+            may = rounding.measured(self._perturbed(first))
+        except CouldNotRun as stopped:
+            self.notes.append(f"how much rounding may do isn't known: {stopped.failure.reason}")
+            return first
+        self.notes.append(
+            f"compared in the script's own precision: differences up to {may.largest:.0e} are rounding's, as the "
+            "original shows that begins a unit of rounding elsewhere"
+        )
+        comparison = replace(first[1], rounding=may)
+        return first[0], comparison, beyond(explain(comparison), comparison.tolerance)
 
 
 def beyond(findings: Sequence[Finding], tolerance: float) -> list[Finding]:
     """Without what a coarse `tolerance` takes for rounding in printed numbers, too."""
-    if tolerance < ROUNDING:
+    if tolerance < _COARSE:
         return list(findings)
     return [finding for finding in findings if finding.size > tolerance]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dp2ddp.verify.compare.causes import STRUCTURE, Finding, explain
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.finding import STRUCTURE, Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.precision import beyond
 

@@ -14,24 +14,29 @@ from rich.text import Text
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.counting import counted
-from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
+from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict
 
 _SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines
 
 
-def show(console: Console, errors: Console, verdict: Verdict, name: str, quiet: bool = False) -> None:
-    """Print a verdict on the script `name`; a failing side's own traceback goes to `errors`.
+def show(
+    console: Console, errors: Console, verdict: Verdict, name: str, quiet: bool = False, verbose: bool = False
+) -> None:
+    """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to `errors`.
 
     Args:
         quiet: no table and no notes.
+        verbose: a traceback's frames of the runtime, and those of C++, too.
     """
     if verdict.failure is not None:
         failure = verdict.failure
-        traceback = "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
-        errors.print(Text(traceback), soft_wrap=True)
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
         errors.print(Text(said, "bold red"), soft_wrap=True)
+        wrote = (failure.all_of_it if verbose else failure.stderr).rstrip()
+        for text in (failure.where, "\n".join(wrote.splitlines()[-_TRACEBACK:])):
+            if text:
+                errors.print(Text(text), soft_wrap=True)
         return
     assert verdict.comparison is not None
     if not quiet:
@@ -79,8 +84,12 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         if comparison
         else None,
         "not_shown": verdict.unshown or None,
-        "failure": {"side": failure.side, "reason": failure.reason, "stderr": failure.stderr} if failure else None,
+        "failure": _failed(failure) if failure else None,
     }
+
+
+def _failed(failure: Failure) -> dict[str, str]:
+    return {"side": failure.side, "reason": failure.reason, "where": failure.where, "stderr": failure.stderr}
 
 
 def interesting(comparison: Comparison) -> list[StepDifference]:
@@ -109,7 +118,7 @@ def _table(comparison: Comparison) -> Table:
     for heading in ("step", "relative difference", "in", "verdict"):
         table.add_column(heading, justify="left" if heading in ("in", "verdict") else "right")
     for step in interesting(comparison):
-        same = step.relative <= comparison.tolerance
+        same = step.relative <= comparison.allowed(step.step)
         table.add_row(
             str(step.step),
             f"{step.relative:.1e}" if step.relative else "0 (same bits)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dp2ddp.verify.compare.causes import Finding
+from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.options import Options
@@ -16,11 +16,21 @@ NAMES = {AGREE: "agree", DIFFER: "differ", FAILED: "could not run", NOT_SHOWN: "
 
 @dataclass(frozen=True)
 class Failure:
-    """A side that could not run, and what it wrote to standard error."""
+    """A side that could not run.
+
+    Attributes:
+        side: which.
+        reason: why, in a line.
+        stderr: what it wrote to standard error, without frames that are no script's.
+        where: where each rank was, and what it waited for, a line each; empty where that wasn't told.
+        all_of_it: `stderr` with all frames.
+    """
 
     side: str
     reason: str
     stderr: str
+    where: str = ""
+    all_of_it: str = ""
 
 
 @dataclass(frozen=True)

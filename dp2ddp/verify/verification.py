@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,14 +12,15 @@ from pathlib import Path
 import torch
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify import repeatable
+from dp2ddp.verify import failures, repeatable
 from dp2ddp.verify.compare import first_module
-from dp2ddp.verify.compare.causes import NUMBERS, Finding, explain
+from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.enough import Enough, Seen
+from dp2ddp.verify.compare.finding import NUMBERS, Finding
 from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
 from dp2ddp.verify.compare.steps import Steps
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.precision import ROUNDING, Compared, Precision, beyond
+from dp2ddp.verify.precision import Compared, Precision, beyond
 from dp2ddp.verify.progress import Show, Stage
 from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import runs, scratch
@@ -37,15 +35,6 @@ from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
 _IN_MODULES = {"loss", "update", "scale", "gradient"}
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
-_PATIENCE = 10.0  # seconds in which the original may fail, too
-_TRACEBACK = "Traceback (most recent call last)"
-_RANK = re.compile(r"^\[rank\d+\]: ")  # in front of each line of a rank's traceback
-_OWN_FRAMES = re.compile(
-    r'^(?:\[rank\d+\]: )?  File "(?:<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|start/ending|run/record)\.py)"'
-    r".*\n"
-    r"(?:(?:\[rank\d+\]: )?    .*\n)*",
-    re.MULTILINE,
-)
 
 
 class Verification:
@@ -87,7 +76,8 @@ class Verification:
             return Verdict(self.request.options, notes=self.notes, failure=stopped.failure)
 
     def _verdict(self) -> Verdict:
-        options, comparison, findings = Precision(self.request, self._once, self.notes).compared()
+        precision = Precision(self.request, self._once, self._perturbed, self.notes)
+        options, comparison, findings = precision.compared()
         verdict = Verdict(options, comparison, findings, self.notes)
         if options.synthetic is not None:
             self.notes.append(_synthetic(verdict.synthetic))
@@ -162,6 +152,11 @@ class Verification:
         where = first_module.first_difference(ours, theirs, tolerance, gradients=not options.foreign)
         return [replace(first, what=f"{first.what}, {where}" if where else first.what), *rest]
 
+    def _perturbed(self, first: Compared) -> Comparison:
+        """The original beside itself, with parameters that are off by a unit of rounding at the start."""
+        options = replace(first[0], steps=len(first[1].steps) or first[0].steps, auto=False, perturbed=True)
+        return self._twice(options, first[1].tolerance)
+
     def _twice(self, options: Options, tolerance: float) -> Comparison:
         """The original beside its own second run."""
         steps, one, other = self._run(options, tolerance, second="again")
@@ -182,13 +177,13 @@ class Verification:
         steps = self._steps(rank_folders(places["original"], places[second], ranks), options, tolerance)
         room = Room(self.folder)
         done: dict[str, Run] = {}
-        patience = Patience()
+        patience = failures.Patience(self._sides)
         hangs = Hangs([places[second] / f"rank{rank}" for rank in range(ranks)])
 
         def look(ended: Mapping[str, Run]) -> None:
             room.look()
             steps.look(() if options.cuda else processes_of(ended, ranks))
-            self._show(Stage.TRAINING, steps, "".join(hangs.news()))
+            self._show(Stage.TRAINING, steps, self._sides.by_own_names("".join(hangs.news())))
             done.update(ended)
             patience.check(done)
 
@@ -201,7 +196,7 @@ class Verification:
                         together({side: started[side]}, lambda ended: look({**done, **ended}))
                 together({side: each for side, each in started.items() if side not in done}, look)
             except subprocess.TimeoutExpired as late:
-                raise CouldNotRun(_late(str(late.cmd), late.timeout, places)) from late
+                raise CouldNotRun(failures.late(str(late.cmd), late.timeout, places, self._sides)) from late
             except CouldNotRun as stopped:
                 room.check(stopped.failure.stderr)
                 raise
@@ -218,12 +213,13 @@ class Verification:
             options.gate.parent.mkdir(parents=True, exist_ok=True)
             gate = Gate(options.gate)
         # Which tolerance counts in the end is decided when they have run.
-        thresholds = {tolerance, self.request.tolerance, max(self.request.tolerance, ROUNDING)}
+        thresholds = {tolerance, self.request.tolerance, 1e-4, 1e-3, 1e-2}
         return Steps(folders, self.request.keep, thresholds, gate, enough)
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:
         script, moved = self._lay_out(folder, side)
         start = runs.start_converted if side == "converted" else runs.start_original
+        options = replace(options, perturbed=options.perturbed and side == "again")
         return start(script, _absolute(self.request.arguments), folder, replace(options, moved=moved), self._keeper)
 
     def _lay_out(self, folder: Path, side: str) -> tuple[Path, tuple[tuple[Path, Path], ...]]:
@@ -269,53 +265,3 @@ def _absolute(arguments: Sequence[str]) -> list[str]:
         os.path.abspath(argument) if argument.startswith("..") and os.path.exists(argument) else argument
         for argument in arguments
     ]
-
-
-def _late(side: str, seconds: float, places: Mapping[str, Path]) -> Failure:
-    stderr = "".join(path.read_text(errors="replace") for path in sorted(places[side].glob("rank*/stderr.txt")))
-    return Failure(side, f"still running after {seconds:.0f} seconds", stderr)
-
-
-def _tidied(stderr: str, folder: Path) -> str:
-    """Without the frames of this package that started the script, and where its copies lay."""
-    return _OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}{os.sep}", "")
-
-
-def _exception_in(stderr: str) -> str:
-    """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
-    lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
-    return next((line for line in lines if line.strip() and not line.startswith(" ")), "an exception")
-
-
-class Patience:
-    """Ends a comparison where a side could not run. Of what fails on both sides, the original is told of."""
-
-    def __init__(self) -> None:
-        self._until = math.inf
-
-    def check(self, done: Mapping[str, Run]) -> None:
-        """Look at the sides that have ended.
-
-        Raises:
-            CouldNotRun: one could not run, and the original has ended as well or had its time.
-        """
-        for side in ("original", "converted"):
-            failure = _failure(side, done) if side in done else None
-            if failure is None:
-                continue
-            self._until = min(self._until, time.monotonic() + _PATIENCE)
-            if "original" in done or time.monotonic() > self._until:
-                raise CouldNotRun(failure)
-
-
-def _failure(side: str, done: Mapping[str, Run]) -> Failure | None:
-    """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
-    run = done[side]
-    if not run.exit_code:
-        return None
-    outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-    own = next((text for text in outputs if _TRACEBACK in text), None)
-    if own is not None:
-        return Failure(side, _exception_in(own), _tidied(own, run.folder))
-    alone = side == "converted" and "original" in done and not done["original"].exit_code
-    return Failure(side, f"exit code {run.exit_code}", run.stderr) if run.exit_code < 0 or alone else None

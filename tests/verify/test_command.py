@@ -329,7 +329,7 @@ def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_pat
     result = verify("train.py", "--converted", str(slow))
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("dp2ddp: a rank has waited for the others for "), result.stderr
-    assert re.search(rf"^  rank 1 at train\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
+    assert re.search(rf"^  rank 1 at slow\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
     assert "time.sleep" not in result.stdout
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nursery import Nursery
 
+from dp2ddp.verify.failures import OWN_FRAMES
 from dp2ddp.verify.start import keeping
-from dp2ddp.verify.verification import _OWN_FRAMES
 
 LEFT_OPEN = """
 import atexit, sys, threading, time
@@ -99,7 +99,7 @@ def test_a_forked_run_ends_as_a_script_does(nursery: Nursery, tmp_path: Path, ho
             time.sleep(0.01)
     out, errors = ((forked / "rank0" / f"{name}.txt").read_text() for name in ("stdout", "stderr"))
     assert (kept.poll(), out) == (expected.returncode, expected.stdout)
-    assert _OWN_FRAMES.sub("", errors).replace(f"{forked}/", "") == expected.stderr.replace(f"{alone}/", "")
+    assert OWN_FRAMES.sub("", errors).replace(f"{forked}/", "") == expected.stderr.replace(f"{alone}/", "")
     files = [{path.name: path.read_text() for path in place.glob("*.txt")} for place in places]
     assert files[0] == files[1]
     assert len(files[0]) == (2 if how == "left open" else 0)

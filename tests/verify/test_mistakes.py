@@ -45,11 +45,45 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     ),
     "learning rate scaled": (
         [("lr=0.5", "lr=0.5 * ddp.world_size()")], "setting",
-        "lr of parameter group 1 of optimizer 1 is 0.5, converted 1; it is multiplied by the number of ranks", 1,
+        "is 0.5, converted 1; the learning rate (lr) is multiplied by the number of ranks", 1,
     ),
     "another weight decay, late": (
         [(EPOCH, EPOCH + "    optimizer.param_groups[0]['weight_decay'] = 0.01 * (epoch > 1)\n")],
         "setting", "weight_decay of parameter group 1 of optimizer 1 is 0, converted 0.01", 7,
+    ),
+    "another optimizer": (
+        [("torch.optim.SGD", "torch.optim.ASGD")], "setting", "of class SGD, converted ASGD; another optimizer", 1,
+    ),
+    "a layer frozen": (
+        [("criterion =", "net.module[0].requires_grad_(False)\ncriterion =")], "setting", "a layer is frozen", 1,
+    ),
+    "gradients that add up": (
+        [("        optimizer.zero_grad()\n", "")], "kept", "`zero_grad` is left out", 2,
+    ),
+    "a step left out": (
+        [("        optimizer.step()", "        if len(x) == 8:\n            optimizer.step()")],
+        "passed", "backward is called twice before this step, in the original once", 3,
+    ),
+    "a batch skipped": (
+        [("        optimizer.zero_grad()",
+          "        if len(x) < 8:\n            continue\n        optimizer.zero_grad()")],
+        "passed", "batch 3 of iteration 1 over a loader is skipped", 3,
+    ),
+    "a smaller batch": (
+        [("batch_size=8", "batch_size=4")], "batch", "smaller, of batch size 4, the original's 8", 1,
+    ),
+    "the last batch dropped": (
+        [("batch_size=8", "batch_size=8, drop_last=True")], "batch", "the last batch of this pass is dropped", 3,
+    ),
+    "another sampler": (
+        [("shuffle=True", "shuffle=False")], "batch", "sampler RandomSampler, converted SequentialSampler", 1,
+    ),
+    "other inputs": (
+        [("output = net(x)", "output = net(x * 1.5)")], "input", "other samples: augmented, transformed", 1,
+    ),
+    "another mode": (
+        [(EPOCH, EPOCH + "    net.train(epoch == 0)\n")],
+        "mode", "runs in evaluation mode, the original's in training", None,
     ),
     "a draw too many": (
         [("        optimizer.step()", "        optimizer.step()\n        torch.rand(1)")],

@@ -81,6 +81,28 @@ def test_ranks_that_part_are_found(folders: list[Path]) -> None:
     assert steps.differences[-1].relative == 0.0
 
 
+def test_parameters_of_one_name_are_told_apart_by_their_model(folders: list[Path]) -> None:
+    script = """
+import torch
+from torch import nn
+netD, netG = nn.Linear(3, 2), nn.Linear(3, 2)
+for net in (netG, netD):
+    net.weight.data.fill_(0.5)
+made = [torch.optim.SGD(each.parameters(), lr=lr) for each in (netD, netG)]
+for each, optimizer in zip((netD, netG), made):
+    each(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+del each, net
+"""
+    for folder, rate in zip(folders, ("0.1", "0.2")):
+        code = compile(script.replace("lr=lr", f"lr={rate}"), str(folder.parent / "train.py"), "exec")
+        with Recorder(folder):
+            exec(code, {})
+    steps = Steps(folders[:2])
+    steps.finish()
+    assert [each.parameter for each in steps.differences] == ["netD.weight", "netG.weight"]
+
+
 def test_steps_are_compared_as_they_come(folders: list[Path]) -> None:
     steps = Steps(folders, keep=False)
     steps.look()

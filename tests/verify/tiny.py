@@ -6,7 +6,8 @@ from pathlib import Path
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
-from dp2ddp.verify.compare.causes import Finding, explain
+from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs, scratch
 

@@ -4,56 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dp2ddp.verify.compare import printed
+from dp2ddp.verify.compare import evidence, outcomes, printed, rounding
+from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
-from dp2ddp.verify.compare.saved import FileDifference
 from dp2ddp.verify.compare.steps import Apart, StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
+_OWN = "each rank has a loss of its own: of its own rows, or of what it has drawn"
 _GRADIENTS = 1e-4  # a relative difference of their norms that may be rounding
 _GROWTH = 1000.0  # by how much rounding may grow in a step
-_ONLY_IN = " (only in the "
 _INDEPENDENT = {"start", "shuffle", "setting", "apart"}
-
-#: Kinds of findings: numbers, which rounding and random numbers may change; and what neither ever changes.
-NUMBERS = frozenset({"loss", "update", "scale", "gradient", "rounding", "printed", "file"})
-STRUCTURE = frozenset({"exit", "keys", "left", "sync_bn", "written", "prints"})
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something in which the runs differ.
-
-    Args:
-        kind: one word for programs: exit, count, left, sync_bn, written, prints, start, batch, shuffle, setting, draw,
-            apart, scale, loss, update, gradient, rounding, printed, keys, file.
-        what: what differs, with numbers.
-        cause: the likely cause; empty where nothing is known.
-        step: the optimizer step (from 1) at which; None where it has none.
-        parameter: the parameter that differs most.
-        size: the relative difference; infinite for what rounding can't explain.
-        at: the original's line where it is seen, as `train.py:12`; None where none is known.
-    """
-
-    kind: str
-    what: str
-    cause: str = ""
-    step: int | None = None
-    parameter: str | None = None
-    size: float = math.inf
-    at: str | None = None
-
-    def __str__(self) -> str:
-        at = f"step {self.step}: " if self.step is not None else ""
-        return f"{at}{self.what}" + (f"; {self.cause}" if self.cause else "")
 
 
 def explain(comparison: Comparison) -> list[Finding]:
@@ -63,12 +31,14 @@ def explain(comparison: Comparison) -> list[Finding]:
     """
     training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
     named = training[:1]
+    # What an optimizer is set to is so whatever is drawn.
+    named += [each for each in training[1:] if each.kind == "setting" and each.step == named[0].step]
     if comparison.foreign:  # whoever wrote it by hand wants to know of all that isn't the original's
-        named += [each for each in training[1:] if each.kind in _INDEPENDENT]
+        named += [each for each in training[1:] if each.kind in _INDEPENDENT and each not in named]
     # That one side does more than the other follows from what it trains otherwise, if it does.
     found = [*_structure(comparison), *named, *_more(comparison)]
     differs = bool(training)
-    found += [*_printed(comparison, differs), *_files(comparison, differs)]
+    found += [*outcomes.printed(comparison, differs), *outcomes.files(comparison, differs)]
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
 
 
@@ -76,9 +46,7 @@ def _line(comparison: Comparison, finding: Finding) -> str | None:
     """The original's line where a finding is seen."""
     ours = comparison.recordings[0] if comparison.recordings else Recording(Path())
     if finding.kind == "printed" and comparison.lines:
-        words = printed.words(
-            next(line for line in comparison.lines if not line.within(comparison.places)).original or ""
-        )
+        words = printed.words(next(iter(comparison.wrong_lines), comparison.lines[0]).original or "")
         return next((each.at for each in ours.prints if words in map(printed.words, each.text.splitlines())), None)
     if finding.step is None:
         return None
@@ -103,9 +71,6 @@ def _structure(comparison: Comparison) -> Iterator[Finding]:
     if len(comparison.recordings) > 2 and comparison.recordings[1].synchronised:
         what = f"BatchNorm is synchronised ({comparison.recordings[1].synchronised[0]}), on GPUs: not seen on a CPU"
         yield Finding("sync_bn", what, "it then sees the whole batch; under nn.DataParallel each replica's part of it")
-    for model, at in comparison.recordings[1].left if len(comparison.recordings) > 1 else ():
-        what = f"a model ({model}) still is in an nn.DataParallel in the converted script" + (f" ({at})" if at else "")
-        yield Finding("left", what, "every rank runs it on whole batches: `ddp.wrap_model` was forgotten there")
 
 
 def _twice(comparison: Comparison) -> Iterator[Finding]:
@@ -127,10 +92,18 @@ def _twice(comparison: Comparison) -> Iterator[Finding]:
 def _training(comparison: Comparison) -> Iterator[Finding]:
     """What makes the runs train differently; of one step, the cause before its effect."""
     ours, theirs = comparison.recordings[0], comparison.recordings[1:]
+    yield from evidence.data(comparison)
     yield from _start(comparison)
     yield from _batch(comparison)
-    yield from _setting(comparison)
     if comparison.first is not None:
+        yield from evidence.passed(comparison, comparison.first.step)
+    seen = [*evidence.models(comparison), *evidence.unused(comparison), *evidence.forwards(comparison)]
+    # What is seen in an evaluation makes training differ only if that does.
+    yield from (replace(each, step=None) if comparison.trained_alike else each for each in seen)
+    yield from _setting(comparison)
+    yield from evidence.states(comparison)
+    if comparison.first is not None:
+        yield from evidence.kept(comparison)
         yield from _draw(ours, theirs[0], comparison.first.step)
     if comparison.apart is not None:
         alone = comparison.foreign and not comparison.recordings[1].wrapped
@@ -139,7 +112,7 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
         yield _update(comparison, comparison.first)
     else:
         yield from _loss(comparison)
-        yield from _gradient(ours, theirs[0])
+        yield from _gradient(comparison)
 
 
 def _start(comparison: Comparison) -> Iterator[Finding]:
@@ -154,23 +127,34 @@ def _batch(comparison: Comparison) -> Iterator[Finding]:
     batch = comparison.batch
     if batch is None:
         return
-    again = _repeated(comparison.recordings)
+    made = "" if comparison.foreign else evidence.loaders(comparison, batch.iterator)
+    again = None if made else _repeated(comparison.recordings)
     if again is None or (comparison.foreign and batch.iterator <= again):
-        yield Finding("batch", str(batch), f"a different batch: {_why_other(comparison, batch)}", batch.step + 1)
+        yield Finding("batch", str(batch), f"a different batch: {_why_other(comparison, batch, made)}", batch.step + 1)
     if again is not None:
         why = "a generator is seeded again, or not advanced (`set_epoch`)"
         cause = f"the shuffle of iteration {again + 1} is repeated: {why}"
         yield Finding("shuffle", str(batch), cause, batch.step + 1)
 
 
-def _why_other(comparison: Comparison, batch: BatchDifference) -> str:
-    """What makes a batch another one than the original's."""
+def _why_other(comparison: Comparison, batch: BatchDifference, made: str) -> str:
+    """What makes a batch another one than the original's; `made`: in what its loader is made otherwise."""
+    because = f" ({made})" if made else ""
     unknown = "another shuffle, another sampler, or samples that are dropped or repeated"
     given = [part for part in batch.parts if isinstance(part, list)]
-    if not isinstance(batch.original, list) or not given:
-        return unknown
-    if all(len(part) == len(batch.original) for part in given):
-        return "each rank draws a whole one of its own, so N times the batch size is trained on"
+    if batch.original is None or not given:
+        by = "dropped" if not given else "not dropped"
+        return f"the last batch of this pass is {by}, unlike the original's{because}"
+    if not isinstance(batch.original, list):
+        return f"{unknown}{because}"
+    if all(len(part) == len(batch.original) for part in given) and any(part != given[0] for part in given):
+        return f"each rank draws a whole one of its own, so N times the batch size is trained on{because}"
+    union = _union(given)
+    if len(union) != len(batch.original):
+        size = "larger" if len(union) > len(batch.original) else "smaller"
+        return f"{size}, of batch size {len(union)}, the original's {len(batch.original)}{because}"
+    if made:
+        return f"another sampler, or one that is made otherwise: another order{because}"
     ours = recording.batches_by_iterator(comparison.recordings[0]).get(batch.iterator, [])
     theirs = _unions([recording.batches_by_iterator(rank) for rank in comparison.recordings[1:]])
     passes = [[str(index) for each in side if isinstance(each, list) for index in each] for side in
@@ -178,22 +162,15 @@ def _why_other(comparison: Comparison, batch: BatchDifference) -> str:
     if len(set(passes[1])) < len(passes[1]) and len(set(passes[0])) == len(passes[0]):
         return f"padded, or drawn otherwise: {len(passes[1]) - len(set(passes[1]))} samples come twice in this pass"
     if sorted(passes[0]) == sorted(passes[1]):
-        return "the same samples in another order (another shuffle, or another sampler)"
+        return "the same samples in another order: shuffled by other random numbers (another seed, a draw more or less)"
     return unknown
 
 
 def _setting(comparison: Comparison) -> Iterator[Finding]:
     found = comparison.setting
-    if found is None:
-        return
-    cause = "an optimizer that is made, or a scheduler that changes it, with another value than the original's"
-    ranks = len(comparison.recordings) - 1
-    if found.factor is not None and math.isclose(found.factor, ranks):
-        cause = "it is multiplied by the number of ranks"
-        cause += "" if comparison.batch else ", though the batches are the original's"
-    elif found.factor is not None:
-        cause = f"{found.factor:.4g} times the original's: {cause}"
-    yield Finding("setting", str(found), cause, found.step)
+    if found is not None:
+        ranks = len(comparison.recordings) - 1
+        yield Finding("setting", str(found), found.cause(ranks, same_batches=comparison.batch is None), found.step)
 
 
 def _repeated(recordings: Sequence[Recording]) -> int | None:
@@ -260,16 +237,54 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
     if loss is not None and loss > comparison.tolerance:
         what += f", the loss given to backward by {loss:.1e}"
         factor = _loss_factor(comparison, first.step)
-        if scale is not None and factor is not None and math.isclose(scale, factor, rel_tol=1e-3):
+        own = _own_losses(comparison, first.step)
+        if (
+            not own
+            and factor is not None
+            and any(_is_close(factor, size) for size in (scale, _gradient_factor(comparison, first)))
+        ):
             cause = f"the loss is {factor:.4g} times the original's: scaled, or reduced otherwise"
             return Finding("loss", what, cause, **common)
         cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"
+        cause = _OWN if own else cause
         return Finding("loss", what, cause, **common)
+    if _own_losses(comparison, first.step):
+        return Finding("update", what, _OWN, **common)
     if scale is not None:
         cause = f"the update is {scale:.4g} times the original's: the loss or the gradients are not scaled"
         return Finding("scale", what, cause, **common)
+    factor = _gradient_factor(comparison, first)
+    if factor is not None and not _is_close(factor, 1.0):
+        cause = f"the gradients are {factor:.4g} times the original's: scaled, clipped, or reduced twice"
+        return Finding("scale", what, cause, **common)
     cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
     return Finding("update", what, cause, **common)
+
+
+def _is_close(one: float, other: float | None) -> bool:
+    return other is not None and math.isclose(one, other, rel_tol=_SAME_DIRECTION)
+
+
+def _own_losses(comparison: Comparison, step: int) -> bool:
+    """Whether the ranks give `backward` other losses in step `step`, which all know the whole batch's."""
+    if comparison.foreign:
+        return False
+    values = [[loss.value for loss in rank.losses if loss.step == step - 1] for rank in comparison.recordings[1:]]
+    return any(not math.isclose(a, b, rel_tol=_GRADIENTS) for rank in values[1:] for a, b in zip(values[0], rank))
+
+
+def _gradient_factor(comparison: Comparison, first: StepDifference) -> float | None:
+    """What the gradients are as a multiple of the original's, if all of them are the same one."""
+    pair = [run.steps[first.step - 1].gradients for run in comparison.recordings[:2]]
+    if [grad is None for grad in pair[0]] != [grad is None for grad in pair[1]]:
+        return None
+    ours, theirs = ([grad for grad in side if grad is not None] for side in pair)
+    square = math.fsum(a * a for a in ours)
+    if not square:
+        return None
+    factor = math.fsum(a * b for a, b in zip(ours, theirs)) / square
+    left = math.sqrt(math.fsum((b - factor * a) ** 2 for a, b in zip(ours, theirs)) / square)
+    return factor if left < _SAME_DIRECTION * abs(factor) else None
 
 
 def _grew(comparison: Comparison, step: int) -> bool:
@@ -318,61 +333,21 @@ def _change(run: Recording, step: int) -> torch.Tensor | None:
 
 
 def _loss(comparison: Comparison) -> Iterator[Finding]:
-    for loss, difference in zip(comparison.recordings[0].losses, comparison.losses):
-        if difference > comparison.tolerance:
-            what = f"the loss given to backward differs by {difference:.1e}, the update doesn't"
-            yield Finding("loss", what, "a loss that isn't scaled as the original's", loss.step + 1, size=difference)
-            return
+    for number in comparison.wrong_losses[:1]:
+        loss, difference = comparison.recordings[0].losses[number], comparison.losses[number]
+        what = f"the loss given to backward differs by {difference:.1e}, the update doesn't"
+        yield Finding("loss", what, "a loss that isn't scaled as the original's", loss.step + 1, size=difference)
 
 
-def _gradient(ours: Recording, theirs: Recording) -> Iterator[Finding]:
+def _gradient(comparison: Comparison) -> Iterator[Finding]:
     """Gradients that an optimizer takes for the same, as Adam does with multiples of them."""
+    ours, theirs = comparison.recordings[:2]
     for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1):
-        if one.gradient and not math.isclose(one.gradient, other.gradient, rel_tol=_GRADIENTS):
-            factor = other.gradient / one.gradient
+        least = max(_GRADIENTS, rounding.at(comparison.rounding.gradients, number - 1))
+        sizes = [math.hypot(*(grad for grad in step.gradients if grad is not None)) for step in (one, other)]
+        if sizes[0] and not math.isclose(*sizes, rel_tol=least):
+            factor = sizes[1] / sizes[0]
             what = f"the norm of all gradients is {factor:.4g} times the original's, the update isn't"
             cause = "gradients that are scaled otherwise, or some of them, which an optimizer such as Adam hides"
             yield Finding("gradient", what, cause, number, size=abs(factor - 1))
             return
-
-
-def _printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
-    lines = [line for line in comparison.lines if not line.within(comparison.places)]
-    verb = "printed"
-    if not lines:  # what is logged is printed as well, as a rule
-        lines, verb = comparison.wrongly_logged, "logged"
-    if not lines:
-        return
-    first = lines[0]
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    what = f"{verb} line {first.line}: {first.original!r}, converted {first.converted!r}{more}"
-    size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
-    if differs:
-        yield Finding("printed", what, size=size)
-    elif first.original is None:
-        yield Finding("printed", what, "a line that the original doesn't print, or that every rank prints", size=size)
-    elif first.places is None:
-        yield Finding("printed", what, size=size)
-    else:
-        cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
-        yield Finding("printed", what, cause, size=size)
-
-
-def _files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
-    wrong: dict[str, list[FileDifference]] = {}
-    for file in comparison.files:
-        if file.relative > comparison.tolerance:
-            wrong.setdefault(file.file, []).append(file)
-    for name, places in wrong.items():
-        keys = [place.where.partition(_ONLY_IN)[0] for place in places if _ONLY_IN in place.where]
-        more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
-        if keys:
-            plain = {".".join(part for part in key.split(".") if part != "module") for key in keys}
-            plain = {key.replace("/module.", "/") for key in plain}
-            cause = "the keys differ only by `module.`" if 2 * len(plain) == len(keys) else "other keys are saved"
-            yield Finding("keys", f"{name}: {places[0].where}{more}", cause)
-        else:
-            size = max(place.relative for place in places)
-            by = "" if math.isinf(size) else f" differs by {size:.1e}"
-            cause = "" if differs else "training is the same, so this holds a rank's own value"
-            yield Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)

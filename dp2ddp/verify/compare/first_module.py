@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dp2ddp.verify.compare import evidence
 from dp2ddp.verify.run.recording import Recording
 
 
@@ -23,21 +24,13 @@ def first_difference(ours: Recording, theirs: Sequence[Recording], tolerance: fl
             other = there.get(_key(each))
             if each["of"] != of or other is None or other["name"] != each["name"]:
                 continue
-            if not _alike(each["sums"], other["sums"], tolerance):
+            if evidence.sums_apart(each["sums"], other["sums"]) > tolerance:
                 name = f"`{each['name']}`" if each["name"] else "the model"
-                return f"first in {words} {name} ({each['module']}) in replica {each['place'][1]}"
+                several = len({one["model"] for one in ours.modules}) > 1 and each["name"]
+                whose = f" of {each['model']}" if several else ""
+                return f"first in {words} {name} ({each['module']}){whose} in replica {each['place'][1]}"
     return ""
 
 
 def _key(event: Any) -> tuple[int, ...]:
     return tuple(event["place"])
-
-
-def _alike(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], tolerance: float) -> bool:
-    if len(ours) != len(theirs):
-        return False
-    return all(
-        abs(a - b) <= tolerance * max(size, other) or (a != a and b != b)
-        for (total, size), (there, other) in zip(ours, theirs)
-        for a, b in ((total, there), (size, other))
-    )

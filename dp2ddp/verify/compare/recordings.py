@@ -10,9 +10,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.verify.compare import clock_names, enough, printed, saved
+from dp2ddp.verify.compare import clock_names, enough, printed, rounding, saved
 from dp2ddp.verify.compare.enough import Seen
 from dp2ddp.verify.compare.printed import LineDifference
+from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
 from dp2ddp.verify.compare.settings import SettingDifference, first_difference
 from dp2ddp.verify.compare.steps import TOLERANCE, Apart, StartDifference, StepDifference, Steps
@@ -65,6 +66,7 @@ class Comparison:
         logged: records of `logging` that differ, as lines.
         foreign: the converted script isn't made for this project's runtime: ranks may have any rows of a batch.
         rows_elsewhere: whether they have other ones than `nn.DataParallel`'s replicas.
+        rounding: what rounding may do, where that was measured.
     """
 
     original: Run
@@ -87,6 +89,15 @@ class Comparison:
     logged: tuple[LineDifference, ...] = ()
     foreign: bool = False
     rows_elsewhere: bool = False
+    rounding: Rounding = field(default_factory=Rounding)
+
+    def allowed(self, step: int) -> float:
+        """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
+        return max(self.tolerance, rounding.at(self.rounding.steps, step - 1))
+
+    def hidden(self, name: str) -> str:
+        """What of the converted run's has this name, as the original would call it."""
+        return clock_names.restoring(self.names, self.converted.hide)(name)
 
     @property
     def worst(self) -> StepDifference:
@@ -96,13 +107,13 @@ class Comparison:
     @property
     def first(self) -> StepDifference | None:
         """The first step whose parameters differ by more than the tolerance."""
-        return next((step for step in self.steps if step.relative > self.tolerance), None)
+        return next((step for step in self.steps if step.relative > self.allowed(step.step)), None)
 
     @property
     def trained_alike(self) -> bool:
         """Whether both trained, on the same batches, with the same losses and to the same parameters."""
         same = self.first is None and not self.counts and not (self.batch or self.setting or self.apart)
-        return bool(self.steps) and same and all(loss <= self.tolerance for loss in self.losses)
+        return bool(self.steps) and same and not self.wrong_losses
 
     def failures(self) -> list[str]:
         """Everything in which the runs don't agree, a line each; empty if they agree."""
@@ -112,19 +123,38 @@ class Comparison:
         found += [str(what) for what in (self.batches, self.setting, self.apart) if what]
         if self.first is not None:
             found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
-        wrong = next(((i, loss) for i, loss in enumerate(self.losses) if loss > self.tolerance), None)
-        if wrong is not None:
-            found.append(f"backward {wrong[0] + 1}: the loss differs by {wrong[1]:.1e}")
-        for line in self.lines:
-            if not line.within(self.places):
-                found.append(f"printed line {line.line}: {line.original!r}, converted {line.converted!r}")
-        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self.wrongly_logged]
+        found += [f"backward {number + 1}: the loss differs by {self.losses[number]:.1e}"
+                  for number in self.wrong_losses[:1]]  # fmt: skip
         found += [
-            f"{file.file}: {file.where} differs by {file.relative:.1e}"
-            for file in self.files
-            if file.relative > self.tolerance
+            f"printed line {line.line}: {line.original!r}, converted {line.converted!r}" for line in self.wrong_lines
         ]
+        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self.wrongly_logged]
+        found += [f"{file.file}: {file.where} differs by {file.relative:.1e}" for file in self.wrong_files]
         return found
+
+    @property
+    def wrong_losses(self) -> list[int]:
+        """Which of the losses differ (from 0)."""
+        allowed = self.rounding.losses
+        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.at(allowed, n))]
+
+    @property
+    def wrong_lines(self) -> list[LineDifference]:
+        """The printed lines that differ by more than `places`."""
+        allowed = self.rounding.lines
+        return [
+            line for line in self.lines if not line.within(self.places) and line.relative > allowed.get(line.line, 0.0)
+        ]
+
+    @property
+    def wrong_files(self) -> list[FileDifference]:
+        """The files that differ, and where."""
+        allowed = self.rounding.files
+        return [
+            file
+            for file in self.files
+            if file.relative > max(self.tolerance, self.rounding.largest, allowed.get((file.file, file.where), 0.0))
+        ]
 
     @property
     def wrongly_logged(self) -> list[LineDifference]:
@@ -223,8 +253,8 @@ def _batch(
         batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
         for number, (batch, *shards) in enumerate(batches, start=1):
             if not alike(batch, shards):
-                steps = [at.step for process in (ours, *theirs) for at in process.batches if at.iterator == iterator]
-                step = steps[min(number, len(steps)) - 1]
+                taken = [[step for each, step in run.took if each == iterator] for run in (ours, theirs[0])]
+                step = max((steps[min(number, len(steps)) - 1] for steps in taken if steps), default=0)
                 return BatchDifference(iterator, number, step, batch, tuple(shards))
     return None
 
@@ -266,10 +296,6 @@ def _counts(ours: Recording, theirs: Recording) -> list[str]:
         "calls of backward": (len(ours.losses), len(theirs.losses)),
     }
     found = [f"{a} {what}, converted {b}" for what, (a, b) in pairs.items() if a != b]
-    # (The original's are known where it has split a batch with them.)
-    if ours.wrapped and not theirs.left and sorted(ours.wrapped) != sorted(theirs.wrapped):
-        names = [", ".join(names) or "none" for names in (ours.wrapped, theirs.wrapped)]
-        found.append(f"models that are wrapped: {names[0]}; converted: {names[1]}")
     scales = next(((i, a, b) for i, (a, b) in enumerate(zip(ours.scales, theirs.scales)) if a != b), None)
     if scales is not None:
         number, a, b = scales

@@ -11,6 +11,14 @@ from dp2ddp.verify.run.recording import Recording
 
 Groups = Sequence[dict[str, Any]]
 
+_NAMES = {"lr": "learning rate (lr)", "weight_decay": "weight decay"}
+_CAUSES = {
+    "class": "another optimizer",
+    "parameters": "the optimizer is given other parameters than the original's",
+    "trained": "a layer is frozen on one side only (`requires_grad`)",
+    "the number of parameter groups": "the optimizer is given its parameters in other parameter groups",
+}
+
 
 @dataclass(frozen=True)
 class SettingDifference:
@@ -31,7 +39,21 @@ class SettingDifference:
             return None
         return float(self.converted / self.original)
 
+    def cause(self, ranks: int, same_batches: bool) -> str:
+        """What may be behind it, on so many ranks."""
+        name = _NAMES.get(self.name, self.name)
+        if self.name in _CAUSES:
+            return _CAUSES[self.name]
+        if self.factor is not None and math.isclose(self.factor, ranks):
+            return f"the {name} is multiplied by the number of ranks" + (
+                ", though the batches are the original's" if same_batches else ""
+            )
+        by = f" {self.factor:.4g} times" if self.factor is not None else " not"
+        return f"the {name} is{by} the original's: the optimizer is made, or a schedule changes it, with another value"
+
     def __str__(self) -> str:
+        if self.name == "class":
+            return f"optimizer {self.optimizer + 1} is of class {self.original}, converted {self.converted}"
         whose = f"parameter group {self.group + 1} of optimizer {self.optimizer + 1}"
         return f"{self.name} of {whose} is {_shown(self.original)}, converted {_shown(self.converted)}"
 

@@ -192,6 +192,8 @@ class Steps:
 
 def _of_starts(one: Recording, other: Recording, optimizer: int) -> Iterator[tuple[str, float]]:
     start = one.starts[optimizer]
+    if len(start.slots) != len(other.starts[optimizer].slots):  # that it has other parameters is told by itself
+        return
     least = saved.negligible(value for _, value in one.values(start))
     for (name, a), (_, b) in zip(one.values(start), other.values(other.starts[optimizer])):
         size = relative_difference(a, b, least)

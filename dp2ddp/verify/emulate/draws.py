@@ -13,14 +13,16 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dp2ddp_runtime.batches import kept
 from dp2ddp_runtime.batches.loader import _RankLoader
 from dp2ddp_runtime.ranks import rng
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, dataloader
 from torch.utils.data._utils import fetch
+
+from dp2ddp.verify.run.state import generators
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def install(seed: int, everywhere: bool = False) -> None:
     _install_in_worker()
     passes = _Passes(seed, everywhere)
     kind = dataloader._BaseDataLoaderIter
+    _replace(DataLoader, "__init__", _watching_seeds)
     _replace(kind, "_reset", passes.resetting)
     _replace(kind, "_next_index", passes.telling)
     _replace(_RankLoader, "_begin_whole", passes.beginning_again)
@@ -122,6 +125,33 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
+class _Seeding:
+    """A `worker_init_fn` of the script's; notes which of the global generators it has moved.
+
+    Which numbers it gives them is a worker's business, whose samples are chance. That it does decides what is drawn.
+    """
+
+    moved: ClassVar[tuple[bool, ...]] = ()
+
+    def __init__(self, begin: Callable[[int], None]) -> None:
+        self._begin = begin
+
+    def __call__(self, worker: int) -> None:
+        before = generators()
+        self._begin(worker)
+        _Seeding.moved = tuple(one != other for one, other in zip(before, generators()))
+
+
+def _watching_seeds(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def make(loader: Any, *args: Any, **kwargs: Any) -> None:
+        init(loader, *args, **kwargs)
+        if loader.worker_init_fn is not None:
+            loader.worker_init_fn = _Seeding(loader.worker_init_fn)
+
+    return make
+
+
 def _fetching_next(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """An iterable data set draws as it goes, alike on all ranks, for each of them loads all of it."""
 
@@ -137,7 +167,7 @@ def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def load(fetcher: Any, told: Any) -> Any:
         if not isinstance(told, Told):
             return original(fetcher, told)
-        draws = _Draws(fetcher.dataset, told.key)
+        draws = _Draws(fetcher.dataset, (*told.key, *_Seeding.moved))
         if not fetcher.auto_collation:
             data = draws.of(told.index, lambda: fetcher.dataset[told.index])
         else:
@@ -162,7 +192,7 @@ class _Draws:
         key: what all draws depend on.
     """
 
-    def __init__(self, dataset: Any, key: tuple[int, int]) -> None:
+    def __init__(self, dataset: Any, key: tuple[int, ...]) -> None:
         self._own = kept.generators_in(dataset)
         self._key = key
 

@@ -39,8 +39,6 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     #: The replicas' random streams; None: each instance has its own. A rank of a converted script has one for all its
     #: models.
     streams: ClassVar[Sequence[Stream] | None] = None
-    #: Whether it was made by the functional form.
-    for_one_call = False
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         if self.n == 1:
             return self.module(*inputs, **kwargs)
         calls = _scatter_call(inputs, kwargs, self.n, self.dim)
-        self.splits()
+        self.splits(calls)
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
             with stream, as_in_a_thread(len(calls), self._device):
@@ -83,8 +81,8 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
     def _device(self) -> torch.device:
         return next((param.device for param in self.module.parameters()), torch.device("cpu"))
 
-    def splits(self) -> None:
-        """Is called whenever a batch is split over several replicas, for who wants to know."""
+    def splits(self, calls: Sequence[Any]) -> None:
+        """Is called whenever a batch is split over several replicas, with what each is called with."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": None}
@@ -112,7 +110,6 @@ def emulated_data_parallel(
     """
     arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     wrapped = kind(module, device_ids, output_device, dim)
-    wrapped.for_one_call = True
     return wrapped(*arguments, **(module_kwargs or {}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from dp2ddp.verify.emulate.oracle import EmulatedDataParallel, emulated_data_par
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
-def emulate(replicas: int, splits: Callable[[nn.Module], None] | None = None) -> type[nn.Module]:
+def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None] | None = None) -> type[nn.Module]:
     """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is, and the functional form of it where
     `data_parallel` is; returns the class.
 
     Args:
-        splits: is called with the wrapped model whenever a batch is split.
+        splits: is called whenever a batch is split, with the module and what each replica of it is called with.
 
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
@@ -39,7 +39,7 @@ def emulate(replicas: int, splits: Callable[[nn.Module], None] | None = None) ->
         "__qualname__": "DataParallel",
     }
     if splits is not None:
-        body["splits"] = lambda self: splits(self)
+        body["splits"] = lambda self, calls: splits(self.module, calls)
     stand_in = type("DataParallel", (EmulatedDataParallel,), body)
     for name in _HOMES:
         vars(importlib.import_module(name))["DataParallel"] = stand_in

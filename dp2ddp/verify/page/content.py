@@ -11,7 +11,7 @@ from dp2ddp.verify.counting import counted
 from dp2ddp.verify.page import chart, numbers, places
 from dp2ddp.verify.page.chart import Chart, Curve
 from dp2ddp.verify.page.numbers import Numbers
-from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Failure, Verdict
 
 _CHARTS = 16  # of printed numbers
 _LINES = 400  # of output that are shown
@@ -42,7 +42,7 @@ def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
         "sentence": _sentence(verdict),
         "ran": _ran(verdict),
         "failure": verdict.failure,
-        "traceback": "\n".join(verdict.failure.stderr.rstrip().splitlines()[-_TRACEBACK:]) if verdict.failure else "",
+        "traceback": _told(verdict.failure) if verdict.failure else "",
     }
     if comparison is None:
         return {
@@ -67,6 +67,12 @@ def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
         "files": places.files(comparison),
         "output": places.output(comparison, _LINES),
     }
+
+
+def _told(failure: Failure) -> str:
+    """Where each rank was, and what the side that failed wrote."""
+    lines = failure.stderr.rstrip().splitlines()[-_TRACEBACK:]
+    return "\n".join([failure.where, "", *lines] if failure.where else lines)
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -113,11 +119,10 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Sequence[Row]:
     def row(what: str, amount: str, wrong: str, right: str = "the same") -> Row:
         return Row(what, amount, wrong or right, bad if wrong else "good")
 
-    apart = sum(step.relative > comparison.tolerance for step in comparison.steps)
+    apart = sum(step.relative > comparison.allowed(step.step) for step in comparison.steps)
     worst = comparison.worst.relative
-    losses = sum(loss > comparison.tolerance for loss in comparison.losses)
-    lines = sum(not line.within(comparison.places) for line in comparison.lines)
-    files = len({file.file for file in comparison.files if file.relative > comparison.tolerance})
+    losses, lines = len(comparison.wrong_losses), len(comparison.wrong_lines)
+    files = len({file.file for file in comparison.wrong_files})
     one, other = comparison.original, comparison.converted
     return [
         row(

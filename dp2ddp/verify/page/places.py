@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp2ddp.verify.compare.causes import Finding
+from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import Comparison
 
 _AROUND = 2  # lines of the script before and after
@@ -25,6 +25,15 @@ KINDS = {
     "written": ("Files that several ranks write", "Let rank 0 alone write."),
     "prints": ("Lines that several ranks print", "Let rank 0 alone print."),
     "sync_bn": ("BatchNorm over all ranks", "Leave `sync_bn=True` out to train as the original does."),
+    "unwrapped": ("A model that isn't wrapped", "Wrap it with `ddp.wrap_model`, where the original wraps it."),
+    "data": ("Other data", "Look at how the data are split, and at what the data set is made with."),
+    "mode": ("Another mode", "Look for `model.train()` or `model.eval()` that one side leaves out."),
+    "passed": ("Another number of batches in a step", "Look for a batch that is skipped, or a step that is left out."),
+    "kept": ("Gradients that add up", "Look for `zero_grad()`: where it is called, and for which optimizer."),
+    "state": ("Another state of an optimizer", "Look for a checkpoint that one side loads."),
+    "input": ("Other samples", "Look at how samples are augmented and transformed, and at what workers seed."),
+    "buffer": ("Other running statistics", "Look for BatchNorm's settings, and for what changes them on one rank."),
+    "missing": ("A file that one side doesn't write", "Look for the rank that writes it, and for its name."),
     "left": ("An nn.DataParallel is left", "Wrap that model with `ddp.wrap_model`."),
     "batch": ("Other batches", "Look at the loader: its sampler, its batch size, what is shuffled."),
     "shuffle": ("The shuffle is repeated", "Look for a generator that each epoch makes or seeds, or no `set_epoch`."),
@@ -92,10 +101,9 @@ def _code(at: str, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:
 def files(comparison: Comparison) -> Sequence[File]:
     """All files that either side wrote; those that differ first."""
     wrong: dict[str, list[str]] = {}
-    for each in comparison.files:
-        if each.relative > comparison.tolerance:
-            by = "" if math.isinf(each.relative) else f": {each.relative:.1e}"
-            wrong.setdefault(each.file, []).append(f"{each.where}{by}")
+    for each in comparison.wrong_files:
+        by = "" if math.isinf(each.relative) else f": {each.relative:.1e}"
+        wrong.setdefault(each.file, []).append(f"{each.where}{by}")
     found = []
     for name, where in wrong.items():
         result = "1 place differs" if len(where) == 1 else f"{len(where)} places differ"
@@ -105,7 +113,7 @@ def files(comparison: Comparison) -> Sequence[File]:
 
 def output(comparison: Comparison, most: int) -> Sequence[Printed]:
     """The first `most` lines that the original printed, and those that differ."""
-    wrong: Mapping[int, object] = {line.line: line for line in comparison.lines if not line.within(comparison.places)}
+    wrong: Mapping[int, object] = {line.line: line for line in comparison.wrong_lines}
     sides = comparison.original.stdout.splitlines(), comparison.converted.stdout.splitlines()
     found = []
     for index in range(max(map(len, sides))):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_TOLD = re.compile(r"^dp2ddp: a rank has waited .*\n(?:  rank .*\n)+The job goes on .*\n", re.MULTILINE)
+TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
+_GOES_ON = "The job goes on "
 _KEPT = 1 << 14  # characters: more than is told at a time
 
 
@@ -31,7 +32,7 @@ class Hangs:
                 new = file.read()
                 self._files[path] += len(new)
                 text = self._rest[path] + new.decode(errors="replace")
-                told = list(_TOLD.finditer(text))
+                told = [match for match in TOLD.finditer(text) if _GOES_ON in match[0]]
                 found += [match[0] for match in told]
                 self._rest[path] = text[told[-1].end() if told else 0 :][-_KEPT:]
         return found

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from dp2ddp.verify.run import state
+
 _WRAPPERS = (nn.DataParallel, DistributedDataParallel)  # a model that is wrapped by the runtime is the latter, too
 
 
@@ -39,6 +41,7 @@ class _Watch:
         self._stack: list[nn.Module] = []
         self._names: dict[int, str] = {}
         self._forward = self._replica = self._number = -1
+        self._model = ""
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         if isinstance(module, _WRAPPERS):
@@ -48,6 +51,7 @@ class _Watch:
             self._replica += 1
             self._number = -1
             self._names = {id(part): name for name, part in module.named_modules()}
+            self._model = type(module).__name__
         self._stack.append(module)
 
     def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -59,26 +63,14 @@ class _Watch:
         self._number += 1
         place = [self._forward, self._replica, self._number]
         name, kind = self._names.get(id(module), ""), type(module).__name__
-        tensors = [each for each in _tensors(output) if each.is_floating_point()]
-        self._write("module", place=place, name=name, module=kind, of="output", sums=[*map(_sums, tensors)])
+        tensors = [each for each in state.tensors_in(output) if each.is_floating_point()]
+        told = {"place": place, "model": self._model, "name": name, "module": kind}
+        self._write("module", **told, of="output", sums=[*map(state.sums, tensors)])
         for index, tensor in enumerate(tensors):
             if tensor.requires_grad:
-                tell = partial(self._tell, [*place, index], name, kind)
+                tell = partial(self._tell, {**told, "place": [*place, index]})
                 hooked: Any = tensor
                 hooked.register_hook(tell)
 
-    def _tell(self, place: list[int], name: str, kind: str, grad: torch.Tensor) -> None:
-        self._write("module", place=place, name=name, module=kind, of="gradient", sums=[_sums(grad)])
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, (list, tuple, dict)):
-        for item in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(item)
-
-
-def _sums(tensor: torch.Tensor) -> list[float]:
-    numbers = tensor.detach().double()
-    return [numbers.sum().item(), numbers.abs().sum().item()]
+    def _tell(self, told: dict[str, Any], grad: torch.Tensor) -> None:
+        self._write("module", **told, of="gradient", sums=[state.sums(grad)])

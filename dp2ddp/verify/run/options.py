@@ -22,6 +22,7 @@ class Options:
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
+        perturbed: begin with parameters that are off by a unit of rounding.
         modules: record what the modules give out in this optimizer step (from 1); None: in none.
         timeout: seconds after which a run is ended.
         auto: end both at the same step once what was seen of them leaves no doubt.
@@ -37,6 +38,7 @@ class Options:
     synthetic: int | None = None
     moved: tuple[tuple[Path, Path], ...] = ()
     foreign: bool = False
+    perturbed: bool = False
     modules: int | None = None
     timeout: float = 600.0
     auto: bool = False

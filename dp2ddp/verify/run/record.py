@@ -19,7 +19,8 @@ from typing import Any
 
 import dp2ddp_runtime
 import torch
-from dp2ddp_runtime.base import world
+from dp2ddp_runtime.base import location, world
+from dp2ddp_runtime.model import wrapped
 from dp2ddp_runtime.model.wrapped import WrappedModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -46,13 +47,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     gate = None if options.gate is None else Gate(options.gate)
     try:
         with (
-            Recorder(options.out / f"rank{_rank()}", options.steps, gate, options.original) as recorder,
+            Recorder(
+                options.out / f"rank{_rank()}", options.steps, gate, options.original, options.perturbed
+            ) as recorder,
             ExitStack() as modes,
         ):
             if options.emulate is not None:
                 emulate(options.emulate, recorder.splits)
             else:
-                recorder.watch_wrapped(DistributedDataParallel if options.foreign else WrappedModel, "wrapped")
+                if options.foreign:
+                    recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
+                else:
+                    recorder.watch_wrapped(WrappedModel, "wrapped")
+                    recorder.watch_replicas(wrapped, _rank())
                 recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.original else "left")
                 recorder.watch_batch_norm(dp2ddp_runtime)
             if options.modules is not None:
@@ -94,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
     parser.add_argument("--original", action="store_true", help="with nn.DataParallel; note which of its lines print")
     parser.add_argument("--modules", type=int, metavar="K", help="record what modules give out in step K (from 1)")
+    parser.add_argument("--perturbed", action="store_true", help="begin with parameters a unit of rounding elsewhere")
     parser.add_argument("--foreign", action="store_true", help="a script with DistributedDataParallel of its own")
     parser.add_argument(
         "--draws-everywhere", action="store_true", help="samples draw by their index, without workers, too"
@@ -106,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prepare(options: argparse.Namespace) -> None:
     _show_terminal()
+    location._NEVER += location._folders(os.path.dirname(os.path.dirname(__file__)))  # no lines of the script's
     scratch.protect(options.out)  # the working directory, and the script's own where that is another one
     if options.cpu is not None:
         cuda_module.without_cuda(options.cpu)

@@ -9,36 +9,29 @@ meanwhile. `recording` reads them.
 from __future__ import annotations
 
 import builtins
-import ctypes
-import gc
 import json
 import logging
-import math
 import os
-import random
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from dp2ddp.verify.emulate.draws import Told
-from dp2ddp.verify.run import modules
+from dp2ddp.verify.run import modules, state
 from dp2ddp.verify.run.gate import Gate
 
 if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
-
-ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 
 
 class StepsDone(SystemExit):
@@ -53,9 +46,17 @@ class Recorder:
         steps: raise `StepsDone` after this many optimizer steps; None: never.
         gate: wait there after each step, and end if it says so.
         prints: note which of the script's lines print.
+        perturbed: move the parameters of wrapped models by a unit of rounding before these run first.
     """
 
-    def __init__(self, folder: Path, steps: int | None = None, gate: Gate | None = None, prints: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int | None = None,
+        gate: Gate | None = None,
+        prints: bool = False,
+        perturbed: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
         self._folder = folder
@@ -63,6 +64,7 @@ class Recorder:
         self._limit = steps
         self._gate = gate
         self._prints = prints
+        self._perturbed = perturbed
         self._printed: set[str] = set()
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
@@ -71,21 +73,25 @@ class Recorder:
         self._iterations: dict[int, int] = {}  # by the data set's id: the latest iteration's number
         self._mixed = False
         self._split = self._draws = False
-        self._gradient = 0.0
+        self._gradients: list[float | None] = []
         self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
         self._layouts: dict[int, list[list[Any]]] = {}
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
+        self._made: list[weakref.ref[Optimizer]] = []
         self._undo: list[Callable[[], None]] = []
         self._started = time.perf_counter()
 
     def __enter__(self) -> Recorder:
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+        self._replace(Optimizer, "__init__", self._recording_optimizer)
         self._replace(torch.autograd, "backward", self._recording_backward)
         self._replace(torch.autocast, "__enter__", self._recording_autocast)
+        self._replace(dataloader._BaseDataLoaderIter, "__init__", self._recording_loader)
         self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
+        self._replace(dataloader._BaseDataLoaderIter, "__next__", self._recording_next)
         self._replace(logging.Logger, "handle", self._recording_log)
         if hasattr(torch.amp, "GradScaler"):
             self._replace(torch.amp.GradScaler, "update", self._recording_scale)
@@ -104,13 +110,22 @@ class Recorder:
         """Note that a data set holds made-up samples."""
         self._write("synthetic", data=asdict(data))
 
-    def splits(self, model: Any) -> None:
-        """Notes, once, that a batch was split over replicas, and once for each wrapped model that it is wrapped."""
+    def splits(self, module: Any, calls: Sequence[Any]) -> None:
+        """Notes, once, that a batch was split over replicas, once for each wrapped model that it is wrapped, and what
+        each replica is called with."""
         if not self._split:
             self._split = True
             self._write("split")
-        if not model.for_one_call:
-            self._wrapped(model, "wrapped")
+        self._wrapped(module, "wrapped")
+        for replica, call in enumerate(calls):
+            self.forward(module, replica, call)
+
+    def forward(self, module: Any, replica: int, call: Any) -> None:
+        """Notes what a replica of a wrapped model is called with, in which mode, and with which buffers."""
+        given = [state.sums(tensor) for tensor in state.tensors_in(call) if tensor.is_floating_point()]
+        modes = [module.training, sum(part.training for part in module.modules())]
+        buffers = state.norms([buffer for _, buffer in _buffers(module)])
+        self._write("forward", model=type(module).__name__, replica=replica, given=given, modes=modes, buffers=buffers)
 
     def draws(self) -> None:
         """Notes, once, that a wrapped model draws random numbers."""
@@ -118,17 +133,35 @@ class Recorder:
             self._draws = True
             self._write("drew")
 
-    def watch_wrapped(self, kind: Any, event: str) -> None:
-        """Notes, once for each model of class `kind` whose forward runs, an `event` with the name of its class."""
+    def watch_wrapped(self, kind: Any, event: str, rank: int | None = None) -> None:
+        """Notes, once for each model of class `kind` whose forward runs, an `event` with the name of its class.
+
+        Args:
+            rank: the replica that is called with what `kind`'s forward is given, if one is.
+        """
 
         def recording(forward: Any) -> Any:
             def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-                self._wrapped(model, event)
+                self._wrapped(model.module, event)
+                if rank is not None:
+                    self.forward(model.module, rank, (args, kwargs))
                 return forward(model, *args, **kwargs)
 
             return run
 
         self._replace(kind, "forward", recording)
+
+    def watch_replicas(self, wrapped: Any, rank: int) -> None:
+        """Notes what this rank's replicas of the runtime's wrapped models are called with."""
+
+        def recording(run: Any) -> Any:
+            def running(module: Any, *call: Any) -> Any:
+                self.forward(module, rank, call)
+                return run(module, *call)
+
+            return running
+
+        self._replace(wrapped, "_run", recording)
 
     def watch_batch_norm(self, runtime: Any) -> None:
         """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
@@ -173,10 +206,13 @@ class Recorder:
         sys.addaudithook(hear)
         self._replace(torch, "save", recording)
 
-    def _wrapped(self, model: Any, event: str) -> None:
-        if id(model) not in self._models:
-            self._models[id(model)] = model
-            self._write(event, model=type(model.module).__name__, at=self._at())
+    def _wrapped(self, module: Any, event: str) -> None:
+        if id(module) not in self._models:
+            self._models[id(module)] = module
+            if self._perturbed:
+                state.perturb(module)
+            buffers = [name for name, _ in _buffers(module)]
+            self._write(event, model=type(module).__name__, buffers=buffers, at=self._at())
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -200,18 +236,18 @@ class Recorder:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
-            self._write("start", **self._save_parameters(optimizer))
-        index, now = self._optimizers[id(optimizer)], settings(optimizer)
+            self._write("start", **self._save_parameters(optimizer), held=state.held(optimizer))
+        index, now = self._optimizers[id(optimizer)], state.settings(optimizer)
         if self._settings.get(index) != now:
             self._settings[index] = now
             self._write("settings", optimizer=index, groups=now)
-        self._gradient = norm_of_gradients(optimizer)
+        self._gradients = state.gradients(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
         self._step += 1
-        told = {"time": time.perf_counter() - self._started, "generators": generators(), "gradient": self._gradient}
-        self._write("step", **saved, **told, at=self._at())
+        now = time.perf_counter() - self._started
+        self._write("step", **saved, time=now, generators=state.generators(), gradients=self._gradients, at=self._at())
         if self._limit is not None and self._step >= self._limit:
             raise StepsDone(0)
         if self._gate is not None and self._gate.ends_after(self._step):
@@ -223,11 +259,25 @@ class Recorder:
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout
-            self._write("layout", optimizer=index, tensors=[[n, *t] for n, t in zip(names(optimizer), layout)])
+            self._write("layout", optimizer=index, tensors=[[*n, *t] for n, t in zip(self._names(optimizer), layout)])
         number, self._saved = self._saved, self._saved + 1
         with (self._folder / f"{number}.bin").open("wb") as file:
-            file.writelines(_raw(tensors))
+            file.writelines(state.raw(tensors))
         return {"optimizer": index, "file": number}
+
+    def _names(self, optimizer: Optimizer) -> list[tuple[str, str]]:
+        frame = sys._getframe()
+        return state.names(optimizer, lambda module: state.variable(module, frame, self._is_own))
+
+    def _is_own(self, file: str) -> bool:
+        return file.startswith(self._tops)
+
+    def _recording_optimizer(self, init: Any) -> Any:
+        def recording(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._made.append(weakref.ref(optimizer))
+
+        return recording
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +285,9 @@ class Recorder:
                 return backward(tensors, *args, **kwargs)
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)
-            self._write("loss", value=value, at=self._at())
+            made = enumerate(each() for each in self._made)
+            kept = [number for number, each in made if each is not None and state.left_over(each)]
+            self._write("loss", value=value, kept=kept, at=self._at())
             return backward(tensors, *args, **kwargs)
 
         return recording
@@ -287,8 +339,23 @@ class Recorder:
             if not hasattr(iterator, "_dp2ddp_number"):
                 self._number(iterator)
             told = index.index if isinstance(index, Told) else index
-            self._write("batch", iterator=iterator._dp2ddp_number, indices=_plain(told), at=self._at())
+            self._write("batch", iterator=iterator._dp2ddp_number, indices=state.plain(told), at=self._at())
             return index
+
+        return recording
+
+    def _recording_next(self, next_: Any) -> Any:
+        def recording(iterator: Any) -> Any:
+            data = next_(iterator)
+            self._write("took", iterator=iterator._dp2ddp_number)
+            return data
+
+        return recording
+
+    def _recording_loader(self, init: Any) -> Any:
+        def recording(iterator: Any, loader: Any) -> None:
+            iterator._dp2ddp_loader = state.of_loader(loader)
+            init(iterator, loader)
 
         return recording
 
@@ -300,7 +367,13 @@ class Recorder:
         else:
             self._iterations[data] = self._iterators
             self._iterators += 1
+            self._write("loader", iterator=self._iterations[data], told=iterator._dp2ddp_loader)
         iterator._dp2ddp_number = self._iterations[data]
+
+
+def _buffers(module: Any) -> list[tuple[str, Any]]:
+    """Buffers of numbers that a forward may change: running statistics."""
+    return [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
 
 
 def _is_in_replica() -> bool:
@@ -312,82 +385,3 @@ def _is_in_replica() -> bool:
 
 
 _RUNNING_REPLICAS = ("dp2ddp_runtime.model.wrapped", "dp2ddp.verify.emulate.oracle", "torch.nn.parallel.parallel_apply")
-
-
-def _raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
-    """The tensors' bytes, each padded to `ALIGNMENT`."""
-    for tensor in tensors:
-        dense = tensor.cpu().contiguous()
-        size = dense.numel() * dense.element_size()
-        # Through the address: without NumPy there is no other way that doesn't go element by element.
-        yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
-
-
-def norm_of_gradients(optimizer: Optimizer) -> float:
-    """The norm of all gradients together, in float64."""
-    grads = [param.grad for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
-    dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
-    return math.sqrt(math.fsum(grad.detach().double().square().sum().item() for grad in dense))
-
-
-def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each of the optimizer's groups has beside its parameters: learning rate, weight decay, momentum, ..."""
-    return [
-        {name: _setting(value) for name, value in group.items() if name not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
-
-
-def _setting(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_setting(item) for item in value]
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
-
-
-def _plain(index: Any) -> Any:
-    """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
-    if isinstance(index, torch.Tensor) or type(index).__module__ == "numpy":
-        index = index.tolist()
-    if isinstance(index, (list, tuple)):
-        return [_plain(item) for item in index]
-    try:
-        return int(index)
-    except (TypeError, ValueError):
-        return repr(index)
-
-
-def generators() -> list[int]:
-    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
-    state = torch.get_rng_state()
-    sums = [zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())), zlib.crc32(repr(random.getstate()).encode())]
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "random"):
-        return [*sums, 0]
-    _, keys, position, *_ = numpy.random.get_state()
-    return [*sums, zlib.crc32(keys.tobytes(), position)]
-
-
-def names(optimizer: Optimizer) -> list[str]:
-    """What the optimizer's parameters are called in the largest module that holds them, without any `module.`.
-
-    The module is looked for among all live objects: nothing in an optimizer leads to it.
-    """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    wanted = {id(param) for param in params}
-    found: dict[int, str] = {}
-    for module in _modules_by_size():
-        for name, param in module.named_parameters():
-            if id(param) in wanted:
-                found.setdefault(id(param), ".".join(part for part in name.split(".") if part != "module"))
-        if len(found) == len(wanted):
-            break
-    return [found.get(id(param), f"parameter {index}") for index, param in enumerate(params)]
-
-
-def _modules_by_size() -> list[nn.Module]:
-    # By type(), not isinstance(): some objects import half a package when asked for their class.
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    complete = [module for module in modules if "_modules" in module.__dict__]
-    return sorted(complete, key=lambda module: -sum(1 for _ in module.modules()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +13,18 @@ from typing import Any
 import torch
 
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.run.recorder import ALIGNMENT
+from dp2ddp.verify.run.state import ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter in a step's bytes: its name, dtype and shape, and where it starts, in bytes."""
+    """A parameter in a step's bytes: its name, dtype and shape, where it starts, in bytes, and whose it is."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
+    model: str = ""
 
     @property
     def size(self) -> int:
@@ -33,8 +35,8 @@ class Slot:
 @dataclass(frozen=True)
 class Step:
     """An optimizer step: which optimizer (in order of first use), its parameters' places, the number of their file,
-    seconds since the start, the checksums of the global generators (`recorder.generators`), the script's line, and the
-    norm of all gradients."""
+    seconds since the start, the checksums of the global generators (`state.generators`), the script's line, the norms
+    of the gradients (None: a parameter had none), and of what the optimizer held before its first step."""
 
     optimizer: int
     slots: tuple[Slot, ...]
@@ -42,16 +44,19 @@ class Step:
     time: float = math.nan
     generators: tuple[int, ...] = ()
     at: str | None = None
-    gradient: float = 0.0
+    gradients: tuple[float | None, ...] = ()
+    held: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The sum of what `backward` was called on, before step `step`, and the script's line that called it."""
+    """The sum of what `backward` was called on, before step `step`, the script's line that called it, and the
+    optimizers (in the order in which they were made) whose parameters had gradients already."""
 
     step: int
     value: float
     at: str | None = None
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,29 @@ class Batch:
     indices: Any
     step: int = 0
     at: str | None = None
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model that ran in a wrapper: its class, the script's line, before which step it did first, its buffers."""
+
+    model: str
+    at: str | None
+    step: int
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A call of a replica of a wrapped model of class `model`, before step `step`: the sums (`state.sums`) of what it
+    was `given`, its `modes` (whether it trains, and how many of its modules do), and the norms of its buffers."""
+
+    model: str
+    replica: int
+    step: int
+    given: tuple[tuple[float, ...], ...]
+    modes: tuple[bool, int]
+    buffers: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -78,13 +106,17 @@ class Recording:
 
     Attributes:
         starts: by optimizer, the parameters before its first step.
+        models: by a parameter's name, the models that have one of that name.
         prints: what the script's lines printed first (of an original).
         settings: the optimizers' settings as they change: the step (from 0) that took them, whose, and its groups'.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
-        wrapped: the classes of the wrapped models, in the order in which they ran first.
-        left: of those that still were in an `nn.DataParallel`, in a converted script: class, and the script's line.
+        wrapped: the wrapped models, in the order in which they ran first.
+        left: those that still were in an `nn.DataParallel`, in a converted script.
+        forwards: the calls of their replicas.
+        took: which iteration over a loader the script took a batch from, and before which step.
+        loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
         synchronised: the script's lines that ask for BatchNorm over all ranks.
         modules: what the modules gave out, and their gradients, in the step that was asked for.
@@ -99,13 +131,17 @@ class Recording:
     losses: list[Loss] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
+    models: dict[str, set[str]] = field(default_factory=dict)
     prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
     settings: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
-    wrapped: list[str] = field(default_factory=list)
-    left: list[tuple[str, str | None]] = field(default_factory=list)
+    wrapped: list[Wrapped] = field(default_factory=list)
+    left: list[Wrapped] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    took: list[tuple[int, int]] = field(default_factory=list)
+    loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     synchronised: list[str | None] = field(default_factory=list)
@@ -123,7 +159,11 @@ class Recording:
         """Names and values of the parameters at `at`, one of `steps` or `starts`."""
         bytes_ = self.raw(at)
         for slot in at.slots:
-            yield slot.name, bytes_[slot.start : slot.start + slot.size].view(slot.dtype).view(slot.shape)
+            yield self.called(slot), bytes_[slot.start : slot.start + slot.size].view(slot.dtype).view(slot.shape)
+
+    def called(self, slot: Slot) -> str:
+        """A parameter's name; with its model's in front where two models have parameters of that name."""
+        return f"{slot.model}.{slot.name}" if len(self.models.get(slot.name, ())) > 1 else slot.name
 
     def raw(self, at: Step) -> torch.Tensor:
         """The bytes of the parameters at `at`. Raises `FileNotFoundError` if they were discarded."""
@@ -181,15 +221,21 @@ def read(folder: Path) -> Recording:
 def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...]]) -> None:
     kind, step = event["kind"], event["step"]
     if kind == "start":
-        recording.starts[event["optimizer"]] = Step(event["optimizer"], layouts[event["optimizer"]], event["file"])
+        slots, held = layouts[event["optimizer"]], tuple(event["held"])
+        recording.starts[event["optimizer"]] = Step(event["optimizer"], slots, event["file"], held=held)
+        for slot in slots:
+            recording.models.setdefault(slot.name, set()).add(slot.model)
     elif kind == "step":
         slots = layouts[event["optimizer"]]
-        sums, told = tuple(event["generators"]), (event["at"], event["gradient"])
+        sums, told = tuple(event["generators"]), (event["at"], tuple(event["gradients"]))
         recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, *told))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "again":
         recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
+        recording.took[:] = [taken for taken in recording.took if taken[0] != event["iterator"]]
+    elif kind == "loader":
+        recording.loaders[event["iterator"]] = event["told"]
     elif kind == "end":
         recording.seconds, recording.ended = event["seconds"], True
     elif kind in _ONCE:
@@ -206,12 +252,14 @@ _ONCE: Mapping[str, Callable[[Any], Any]] = {
 }
 #: By an event's kind: the list in the recording that it is added to, and what is added.
 _LISTS: Mapping[str, tuple[str, Callable[[int, Any], Any]]] = {
-    "loss": ("losses", lambda step, event: Loss(step, event["value"], event["at"])),
+    "loss": ("losses", lambda step, event: Loss(step, event["value"], event["at"], tuple(event["kept"]))),
     "batch": ("batches", lambda step, event: Batch(event["iterator"], event["indices"], step, event["at"])),
     "print": ("prints", lambda step, event: Print(event["at"], event["text"])),
     "settings": ("settings", lambda step, event: (step, event["optimizer"], event["groups"])),
-    "wrapped": ("wrapped", lambda step, event: event["model"]),
-    "left": ("left", lambda step, event: (event["model"], event["at"])),
+    "wrapped": ("wrapped", lambda step, event: _wrapped(step, event)),
+    "left": ("left", lambda step, event: _wrapped(step, event)),
+    "forward": ("forwards", lambda step, event: _forward(step, event)),
+    "took": ("took", lambda step, event: (event["iterator"], step)),
     "log": ("logged", lambda step, event: event["text"]),
     "sync_bn": ("synchronised", lambda step, event: event["at"]),
     "module": ("modules", lambda step, event: event),
@@ -220,11 +268,20 @@ _LISTS: Mapping[str, tuple[str, Callable[[int, Any], Any]]] = {
 }
 
 
+def _wrapped(step: int, event: Any) -> Wrapped:
+    return Wrapped(event["model"], event["at"], step, tuple(event["buffers"]))
+
+
+def _forward(step: int, event: Any) -> Forward:
+    given = tuple(map(tuple, event["given"]))
+    return Forward(event["model"], event["replica"], step, given, tuple(event["modes"]), tuple(event["buffers"]))
+
+
 def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
     slots: list[Slot] = []
     start = 0
-    for name, dtype, shape in tensors:
-        slot = Slot(name, getattr(torch, dtype), tuple(shape), start)
+    for model, name, dtype, shape in tensors:
+        slot = Slot(name, getattr(torch, dtype), tuple(shape), start, model)
         slots.append(slot)
         start += slot.size + -slot.size % ALIGNMENT
     return tuple(slots)
@@ -243,10 +300,15 @@ def _combine(losses: Sequence[Loss]) -> float:
 
 
 def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
-    """The sample indices that the process fetched, batch by batch, for each iteration over a loader."""
+    """The sample indices of the batches that the script took, for each iteration over a loader.
+
+    Workers fetch ahead, by their number: what nobody took doesn't count.
+    """
+    taken = Counter(iterator for iterator, _ in recorded.took)
     grouped: dict[int, list[Any]] = {}
     for batch in recorded.batches:
-        grouped.setdefault(batch.iterator, []).append(batch.indices)
+        if len(grouped.get(batch.iterator, ())) < taken[batch.iterator]:
+            grouped.setdefault(batch.iterator, []).append(batch.indices)
     return grouped
 
 

@@ -226,6 +226,8 @@ def _recorder(folder: Path, options: Options) -> list[str]:
         command += ["--steps", str(options.steps)]
     if options.float64:
         command.append("--float64")
+    if options.perturbed:
+        command.append("--perturbed")
     if options.modules is not None:
         command += ["--modules", str(options.modules)]
     if options.synthetic is not None:

@@ -18,6 +18,7 @@ from dp2ddp.source.syntax import without_async_arguments
 
 _RUNTIME = "dp2ddp_runtime"
 _SETTING = re.compile(r"[\"']TORCH[A-Z]*_[A-Z_]+[\"']")
+_PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w.-]+\.(?:py|ipynb))(?=:\d|\", line \d)")
 _TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
 
 
@@ -31,6 +32,7 @@ class Sides:
         converted: the files of the conversion, by the absolute path that they take the place of.
         notes: what a reader has to know about them.
         foreign: whether the converted program doesn't use this project's runtime.
+        names: by what the converted files are called where they run, which is as the original's: what to call them.
         shared: modules that are imported once for both, as all runs do: what they would import anyway.
     """
 
@@ -40,6 +42,11 @@ class Sides:
     notes: list[str] = field(default_factory=list)
     shared: Sequence[str] = ()
     foreign: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def by_own_names(self, text: str) -> str:
+        """What a converted script says, with its lines by its files' own names."""
+        return _PLACE.sub(lambda place: self.names.get(place["name"], place["name"]), text)
 
 
 def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
@@ -67,8 +74,12 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
         new, foreign = _convert(sources, program, options, notes), False
     else:
         new, foreign = _given(converted, script)
+    names = {path.name: f"{path.name} (converted)" for path in new}
+    if converted is not None:
+        other = converted.name if converted.name != script.name else str(converted)
+        names = {_real(script).name: other} if converted.is_file() else names
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
-    return Sides(top, original, new, notes, _shared(program), foreign)
+    return Sides(top, original, new, notes, _shared(program), foreign, names)
 
 
 def _follow(script: Path) -> tuple[PythonFiles, Program]:

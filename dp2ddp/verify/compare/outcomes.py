@@ -1,0 +1,71 @@
+"""What two runs printed, logged and wrote: in which lines and files they differ, and the likely cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dp2ddp.verify.compare.finding import Finding
+from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.saved import FileDifference
+
+_ONLY_IN = " (only in the "
+
+
+def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+    """The first line that differs, of what was printed, or else logged; with a cause unless training `differs`."""
+    lines = comparison.wrong_lines
+    verb = "printed"
+    if not lines:  # what is logged is printed as well, as a rule
+        lines, verb = comparison.wrongly_logged, "logged"
+    if not lines:
+        return
+    first = lines[0]
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    what = f"{verb} line {first.line}: {first.original!r}, converted {first.converted!r}{more}"
+    size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
+    if differs:
+        cause = ""
+    elif first.original is None:
+        cause = "a line that the original doesn't print, or that every rank prints"
+    elif first.converted is None:
+        cause = "a line that only the original prints"
+    elif first.places is None:
+        cause = "another line: one that only one side prints, or that says something else"
+    else:
+        cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
+    yield Finding("printed", what, cause, size=size)
+
+
+def files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+    """Each file that differs, or that one side didn't write; with a cause unless training `differs`."""
+    wrong: dict[str, list[FileDifference]] = {}
+    for file in comparison.wrong_files:
+        wrong.setdefault(file.file, []).append(file)
+    sides = comparison.original.files().keys(), {comparison.hidden(name) for name in comparison.converted.files()}
+    for name, places in wrong.items():
+        if (name in sides[0]) != (name in sides[1]):
+            yield _missing(name, places[0].where, name in sides[0], bool(sides[0] - sides[1] and sides[1] - sides[0]))
+            continue
+        keys = [place.where.partition(_ONLY_IN)[0] for place in places if _ONLY_IN in place.where]
+        more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
+        if keys:
+            plain = {".".join(part for part in key.split(".") if part != "module") for key in keys}
+            plain = {key.replace("/module.", "/") for key in plain}
+            cause = "the keys differ only by `module.`" if 2 * len(plain) == len(keys) else "other keys are saved"
+            yield Finding("keys", f"{name}: {places[0].where}{more}", cause)
+        else:
+            size = max(place.relative for place in places)
+            by = "" if math.isinf(size) else f" differs by {size:.1e}"
+            cause = "" if differs else "training is the same, so another value is saved: a rank's own, or other content"
+            yield Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)
+
+
+def _missing(name: str, what: str, wanted: bool, renamed: bool) -> Finding:
+    """A file that one side alone has; `wanted`: the original."""
+    cause = "a file that the original doesn't write"
+    if renamed:
+        cause = "it is written under another name, which may be each rank's own"
+    elif wanted:
+        cause = "it is not written, or by another rank than 0 alone, whose files go nowhere"
+    return Finding("missing", f"{name}: {what}", cause)

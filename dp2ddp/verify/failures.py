@@ -1,0 +1,98 @@
+"""A side that could not run: why, where each rank was then, and what is worth reading of its standard error."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from dp2ddp.verify.run.hangs import TOLD
+from dp2ddp.verify.run.runs import Run
+from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.verdict import CouldNotRun, Failure
+
+_PATIENCE = 10.0  # seconds in which the original may fail, too
+_TRACEBACK = "Traceback (most recent call last)"
+_IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
+_RANK = re.compile(r"^\[rank\d+\]: ")
+_QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
+
+
+def _frames(files: str) -> re.Pattern[str]:
+    """A traceback's frames in these files, with the lines of them that it shows."""
+    return re.compile(rf'^{_IN_FRONT}  File "(?:{files})".*\n(?:{_IN_FRONT}    .*\n)*', re.MULTILINE)
+
+
+OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|start/ending|run/record)\.py')
+_LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
+_BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
+_NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
+
+
+class Patience:
+    """Ends a comparison where a side could not run. Of what fails on both sides, the original is told of.
+
+    Args:
+        sides: of which the comparison is.
+    """
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._until = math.inf
+
+    def check(self, done: Mapping[str, Run]) -> None:
+        """Look at the sides that have ended.
+
+        Raises:
+            CouldNotRun: one could not run, and the original has ended as well or had its time.
+        """
+        for side in ("original", "converted"):
+            failure = self._failure(side, done) if side in done else None
+            if failure is None:
+                continue
+            self._until = min(self._until, time.monotonic() + _PATIENCE)
+            if "original" in done or time.monotonic() > self._until:
+                raise CouldNotRun(failure)
+
+    def _failure(self, side: str, done: Mapping[str, Run]) -> Failure | None:
+        """A script that fails by an exception or a signal could not run; one that just says so by its exit code did."""
+        run = done[side]
+        if not run.exit_code:
+            return None
+        outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
+        own = next((text for text in outputs if _TRACEBACK in text), None)
+        if own is not None:
+            return _of(side, _exception_in(own), own, run.folder, self._sides)
+        alone = side == "converted" and "original" in done and not done["original"].exit_code
+        if run.exit_code < 0 or alone:
+            return _of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
+        return None
+
+
+def late(side: str, seconds: float, places: Mapping[str, Path], sides: Sides) -> Failure:
+    """A side that had no end."""
+    stderr = "".join(path.read_text(errors="replace") for path in sorted(places[side].glob("rank*/stderr.txt")))
+    return _of(side, f"still running after {seconds:.0f} seconds", stderr, places[side], sides)
+
+
+def _of(side: str, reason: str, stderr: str, folder: Path, sides: Sides) -> Failure:
+    """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
+    told = list(TOLD.finditer(stderr))
+    if told:
+        why, _, where = told[-1]["what"].partition(":\n")
+        reason, where = (why if reason.startswith("exit code") else f"{reason}: {why}"), where.rstrip()
+    else:
+        where = ""
+    full = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
+    brief = _NATIVE.sub("", _BETWEEN.sub("", TOLD.sub("", full)))
+    texts = [reason, brief, where, full]
+    return Failure(side, *(texts if side == "original" else map(sides.by_own_names, texts)))
+
+
+def _exception_in(stderr: str) -> str:
+    """The first line of what the last traceback ends with: the exception, whose message may have more lines."""
+    lines = [_RANK.sub("", line) for line in stderr.rpartition(_TRACEBACK)[2].splitlines()[1:]]
+    found = next((line for line in lines if line.strip() and not line.startswith(" ")), "an exception")
+    return _QUALIFIED.sub("", found)

@@ -1,0 +1,211 @@
+"""What is written down of optimizers, loaders, generators and tensors: as numbers and names."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+ALIGNMENT = 16  # bytes; so that any dtype can be read in place
+_NOT_TOLD = ("params", "param_names")
+_ROW = 4099  # entries of a sum: prime, so that no image's rows begin anew with it
+
+
+def raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
+    """The tensors' bytes, each padded to `ALIGNMENT`."""
+    for tensor in tensors:
+        dense = tensor.cpu().contiguous()
+        size = dense.numel() * dense.element_size()
+        # Through the address: without NumPy there is no other way that doesn't go element by element.
+        yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
+
+
+def gradients(optimizer: Optimizer) -> list[float | None]:
+    """The norm of each parameter's gradient, in float64; None for one that has none."""
+    grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
+    found = iter(norms([_dense(grad) for grad in grads if grad is not None]))
+    return [None if grad is None else next(found) for grad in grads]
+
+
+def left_over(optimizer: Optimizer) -> bool:
+    """Whether a parameter has a gradient already that isn't nothing."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return any(bool(_dense(param.grad).any()) for param in params if param.grad is not None)
+
+
+def held(optimizer: Optimizer) -> list[float]:
+    """The norms of what the optimizer keeps of earlier steps, in its parameters' order."""
+    states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]
+              if param in optimizer.state]  # fmt: skip
+    return norms([value for state in states for value in state.values() if isinstance(value, torch.Tensor)])
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """The tensors' norms, in float64."""
+    if not tensors:
+        return []
+    each = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
+    return [float(value) for value in torch.stack([value.cpu() for value in each]).tolist()]
+
+
+def sums(tensor: torch.Tensor) -> list[float]:
+    """A tensor's norm, and a sum of its entries that depends on their order.
+
+    In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
+    """
+    flat = tensor.detach().flatten()
+    flat = flat.float() if flat.dtype.itemsize < 4 else flat
+    rows = flat.numel() // _ROW
+    weights = torch.arange(max(_ROW, rows), dtype=flat.dtype, device=flat.device).cos()
+    ordered = (flat[: rows * _ROW].view(rows, _ROW) @ weights[:_ROW]) @ weights[:rows]
+    rest = flat[rows * _ROW :]
+    return [float(torch.linalg.vector_norm(flat)), float(ordered + rest @ weights[: rest.numel()])]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value, also in lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    return grad.detach().coalesce().values() if grad.is_sparse else grad.detach()
+
+
+def settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each of the optimizer's groups is: its optimizer's class, how many parameters it has, and how many of them
+    are trained; and what it is set to: learning rate, weight decay, momentum, ..."""
+    return [
+        {
+            "class": type(optimizer).__name__,
+            "parameters": len(group["params"]),
+            "trained": sum(param.requires_grad for param in group["params"]),
+            **{name: _setting(value) for name, value in group.items() if name not in _NOT_TOLD},
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_setting(item) for item in value]
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value if isinstance(value, (int, float, str, type(None))) else repr(type(value))
+
+
+@torch.no_grad()
+def perturb(module: nn.Module) -> None:
+    """Move each parameter up or down by a unit of rounding of what is computed with; draws from no other generator."""
+    generator = torch.Generator().manual_seed(0)
+    for param in module.parameters():
+        if param.is_floating_point():
+            mixed = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+            unit = torch.finfo(torch.bfloat16 if mixed else param.dtype).eps
+            signs = torch.randint(0, 2, param.shape, generator=generator).to(param.device) * 2 - 1
+            param.mul_(1 + unit * signs.to(param.dtype))
+
+
+def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a loader is made with."""
+    data: Any = loader.dataset
+    rows = getattr(data, "indices", None)
+    return {
+        "data set": type(data).__name__,
+        "samples": None if isinstance(data, IterableDataset) or not hasattr(data, "__len__") else len(data),
+        "rows of the data set": None if rows is None else zlib.crc32(repr(plain(rows)).encode()),
+        "sampler": type(loader.sampler).__name__,
+        "batch size": loader.batch_size,
+        "drop_last": loader.drop_last,
+    }
+
+
+def plain(index: Any) -> Any:
+    """A batch's sample indices for JSON; what isn't a number (a custom sampler's key) as its repr."""
+    if isinstance(index, torch.Tensor) or type(index).__module__ == "numpy":
+        index = index.tolist()
+    if isinstance(index, (list, tuple)):
+        return [plain(item) for item in index]
+    try:
+        return int(index)
+    except (TypeError, ValueError):
+        return repr(index)
+
+
+def generators() -> list[int]:
+    """Checksums of the global generators' states: torch's on the CPU, Python's, NumPy's (0 if it isn't imported)."""
+    state = torch.get_rng_state()
+    found = [
+        zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())),
+        zlib.crc32(repr(random.getstate()).encode()),
+    ]
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return [*found, 0]
+    _, keys, position, *_ = numpy.random.get_state()
+    return [*found, zlib.crc32(keys.tobytes(), position)]
+
+
+def names(optimizer: Optimizer, called: Callable[[nn.Module], str]) -> list[tuple[str, str]]:
+    """What the optimizer's parameters are called in the largest module that holds them, without any `module.`; and what
+    that module is `called`.
+
+    The module is looked for among all live objects: nothing in an optimizer leads to it.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    wanted = {id(param) for param in params}
+    found: dict[int, tuple[str, str]] = {}
+    for module in _modules_by_size():
+        new = [(name, param) for name, param in module.named_parameters() if id(param) in wanted - found.keys()]
+        whose = called(module) if new else ""
+        for name, param in new:
+            found.setdefault(id(param), (whose, ".".join(part for part in name.split(".") if part != "module")))
+        if len(found) == len(wanted):
+            break
+    return [found.get(id(param), ("", f"parameter {index}")) for index, param in enumerate(params)]
+
+
+def variable(module: nn.Module, frame: FrameType | None, is_own: Callable[[str], bool]) -> str:
+    """The script's variable that holds a module, or its wrapper; its class where none does.
+
+    Args:
+        frame: the innermost one.
+        is_own: whether a file is the script's.
+    """
+    inner = getattr(module, "module", module)
+    while frame is not None:
+        for name, value in [*frame.f_locals.items()] if is_own(frame.f_code.co_filename) else ():
+            for path, each in [(name, value), *((f"{name}.{key}", held) for key, held in _attributes(value).items())]:
+                if each is module or each is inner or _attributes(each).get("_modules", {}).get("module") is inner:
+                    return path
+        frame = frame.f_back
+    return type(inner).__name__
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, without asking its class."""
+    try:
+        held: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return {} if isinstance(value, ModuleType) else held
+
+
+def _modules_by_size() -> list[nn.Module]:
+    # By type(), not isinstance(): some objects import half a package when asked for their class.
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    complete = [module for module in modules if "_modules" in module.__dict__]
+    return sorted(complete, key=lambda module: -sum(1 for _ in module.modules()))
