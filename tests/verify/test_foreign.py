@@ -135,7 +135,7 @@ def test_what_tutorials_leave_out_is_named(verified: Any) -> None:
         "prints: rank 1 prints, too: 'epoch 0 loss",
         "each rank draws a whole one of its own, so N times the batch size is trained on",
         "shuffle: batch 1 of iteration 1",
-        "setting: lr of parameter group 1 of optimizer 1 is 0.1, converted 0.2; it is multiplied by the number",
+        "setting: lr of parameter group 1 of optimizer 1 is 0.1, converted 0.2; the learning rate (lr) is multiplied",
     ):
         assert wanted in text, text
 

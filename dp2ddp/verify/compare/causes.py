@@ -149,18 +149,18 @@ def _why_other(comparison: Comparison, batch: BatchDifference, made: str) -> str
         return f"{unknown}{because}"
     if all(len(part) == len(batch.original) for part in given) and any(part != given[0] for part in given):
         return f"each rank draws a whole one of its own, so N times the batch size is trained on{because}"
-    union = _union(given)
-    if len(union) != len(batch.original):
-        size = "larger" if len(union) > len(batch.original) else "smaller"
-        return f"{size}, of batch size {len(union)}, the original's {len(batch.original)}{because}"
-    if made:
-        return f"another sampler, or one that is made otherwise: another order{because}"
     ours = recording.batches_by_iterator(comparison.recordings[0]).get(batch.iterator, [])
     theirs = _unions([recording.batches_by_iterator(rank) for rank in comparison.recordings[1:]])
     passes = [[str(index) for each in side if isinstance(each, list) for index in each] for side in
               (ours, theirs.get(batch.iterator, []))]  # fmt: skip
     if len(set(passes[1])) < len(passes[1]) and len(set(passes[0])) == len(passes[0]):
         return f"padded, or drawn otherwise: {len(passes[1]) - len(set(passes[1]))} samples come twice in this pass"
+    union = _union(given)
+    if len(union) != len(batch.original):
+        size = "larger" if len(union) > len(batch.original) else "smaller"
+        return f"{size}, of batch size {len(union)}, the original's {len(batch.original)}{because}"
+    if made:
+        return f"another sampler, or one that is made otherwise: another order{because}"
     if sorted(passes[0]) == sorted(passes[1]):
         return "the same samples in another order: shuffled by other random numbers (another seed, a draw more or less)"
     return unknown

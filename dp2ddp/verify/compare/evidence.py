@@ -105,7 +105,7 @@ def passed(comparison: Comparison, until: int) -> Iterator[Finding]:
             fewer = "a step more than the original's, or gradients accumulate over fewer batches"
             yield Finding("passed", what, more if calls[1] > calls[0] else fewer, step + 1)
             return
-        if len(batches[0]) != len(batches[1]):
+        if len(batches[0]) != len(batches[1]) and not comparison.foreign:  # frameworks take them ahead
             what = f"{len(batches[1])} batches are taken before this step, in the original {len(batches[0])}"
             which = next((b for a, b in zip_longest(*batches) if a != b), None) or batches[0][-1]
             cause = f"batch {which[1]} of iteration {which[0] + 1} over a loader is taken on one side only"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import statistics
 import zipfile
@@ -19,6 +20,7 @@ from dp2ddp.verify.compare.unpickle import Placeholder
 Hiding = tuple[Callable[[str], str], Callable[[str], str]]
 _BY_IDENTITY: Any = object.__eq__
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
+_NUMPY = b"\x93NUMPY"
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
 
 
@@ -87,6 +89,11 @@ def differences(
     if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
         yield from _archives(name, original, converted, hide)
         return
+    arrays = _array(original.read_bytes()), _array(converted.read_bytes())
+    if arrays[0] is not None and arrays[1] is not None:
+        size = relative_difference(arrays[0], arrays[1])
+        yield from [FileDifference(name, "array", size)] if size else []
+        return
     texts = _text(original), _text(converted)
     if texts[0] is None or texts[1] is None:
         yield FileDifference(name, "bytes", math.inf)
@@ -109,7 +116,22 @@ def _archives(name: str, original: Path, converted: Path, hide: Hiding) -> Itera
                 only = "original" if member in names[0] else "converted"
                 yield FileDifference(name, f"{member} (only in the {only})", math.inf)
             elif not member.endswith(_OF_CONTENT) and one.read(member) != other.read(member):
-                yield FileDifference(name, member, math.inf)
+                arrays = _array(one.read(member)), _array(other.read(member))
+                known = arrays[0] is not None and arrays[1] is not None
+                size = relative_difference(*arrays) if known else math.inf  # type: ignore[arg-type]
+                yield from [FileDifference(name, member, size)] if size else []
+
+
+def _array(data: bytes) -> torch.Tensor | None:
+    """What NumPy has saved; None where it isn't an array of numbers. (Nothing is unpickled.)"""
+    if not data.startswith(_NUMPY):
+        return None
+    try:
+        import numpy as np
+
+        return torch.as_tensor(np.load(io.BytesIO(data), allow_pickle=False))
+    except (ImportError, TypeError, ValueError):
+        return None
 
 
 def _text(path: Path) -> str | None:
