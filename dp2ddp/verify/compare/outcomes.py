@@ -34,6 +34,7 @@ def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
         cause = "another line: one that only one side prints, or that says something else"
     else:
         cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
+        cause += _times(first.factor)
     yield Finding("printed", what, cause, size=size)
 
 
@@ -57,8 +58,13 @@ def files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
         else:
             size = max(place.relative for place in places)
             by = "" if math.isinf(size) else f" differs by {size:.1e}"
-            cause = "" if differs else "training is the same, so another value is saved: a rank's own, or other content"
+            cause = "training is the same, so another value is saved: a rank's own, or other content"
+            cause = "" if differs else cause + _times(places[0].factor)
             yield Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)
+
+
+def _times(factor: float | None) -> str:
+    return "" if factor is None else f" ({factor:.4g} times the original's)"
 
 
 def _missing(name: str, what: str, wanted: bool, renamed: bool) -> Finding:

@@ -28,12 +28,14 @@ _NEGLIGIBLE = 1e-3  # of the size of most tensors
 class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
-    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's.
+    `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
+    `factor` see `LineDifference`.
     """
 
     file: str
     where: str
     relative: float
+    factor: float | None = None
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
@@ -101,7 +103,8 @@ def differences(
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
         if not line.within(places):
             where = f"line {line.line}: {line.original!r}, {line.converted!r}"
-            yield FileDifference(name, where, math.inf if line.places is None or line.whole else line.relative)
+            size = math.inf if line.places is None or line.whole else line.relative
+            yield FileDifference(name, where, size, line.factor)
 
 
 def _archives(name: str, original: Path, converted: Path, hide: Hiding) -> Iterator[FileDifference]:

@@ -1,0 +1,74 @@
+"""What is told of a side that could not run: where its ranks are first, in its own file's lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.verify import failures
+from dp2ddp.verify.run.runs import Run
+from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.verdict import CouldNotRun, Failure
+
+WAITS = """dp2ddp: a rank has waited for the others for 9 s:
+  rank 0 at train.py:61 for 10 s: is at work: time.sleep(1)
+  rank 1 at train.py:19 for 9 s: waits for the random state (exchange 16)
+The job goes on when they do, and ends if nothing moves for 1800 s.
+"""
+RAISES = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 63, in main
+[rank1]:     loss = ddp.all_reduce(loss)
+[rank1]:   File "/venv/dp2ddp_runtime/ranks/exchange.py", line 72, in exchange
+[rank1]:     told = _exchange(kind, value, exact)
+[rank1]: RuntimeError: Connection closed by peer
+[rank1]: Exception raised from read at pair.cc:534 (most recent call first):
+[rank1]: frame #0: c10::Error::Error() + 0x9d (0x7f in libc10.so)
+[rank1]: frame #1: gloo::transport::tcp::Pair::read() + 0x1 (0x7f in libtorch_cpu.so)
+"""
+
+
+@pytest.fixture
+def sides() -> Sides:
+    return Sides(Path(), {}, {}, names={"train.py": "train_ddp.py"})
+
+
+def _run(folder: Path, stderr: str) -> Path:
+    (folder / "rank0").mkdir()
+    (folder / "rank0" / "stderr.txt").write_text(stderr)
+    return folder
+
+
+def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: Sides) -> None:
+    failure = failures.late("converted", 30, {"converted": _run(tmp_path, WAITS)}, sides)
+    assert failure.reason == "still running after 30 seconds: a rank has waited for the others for 9 s"
+    assert failure.where.splitlines() == [
+        "  rank 0 at train_ddp.py:61 for 10 s: is at work: time.sleep(1)",
+        "  rank 1 at train_ddp.py:19 for 9 s: waits for the random state (exchange 16)",
+    ]
+    assert failure.stderr == ""
+
+
+def _raised(folder: Path, side: str, sides: Sides) -> Failure:
+    run = Run(_run(folder, RAISES), (1,), 1.0)
+    with pytest.raises(CouldNotRun) as told:
+        failures.Patience(sides).check({"original": Run(folder, (0,), 1.0), side: run})
+    return told.value.failure
+
+
+def test_frames_of_libraries_and_of_cpp_are_for_who_asks(tmp_path: Path, sides: Sides) -> None:
+    failure = _raised(tmp_path, "converted", sides)
+    assert failure.reason == "RuntimeError: Connection closed by peer"
+    assert (
+        failure.stderr
+        == """[rank1]: Traceback (most recent call last):
+[rank1]:   File "train_ddp.py", line 63, in main
+[rank1]:     loss = ddp.all_reduce(loss)
+[rank1]: RuntimeError: Connection closed by peer
+"""
+    )
+    assert failure.all_of_it == RAISES.replace('"train.py"', '"train_ddp.py"')
+
+
+def test_the_original_has_its_own_name(tmp_path: Path, sides: Sides) -> None:
+    assert 'File "train.py", line 63' in _raised(tmp_path, "original", sides).stderr
