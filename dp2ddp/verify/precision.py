@@ -58,7 +58,7 @@ class Precision:
         mixed = first[1].recordings[0].mixed
         own = f"float32 and {mixed}" if mixed else "float32"
         # Any size may be rounding: Adam makes a whole step of the sign of a gradient near 0.
-        if not first[2] or any(finding.kind not in NUMBERS for finding in first[2]):
+        if not _may_be_rounding(first):
             self.notes.append(f"compared in {own}")
             return first
         largest = max(finding.size for finding in first[2])
@@ -91,7 +91,7 @@ class Precision:
 
     def _beyond_rounding(self, first: Compared) -> Compared:
         """In how far `first` differs by more than a unit of rounding at the start can grow to in the original."""
-        if not first[2] or any(finding.kind not in NUMBERS for finding in first[2]):
+        if not _may_be_rounding(first):
             return first
         try:
             may = rounding.measured(self._perturbed(first))
@@ -104,6 +104,11 @@ class Precision:
         )
         comparison = replace(first[1], rounding=may)
         return first[0], comparison, beyond(explain(comparison), comparison.tolerance)
+
+
+def _may_be_rounding(compared: Compared) -> bool:
+    """Whether the root of all that differs is a number."""
+    return bool(compared[2]) and compared[2][0].kind in NUMBERS
 
 
 def _at_once(comparison: Comparison) -> bool:

@@ -38,7 +38,7 @@ def explain(comparison: Comparison) -> list[Finding]:
     # That one side does more than the other follows from what it trains otherwise, if it does.
     found = [*_structure(comparison), *named, *_more(comparison)]
     differs = bool(training)
-    found += [*outcomes.printed(comparison, differs), *outcomes.files(comparison, differs)]
+    found += outcomes.found(comparison, differs)
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
 
 

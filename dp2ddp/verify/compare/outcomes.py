@@ -12,6 +12,15 @@ from dp2ddp.verify.compare.saved import FileDifference
 _ONLY_IN = " (only in the "
 
 
+def found(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+    """All that differs; with causes unless training `differs`. What a model's tensors are comes before its numbers."""
+    wrong = {file.file for file in comparison.wrong_files if file.tensor and not differs}
+    saved = list(files(comparison, differs))
+    yield from (each for name, each in saved if name in wrong)
+    yield from printed(comparison, differs)
+    yield from (each for name, each in saved if name not in wrong)
+
+
 def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     """The first line that differs, of what was printed, or else logged; with a cause unless training `differs`."""
     lines = comparison.wrong_lines
@@ -26,9 +35,9 @@ def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     size = max(math.inf if line.whole or line.places is None else line.relative for line in lines)
     if differs:
         cause = ""
-    elif first.original is None:
+    elif any(line.original is None for line in lines):
         cause = "a line that the original doesn't print, or that every rank prints"
-    elif first.converted is None:
+    elif any(line.converted is None for line in lines):
         cause = "a line that only the original prints"
     elif first.places is None:
         cause = "another line: one that only one side prints, or that says something else"
@@ -38,7 +47,7 @@ def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     yield Finding("printed", what, cause, size=size)
 
 
-def files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+def files(comparison: Comparison, differs: bool) -> Iterator[tuple[str, Finding]]:
     """Each file that differs, or that one side didn't write; with a cause unless training `differs`."""
     wrong: dict[str, list[FileDifference]] = {}
     for file in comparison.wrong_files:
@@ -46,21 +55,30 @@ def files(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     sides = comparison.original.files().keys(), {comparison.hidden(name) for name in comparison.converted.files()}
     for name, places in wrong.items():
         if (name in sides[0]) != (name in sides[1]):
-            yield _missing(name, places[0].where, name in sides[0], bool(sides[0] - sides[1] and sides[1] - sides[0]))
+            yield (
+                name,
+                _missing(name, places[0].where, name in sides[0], bool(sides[0] - sides[1] and sides[1] - sides[0])),
+            )
             continue
         keys = [place.where.partition(_ONLY_IN)[0] for place in places if _ONLY_IN in place.where]
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
+        writer = next((rank for rank, run in enumerate(comparison.recordings[2:], 1) if name in run.wrote), None)
+        by_rank = "" if writer is None else f"; rank {writer} writes it, too"
         if keys:
             plain = {".".join(part for part in key.split(".") if part != "module") for key in keys}
             plain = {key.replace("/module.", "/") for key in plain}
             cause = "the keys differ only by `module.`" if 2 * len(plain) == len(keys) else "other keys are saved"
-            yield Finding("keys", f"{name}: {places[0].where}{more}", cause)
+            yield name, Finding("keys", f"{name}: {places[0].where}{more}", cause + by_rank)
         else:
             size = max(place.relative for place in places)
             by = "" if math.isinf(size) else f" differs by {size:.1e}"
             cause = "training is the same, so another value is saved: a rank's own, or other content"
-            cause = "" if differs else cause + _times(places[0].factor)
-            yield Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)
+            if places[0].tensor:
+                cause = (
+                    "training is the same, so what is kept beside it is not: an average of it, or a rank's own value"
+                )
+            cause = "" if differs else cause + _times(places[0].factor) + by_rank
+            yield name, Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)
 
 
 def _times(factor: float | None) -> str:

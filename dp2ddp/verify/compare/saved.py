@@ -29,13 +29,14 @@ class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
     `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`.
+    `factor` see `LineDifference`. `tensor`: whether it is one of a checkpoint's.
     """
 
     file: str
     where: str
     relative: float
     factor: float | None = None
+    tensor: bool = False
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float = 0.0) -> float:
@@ -157,7 +158,7 @@ def _checkpoints(
             one, other = hide[0](one), hide[1](other)
         relative = _leaf_difference(one, other, least)
         if relative:
-            yield FileDifference(name, key, relative)
+            yield FileDifference(name, key, relative, tensor=isinstance(one, torch.Tensor))
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:

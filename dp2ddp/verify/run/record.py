@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 modes.enter_context(recorder.watching_modules(options.modules, first))
             if options.foreign:
                 foreign.install(_rank(), options.cpu is not None, recorder.draws)
-            if options.foreign and _rank():
+            if _rank():
                 recorder.watch_files()
             if options.synthetic is not None:
                 synthetic.install(synthetic.Maker(options.synthetic, options.synthetic_folder, recorder.made_up))

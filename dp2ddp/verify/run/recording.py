@@ -121,7 +121,7 @@ class Recording:
         synchronised: the script's lines that ask for BatchNorm over all ranks.
         modules: what the modules gave out, and their gradients, in the step that was asked for.
         drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
-        wrote: the files that a rank other than 0 opened to write (of a script that isn't made for the runtime).
+        wrote: the files that a rank other than 0 opened to write.
         scales: the `GradScaler`s' scale after each update.
         ended: False where the process was killed.
     """
