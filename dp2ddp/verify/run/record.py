@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prepare(options: argparse.Namespace) -> None:
     _show_terminal()
-    location._NEVER += location._folders(os.path.dirname(os.path.dirname(__file__)))  # no lines of the script's
+    location.leave_out(os.path.dirname(os.path.dirname(__file__)))
     scratch.protect(options.out)  # the working directory, and the script's own where that is another one
     if options.cpu is not None:
         cuda_module.without_cuda(options.cpu)

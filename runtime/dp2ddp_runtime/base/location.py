@@ -46,6 +46,12 @@ def here(of: FrameType | None = None) -> Location:
     return Location(lines[0], zlib.crc32("\n".join(lines).encode()))
 
 
+def leave_out(folder: str) -> None:
+    """Count no lines of the code in a folder, which runs the script without being of it. Before any is asked for."""
+    global _NEVER
+    _NEVER += _folders(folder)
+
+
 def files() -> Iterator[str]:
     """The paths of all files that are run or imported right now, but for Python's, torch's and this runtime's."""
     for frame, *_ in _frames(sys._getframe()):

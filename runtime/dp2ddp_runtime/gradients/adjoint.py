@@ -80,10 +80,40 @@ def attach(
 
 
 def join(tokens: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One token for several. With none, one that nothing hangs on, so that a rank's own graph may be empty."""
-    found = list({id(token): token for token in tokens}.values()) or [start()]
-    joined: torch.Tensor = found[0] if len(found) == 1 else _Join.apply(*found)
+    """One token for several. With none, one that nothing hangs on, so that a rank's own graph may be empty.
+
+    Models take turns, the one copied last first: where this rank's rows don't lead to another one, nothing but its
+    token keeps its sums from beginning ahead of theirs.
+    """
+    found = list({id(each): each for token in tokens for each in getattr(token.grad_fn, "joined", [token])}.values())
+    if len(found) < 2 or not torch.is_grad_enabled():
+        return found[0] if found else start()
+    found.sort(key=_turn, reverse=True)
+    joined: torch.Tensor = _Join.apply(found[0], *map(_wait, found[1:], found))
+    joined.grad_fn.joined = found  # type: ignore[union-attr]
     return joined
+
+
+def set_turn(token: torch.Tensor, turn: int) -> None:
+    """Tell a token's turn: a number in autograd's queue that is below those of all that hangs on the token.
+
+    From torch 2.2 on: before that, nodes run in the reverse order of their making, and need no turns.
+    """
+    if hasattr(token.grad_fn, "_set_sequence_nr"):
+        token.grad_fn.turn = turn  # type: ignore[union-attr]
+
+
+def _turn(token: torch.Tensor) -> int:
+    return getattr(token.grad_fn, "turn", _SOON)
+
+
+def _wait(token: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The token, for which another one's turn has to be over."""
+    if _turn(other) == _SOON:
+        return token
+    late: torch.Tensor = _Join.apply(token)
+    late.grad_fn._set_sequence_nr(_turn(other))  # type: ignore[union-attr]
+    return late
 
 
 def start() -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..base.nesting import identical
 from ..gradients import summing
-from ..gradients.adjoint import Copy, Root, Source, end_of, is_hooked, start, take_turn
+from ..gradients.adjoint import Copy, Root, Source, end_of, is_hooked, set_turn, start, take_turn
 from ..gradients.summing import Bucket
 from ..ranks.exchange import exchange
 
@@ -150,6 +150,7 @@ class Copies:
         self.pool = []
 
     def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
+        turn = torch._C._autograd._get_sequence_nr()
         self._forget()
         alone = {id(tensor) for tensor in sparse}
         root = end_of(self._token)
@@ -167,6 +168,7 @@ class Copies:
             self._buckets.insert(0, bucket)
             for place, copy in zip(places, copied):
                 own[place] = copy
+        set_turn(self._token, turn)
         if self._seen is not None:
             own = [_observed(name, copy, self._seen) for name, copy in zip(names, own)]
         self._own = dict(zip(names, own))
