@@ -58,7 +58,7 @@ loader = ddp.shard_loader(DataLoader(torch.arange(400000.0).view(-1, 4), batch_s
 net = ddp.wrap_model(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
 batches = iter(loader)
-with open(f"pids{ddp.rank()}", "w") as file:
+with ddp.own_files(), open(f"pids{ddp.rank()}", "w") as file:
     file.write(f"{os.getpid()} {batches._workers[0].pid}")
 for step, batch in enumerate(batches):
     optimizer.zero_grad()

@@ -220,6 +220,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
     from dp2ddp_runtime.base import world
+    from dp2ddp_runtime.rank_zero import doors
     from dp2ddp_runtime.ranks import group
 
     rank, fn, args, kwargs = pickle.loads(task)
@@ -236,6 +237,8 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
             store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
         device = torch.device("cuda", 0) if on_device else torch.device("cpu")
         world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
+        if n > 1:
+            doors.install(store)
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
 

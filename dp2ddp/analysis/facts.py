@@ -28,7 +28,6 @@ from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.project.uses import Uses
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import in_order
 from dp2ddp.source.program import ParsedProgram
 
 
@@ -149,7 +148,7 @@ class Facts:
     @cached_property
     def own_tests(self) -> OwnTests:
         """What each rank may decide for itself."""
-        return OwnTests(self._clocks, self.listings, self.display)
+        return OwnTests(self._clocks, self.display)
 
     @cached_property
     def display(self) -> Display:
@@ -236,28 +235,13 @@ class Facts:
         return found
 
     @cached_property
-    def told_listings(self) -> list[tuple[ast.expr, bool]]:
-        """What is made of the files that rank 0 lists, and all ranks go over; whether it must be made a list first."""
-        told = (c for c in in_order(self.alone.told) if not self.before_launch(c))
-        return list(dict.fromkeys(whole for c in told if (whole := self.listings.whole(c)) is not None))
-
-    def is_told(self, node: ast.AST) -> bool:
-        """Whether a node stands in what rank 0 tells the others anyway."""
-        return self.own_tests.contains(node) or any(above in self._told for above in self.source.ancestors(node))
-
-    @cached_property
-    def _told(self) -> set[ast.AST]:
-        return {node for node, _ in self.told_listings}
-
-    @cached_property
     def per_sample(self) -> set[ast.AST]:
         """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
         return set(self.loops.reached(*self.alone.sampling_classes, *self.alone.handed_on))
 
     def on_all_ranks(self, node: ast.expr) -> bool:
-        """Whether every rank runs a line, and equally often; not once for each of many files."""
-        apart = node in self.alone.nodes or node in self.alone.for_each_file
-        return not apart and not self.before_launch(node)
+        """Whether every rank runs a line, and equally often."""
+        return node not in self.alone.nodes and not self.before_launch(node)
 
     def before_launch(self, node: ast.expr) -> bool:
         """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and

@@ -12,7 +12,7 @@ from dp2ddp.source.nodes import is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "
-    "sys.stdin.readlines".split()
+    "sys.stdin.readlines cv2.waitKey cv2.waitKeyEx cv2.pollKey cv2.selectROI".split()
 )
 _END_OF_INPUT = frozenset({"builtins.EOFError", "builtins.Exception", "builtins.BaseException"})
 
@@ -96,7 +96,8 @@ print(net(input(8)))
         reason = "rank 0 asks, all ranks get the answer"
         # The prompt is every rank's: it may hold a number that is summed up over all of them.
         yield ReplaceExpr(self.id, asking, reason, "ddp.main_only(__h_f__)", {"f": asking})
-        if not facts.own_tests.contains(call):
+        is_used = not isinstance(facts.source.parent(call), ast.Expr)
+        if is_used and not facts.own_tests.contains(call):
             yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
         if _ending_is_caught(facts, call):
             what = "where nobody can type anything, rank 0 alone comes to the handler; the others wait for its answer"

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files.opened import Opened
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -15,77 +14,63 @@ _FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
 
 
 class OutputRule(Rule):
-    """Files, folders, plots and experiment trackers belong to rank 0. `print`, `tqdm` and `logging` need no change."""
+    """Trackers, windows and what writes files from C++ belong to rank 0. What writes by Python needs no change."""
 
     id = "DDP011"
-    title = "Write files, plots and logs from rank 0"
+    title = "Show and track from rank 0"
     effect = "writes files once"
     why = (
-        "Every rank runs every line, so each file would be written once per rank, over and into one another. On the "
-        "other ranks `ddp.open` and `ddp.main_only` do nothing. `print`, progress bars and `logging` are silenced "
-        "there by `ddp.setup`, so these lines stay. What writes is told by where an object comes from: "
-        "`img.save(path)` of an image of PIL is a writer, a model's own method isn't. What a data set writes for one "
-        "sample, to read it faster the next time, is written by the rank that loads the sample."
+        "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
+        "whatever library does it, and `print`, progress bars and `logging` are silenced on the other ranks: these "
+        "lines stay. What goes to a server or a window, or is written from C++ (`cv2.imwrite`), the runtime can't see: "
+        "on the other ranks `ddp.main_only` does nothing. What a data set writes for one sample, to read it faster the "
+        "next time, is written by the rank that loads the sample."
     )
     examples = (
         Example(
             before="""\
+import cv2
 import os
+import numpy as np
 import torch.nn as nn
-from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 net = nn.DataParallel(nn.Linear(4, 2))
 os.makedirs("out", exist_ok=True)
-Image.open("in.png").convert("L").save("out/grey.png")
+cv2.imwrite("out/grey.png", np.zeros((4, 4)))
 writer = SummaryWriter("out")
-with open("out/log.csv", "w") as log:
-    print("epoch,loss", file=log)
-print(open("notes.txt").read())
 """,
             after="""\
+import cv2
 import os
+import numpy as np
 import torch.nn as nn
-from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
-ddp.main_only(os.makedirs)("out", exist_ok=True)
-ddp.main_only(Image.open("in.png").convert("L").save)("out/grey.png")
+os.makedirs("out", exist_ok=True)
+ddp.main_only(cv2.imwrite)("out/grey.png", np.zeros((4, 4)))
 writer = ddp.main_only(SummaryWriter)("out")
-with ddp.open("out/log.csv", "w") as log:
-    print("epoch,loss", file=log)
-print(open("notes.txt").read())
 """,
         ),
     )
     valid = (
         Example("""\
-import io
+import json
 import logging
+import os
 import torch.nn as nn
 from PIL import Image
 from tqdm import tqdm
 
 net = nn.DataParallel(nn.Linear(4, 2))
+os.makedirs("small", exist_ok=True)
 for name in tqdm(open("names.txt").read().split()):
-    buffer = io.BytesIO()
-    Image.open(name).save(buffer, "JPEG")  # in memory: each rank has its own
-    logging.info("%s: %d bytes", name, len(buffer.getvalue()))
-"""),
-        Example("""\
-import torch.nn as nn
-from PIL import Image
-from torch.utils.data import Dataset
-
-class Faces(Dataset):
-    def __getitem__(self, index):
-        small = Image.open(f"{index}.png").resize((8, 8))
-        small.save(f"small/{index}.png")  # by the rank that loads the sample
-        return small
-
-net = nn.DataParallel(nn.Linear(4, 2))
+    Image.open(name).resize((8, 8)).save(f"small/{name}")
+    logging.info("%s", name)
+with open("log.json", "w") as log:
+    json.dump({"epoch": 1}, log)
 """),
     )
 
@@ -96,7 +81,6 @@ net = nn.DataParallel(nn.Linear(4, 2))
         yield from self._folders_of_reports(facts)
         for call in facts.source.calls:
             if not facts.in_fetch(call) and call not in facts.alone.in_samples:
-                yield from self._opening(facts, call)
                 yield from self._writing(facts, call)
 
     def _tracker_values(self, facts: Facts) -> Iterator[Note]:
@@ -126,20 +110,10 @@ net = nn.DataParallel(nn.Linear(4, 2))
                 reason = "only rank 0 has a writer, and knows its folder"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
-    def _opening(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
-        """A file that is opened. What the script reads back a rank must not read before rank 0 has written it."""
-        opened = facts.files.opened(call)
-        if opened is None or facts.files.is_own(opened.path):
-            return
-        if opened.writes:
-            yield self._by_runtime(facts, opened, "rank 0 alone writes the file")
-        elif opened.path is not None and facts.files.may_be_written(opened.path):
-            yield self._by_runtime(facts, opened, "waits until rank 0 has written the file")
-
     def _writing(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
         """A call that writes a file, or reports elsewhere."""
         writing = facts.writers.of(call)
-        if writing is None or any(map(facts.files.is_own, writing.names)):
+        if writing is None or not writing.native or any(map(facts.files.is_own, writing.names)):
             return
         span = facts.source.span(call.func)
         if writing.changes:
@@ -148,18 +122,3 @@ net = nn.DataParallel(nn.Linear(4, 2))
             yield Note(self.id, facts.source.span(call), what, todo)
         elif writing.counts or isinstance(facts.source.parent(call), ast.Expr):
             yield ReplaceExpr(self.id, span, "once, from rank 0", "ddp.main_only(__h_f__)", {"f": span})
-
-    def _by_runtime(self, facts: Facts, opened: Opened, reason: str) -> Finding:
-        """The same by `ddp.open`."""
-        span, call = facts.source.span, opened.call
-        if not opened.as_method:
-            return ReplaceExpr(self.id, span(call.func), reason, "ddp.open")
-        assert opened.path is not None
-        holes = {"path": span(opened.path)}
-        given = []
-        for number, value in enumerate([*call.args, *(keyword.value for keyword in call.keywords)]):
-            holes[f"a{number}"] = span(value)
-            given.append(f"__h_a{number}__")
-        for number, keyword in enumerate(call.keywords, start=len(call.args)):
-            given[number] = f"{keyword.arg}={given[number]}"
-        return ReplaceExpr(self.id, span(call), reason, f"ddp.open({', '.join(['__h_path__', *given])})", holes)

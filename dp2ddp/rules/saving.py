@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.roles import Wrapped
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -14,7 +13,7 @@ from dp2ddp.source.nodes import argument
 
 
 class SavingRule(Rule):
-    """`torch.save` becomes `ddp.save`; copying and removing files happens on rank 0."""
+    """`torch.save` becomes `ddp.save`."""
 
     id = "DDP008"
     title = "Save checkpoints from rank 0, whole or not at all"
@@ -43,7 +42,7 @@ import dp2ddp_runtime as ddp
 
 net = nn.DataParallel(nn.Linear(4, 2))
 ddp.save({"model": net.state_dict()}, "last.pt")
-ddp.main_only(shutil.copyfile)("last.pt", "best.pt")
+shutil.copyfile("last.pt", "best.pt")
 """,
         ),
         Example(
@@ -90,21 +89,10 @@ with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
         span = facts.source.span
         for call in facts.source.calls:
             path = facts.names.qualified(call.func)
-            place = (1, "f") if path == "torch.save" else CHANGING.get(path or "")
-            if place is not None and call in facts.alone.in_samples:
-                continue
-            if place is not None and (facts.in_fetch(call) or facts.files.is_own(argument(call, *place))):
-                continue
             if path == "torch.save":
-                yield ReplaceExpr(self.id, span(call.func), "rank 0 writes, whole or not at all", "ddp.save")
-            elif place is not None:
-                yield ReplaceExpr(
-                    self.id,
-                    span(call.func),
-                    "rank 0 alone changes files",
-                    "ddp.main_only(__h_f__)",
-                    {"f": span(call.func)},
-                )
+                aside = call in facts.alone.in_samples or facts.in_fetch(call)
+                if not aside and not facts.files.is_own(argument(call, 1, "f")):
+                    yield ReplaceExpr(self.id, span(call.func), "rank 0 writes, whole or not at all", "ddp.save")
             elif decisions.options.clean_keys and self._is_wrapped_state(facts, call):
                 assert isinstance(call.func, ast.Attribute)
                 model = call.func.value

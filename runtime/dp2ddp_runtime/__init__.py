@@ -14,7 +14,7 @@ from .model.state_dict import load_state_dict
 from .model.wrapped import WrappedModel, wrap_model
 from .operations import all_reduce, broadcast, gather
 from .rank_zero.checkpoint import load, save
-from .rank_zero.main_only import main_first, main_only, open, written
+from .rank_zero.main_only import main_first, main_only, own_files
 from .ranks.rng import seed_everything
 from .setup import barrier, setup
 from .version import __version__
@@ -35,7 +35,7 @@ __all__ = [
     "local_rank",
     "main_first",
     "main_only",
-    "open",
+    "own_files",
     "rank",
     "save",
     "seed_everything",
@@ -44,7 +44,6 @@ __all__ = [
     "shard_loader",
     "world_size",
     "wrap_model",
-    "written",
 ]
 
 

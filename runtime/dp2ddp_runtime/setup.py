@@ -18,10 +18,13 @@ from .base import waiting, world
 from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import hold_until_setup, quiet
 from .model import steps
+from .rank_zero import doors
 from .ranks import collectives, file_sync, group, rng, signals
 from .ranks.exchange import exchange
 
 _held = hold_until_setup()
+if file_sync.is_handless_child:
+    doors.install(None)
 devices.take_own()
 
 
@@ -138,6 +141,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     failure.install()
     signals.install()
     steps.watch()
+    doors.install(place.store)
     atexit.register(_leave)
 
 
@@ -173,11 +177,9 @@ def _leave() -> None:
     store = file_sync.store()
     if store is None or group.whole() is None:
         return
+    doors.end()
     collectives.let_threads_go()
     if failure.failed:  # the others may never answer
-        if failure.exit_at:  # all of them may be on their way out, and rank 0 at what it saves before that
-            with suppress(RuntimeError):
-                file_sync.before_end(world.current().timeout)
         return
     with suppress(RuntimeError):  # rank 0 is gone already, and its store; or a rank takes too long
         waiting.left_at = failure.exit_at or "its end"

@@ -463,8 +463,8 @@ def test_folders_that_are_made_before_may_exist() -> None:
         main()
         """
     )
-    assert "ddp.main_only(os.makedirs)(args.out, exist_ok=True)" in result.new_text
-    assert 'ddp.main_only(os.makedirs)(args.out + "/log")' in result.new_text
+    assert "os.makedirs(args.out, exist_ok=True)" in result.new_text
+    assert 'os.makedirs(args.out + "/log")' in result.new_text
 
 
 def test_without_the_option_the_line_says_what_it_does() -> None:

@@ -20,7 +20,7 @@ SCRIPT = """\
 import torch
 import torch.nn as nn
 net = nn.DataParallel(nn.Linear(4, 2))
-open("log.txt", "w").write("x")
+torch.jit.save(net, "net.ts")
 torch.save(net, "net.pt")
 """
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}

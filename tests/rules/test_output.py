@@ -1,4 +1,4 @@
-"""Files that are opened: by rank 0 for writing, by all for reading, whichever way the script opens them."""
+"""What shows, tracks or writes past Python is rank 0's; what Python writes needs no edit."""
 
 from __future__ import annotations
 
@@ -37,45 +37,15 @@ INHERITED = (
     "        {}super().save_pretrained{}(folder)\nBert().save_pretrained(p)\n",
 )
 
-OPENED = {
-    "with Path('log.csv').open('w') as f:\n    pass\n": "with ddp.open(Path('log.csv'), 'w') as f:",
-    "f = (folder / 'a').open(mode='at', encoding='utf-8')\n": "ddp.open(folder / 'a', mode='at', encoding='utf-8')",
-    "def save(x, path):\n    with path.open('wb', 0) as f:\n        f.write(x)\n": "with ddp.open(path, 'wb', 0) as f:",
-    "p.open('w').write('x')\ntext = p.open().read()\n": "text = ddp.open(p).read()",
-    "open('x.txt', 'w')\nprint(open('x.txt').read())\n": "print(ddp.open('x.txt').read())",
-}
-#: By where the object comes from, not by how its method is spelled. Each with what of it becomes rank 0's.
+#: What goes past Python, or elsewhere. Each with what of it becomes rank 0's.
 WRITTEN = {
-    "img = Image.open(p)\nimg.save(q)\n": "img.save",
-    "Image.fromarray(a).save(q)\n": "Image.fromarray(a).save",
-    "ToPILImage()(x).save(q)\n": "ToPILImage()(x).save",
-    "img = Image.open(p).convert('RGB').resize((2, 2))\nimg.save(q)\n": "img.save",
-    "def store(im):\n    im.save(q)\nstore(Image.open(p))\n": "im.save",
-    "images = [Image.open(p) for p in ps]\nfor one in images:\n    one.save(q)\n": "one.save",
-    "class A:\n    def __init__(self):\n        self.im = Image.new('L', (1, 1))\n"
-    "    def put(self):\n        self.im.save(q)\nA().put()\n": "self.im.save",
-    "unknown(x).save(f'{i}.png')\n": "unknown(x).save",
-    "fig, ax = plt.subplots()\nfig.savefig(p)\n": "fig.savefig",
-    "plt.gcf().savefig(p)\n": "plt.gcf().savefig",
-    "plt.savefig(p)\n": "plt.savefig",
-    "df = pd.DataFrame()\ndf.groupby(1).mean().to_json(p)\n": "df.groupby(1).mean().to_json",
-    "frame.to_csv(p)\n": "frame.to_csv",
-    "np.zeros(3).tofile(p)\n": "np.zeros(3).tofile",
-    "np.savez(p, a=1)\n": "np.savez",
     "cv2.imwrite(p, x)\n": "cv2.imwrite",
     "if not cv2.imwrite(p, x):\n    raise OSError(p)\n": "cv2.imwrite",
     "video = cv2.VideoWriter(p, 1, 2, (3, 4))\nvideo.write(x)\n": "cv2.VideoWriter",
-    "torchvision.utils.save_image(x, p)\n": "torchvision.utils.save_image",
-    "imageio.imwrite(p, x)\n": "imageio.imwrite",
     "imageio.mimsave(p, x)\n": "imageio.mimsave",
-    "skimage.io.imsave(p, x)\n": "skimage.io.imsave",
-    "scipy.io.savemat(p, {})\n": "scipy.io.savemat",
     "torch.jit.save(m, p)\n": "torch.jit.save",
     "f = h5py.File(p, 'w')\nf['x'] = 1\n": "h5py.File",
-    "with zipfile.ZipFile(p, mode='w') as z:\n    z.write(q)\n": "zipfile.ZipFile",
-    "with tarfile.open(p, 'w:gz') as t:\n    t.add(q)\n": "tarfile.open",
-    "with gzip.open(p, 'wb') as f:\n    pickle.dump(x, f)\n": "gzip.open",
-    "codecs.open(p, 'w', 'utf-8').write('x')\n": "codecs.open",
+    "frame.to_parquet(p)\n": "frame.to_parquet",
     "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
     "writer = SummaryWriter(p)\nwriter.add_scalar('x', 1)\n": "SummaryWriter",
     "wandb.init()\n": "wandb.init",
@@ -84,26 +54,15 @@ WRITTEN = {
     "v = visdom.Visdom()\nv.line([1])\n": "visdom.Visdom",
     "run = neptune.init_run()\nrun['x'].append(1)\n": "neptune.init_run",
     "model.save_pretrained(p)\n": "model.save_pretrained",
+    "plt.show()\n": "plt.show",
 }
-#: Each reads what may have been written here, in a file that both name.
-READ_BACK = [
-    "open(os.path.join(d, 'log.txt'), 'w')\nopen(os.path.join(e, 'log.txt'))\n",
-    "class Log:\n    def __init__(self, path):\n        self.path = path\n    def add(self):\n"
-    "        open(self.path, 'a')\n    def last(self):\n        return open(self.path)\n",
-    "for i in range(3):\n    open(f'{d}/{i}.txt', 'w')\nopen(d + '/2.txt')\n",
-    "np.savetxt('a.txt', x)\nopen('a.txt')\n",
-    "def read(name):\n    return open(name)\nopen('a.txt', 'w')\nread('a.txt')\n",
-]
-ONLY_READ = [
-    "def read(filename):\n    return open(filename)\ndef write(filename):\n    open(filename, 'w')\n"
-    "read('config.txt')\nwrite('log.txt')\n",
-    "def read(filename):\n    return open(filename)\ndef write(filename):\n    open(filename, 'w')\n",
-    "open(os.path.join(args.out, 'log.txt'), 'w')\nopen(os.path.join(args.out, 'config.txt'))\n",
-    "open(args.log, 'w')\nopen(args.config)\n",
-    "open(args.out + '/1.txt', 'w')\nopen(os.path.join(args.data, split + '.txt'))\n",
-    "os.system('cat log.txt')\nopen('log.txt')\n",
-]
+#: What writes by Python's own functions is rank 0's anyway.
 LEFT = [
+    "img = Image.open(p).convert('RGB')\nimg.save(q)\nplt.gcf().savefig(p)\nplt.savefig(p)\n",
+    "frame.to_csv(p)\nnp.savez(p, a=1)\ntorchvision.utils.save_image(x, p)\nimageio.imwrite(p, x)\n",
+    "with Path('log.csv').open('w') as f:\n    f.write('x')\nos.makedirs('out')\nPath('x').touch()\n",
+    "with zipfile.ZipFile(p, mode='w') as z:\n    z.write(q)\nwith gzip.open(p, 'wb') as f:\n    pickle.dump(x, f)\n",
+    "os.system('cat log.txt')\nopen('log.txt')\nshutil.rmtree('out')\n",
     "json.dump(x, f)\nyaml.dump(x, f)\npickle.dump(x, f)\n",
     "f = h5py.File(p)\ng = h5py.File(p, 'r')\nz = zipfile.ZipFile(p)\nt = tarfile.open(p, 'r:gz')\n",
     "model.save(p)\nnet.module.save('x.png')\n",
@@ -126,27 +85,10 @@ def _converted(text: str) -> str:
     return convert_source(_HEAD + text, "train.py", Options(select=frozenset({"DDP011"}))).new_text
 
 
-@pytest.mark.parametrize("text", OPENED)
-def test_opened_by_the_runtime(text: str) -> None:
-    assert OPENED[text] in _converted(text)
-
-
 @pytest.mark.parametrize("text", WRITTEN)
 def test_written_by_rank_0(text: str) -> None:
     written = WRITTEN[text]
     assert _converted(text).endswith(text.replace(written + "(", f"ddp.main_only({written})(", 1))
-
-
-@pytest.mark.parametrize("text", READ_BACK)
-def test_what_the_program_may_have_written_is_waited_for(text: str) -> None:
-    new = _converted(text)
-    assert new.count("open(") == new.count("ddp.open(") == text.count("open(")
-
-
-@pytest.mark.parametrize("text", ONLY_READ)
-def test_what_only_has_a_name_like_it_is_read_as_ever(text: str) -> None:
-    new = _converted(text)
-    assert new.count("ddp.open(") == text.count("'w'")
 
 
 @pytest.mark.parametrize(
@@ -201,13 +143,13 @@ class Images(torch.utils.data.Dataset):
         self.d = d
         self.keep(d + '/list')
     def keep(self, p):
-        np.save(p, 0)
+        cv2.imwrite(p, 0)
     def compute(self, i):
         p = f'{self.d}/{i}.npy'
         torch.save(i, p + '.tmp')
         os.replace(p + '.tmp', p)
     def __getitem__(self, i):
-        np.save(f'{self.d}/{i}.npy', i)
+        cv2.imwrite(f'{self.d}/{i}.png', i)
         with open(f'{self.d}/{i}.txt', 'w') as f:
             f.write('x')
         self.compute(i)
@@ -223,4 +165,4 @@ def test_what_is_written_for_one_sample_is_written_by_the_rank_that_loads_it() -
     new = convert_source(_HEAD + _CACHING, "train.py", Options()).new_text
     inside = new[new.index("    def compute") : new.index("loader =")]
     assert inside == _CACHING[_CACHING.index("    def compute") : _CACHING.index("loader =")]
-    assert "ddp.main_only(np.save)(p, 0)" in new  # also called once
+    assert "ddp.main_only(cv2.imwrite)(p, 0)" in new  # also called once

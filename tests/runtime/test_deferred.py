@@ -378,7 +378,7 @@ def into_sinks(folder: str) -> list[Any]:
     seen = tracker.image(batch()[0])
     assert not world.is_main() or run.shown == [("tracked", seen)]
     checkpoint.save({"batch": batch()[0]}, f"{folder}/batch.pt")
-    with rank_zero.open(f"{folder}/log.txt", "w") as file:
+    with open(f"{folder}/log.txt", "w") as file:
         file.write(f"{batch()[1]}")
         print(batch()[1], file=file)
     logging.getLogger("quiet").debug("%s", batch()[1])  # no handler, no level: nobody looks

@@ -146,7 +146,7 @@ def test_signal_that_the_script_handles(warm: Warm, tmp_path: Path) -> None:
     body = """
         import signal
         def save_and_leave(number, frame):
-            with open(f"saved{ddp.rank()}", "w") as file:
+            with ddp.own_files(), open(f"saved{ddp.rank()}", "w") as file:
                 file.write("whole")
             sys.exit(7)
         signal.signal(signal.SIGTERM, save_and_leave)
@@ -183,8 +183,9 @@ def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> Non
         ddp.setup()
         loader = iter(ddp.shard_loader(DataLoader(range(10**6), num_workers=1)))
         next(loader)
-        open(f"pid{ddp.rank()}.part", "w").write(f"{os.getpid()} {loader._workers[0].pid}")
-        os.rename(f"pid{ddp.rank()}.part", f"pid{ddp.rank()}")
+        with ddp.own_files():
+            open(f"pid{ddp.rank()}.part", "w").write(f"{os.getpid()} {loader._workers[0].pid}")
+            os.rename(f"pid{ddp.rank()}.part", f"pid{ddp.rank()}")
         time.sleep(100)
         """
     with warm.started(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS) as job:

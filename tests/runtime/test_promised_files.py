@@ -39,9 +39,8 @@ def write_and_read(path: Path) -> tuple[list[Any], int]:
         read = []
         for step in range(3):
             checkpoint.save({"w": torch.full((1000,), step, device=world.device()), "by": world.rank()}, path)
-            if not world.is_main() or step == 2:
-                found = checkpoint.load(path)
-                read.append((found["w"].unique().tolist(), found["by"], found["w"].device == world.device()))
+            found = checkpoint.load(path)
+            read.append((found["w"].unique().tolist(), found["by"], found["w"].device == world.device()))
     finally:
         torch.save = torch_save
     return read, len(written)
@@ -57,10 +56,9 @@ def die_while_writing(path: Path) -> None:
 @EVERYWHERE
 def test_p5_files_are_written_once_and_whole(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
-    (last, times), (each, none) = ranks(2, write_and_read, path)
+    (first, times), (second, none) = ranks(2, write_and_read, path)
     assert (times, none) == (3, 0)
-    assert each == [([step], 0, True) for step in range(3)]
-    assert last == each[2:]
+    assert first == second == [([step], 0, True) for step in range(3)]
     with pytest.raises(RankError, match="the process died"):
         ranks(2, die_while_writing, path)
     assert torch.load(path, map_location="cpu")["w"].unique().tolist() == [2]

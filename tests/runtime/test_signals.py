@@ -20,7 +20,7 @@ TRAIN = """
     from torch.utils.data import DataLoader
     step = 0
     def tell(text):
-        with open(f"told{ddp.rank()}", "a") as file:  # Python's: each rank's own
+        with ddp.own_files(), open(f"told{ddp.rank()}", "a") as file:
             file.write(f"{text}\\n")
     def look(number, frame):
         tell(f"looked at {step} with {ddp.all_reduce(1)}, in a worker {os.getpid() != own}")
@@ -130,7 +130,7 @@ def test_ranks_that_missed_each_other_meet_once_more(warm: Warm, tmp_path: Path)
         ddp.barrier()
         try:
             if ddp.rank() == 1:
-                with open("busy", "w"):
+                with ddp.own_files(), open("busy", "w"):
                     pass
                 sum(range(6 * 10**7))
             time.sleep(100)

@@ -87,7 +87,7 @@ CASES = {
     "loop": Case(STILL, STEP, ("while True", "is at work: while True: pass")),
     "input": Case(STILL, ("input()", "is at work: input()"), STEP),
     "workers": Case(STILL, STEP, ("for _ in DataLoader", "is at work: for _ in DataLoader(")),
-    "nobody writes": Case(STILL, ("time.sleep(99)", "is at work: time"), ("ddp.load", "waits for rank 0 to write ")),
+    "nobody writes": Case(STILL, ("time.sleep(99)", "is at work: time"), ("ddp.save", "waits for rank 0's ddp.save")),
     "main stopped": Case(STILL, ("", "doesn't answer: it is stopped"), STEP),
     "main stopped, torchrun": Case(STOPPED, ("", "doesn't answer: it is stopped"), STEP, TORCHRUN),
     "backward": Case(APART, ("net(torch.zeros", "waits for "), ("out.sum()", "waits for the gradients of a backward")),
@@ -232,5 +232,5 @@ def test_a_slow_save_is_named_and_waited_for(warm: Warm, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
     assert done.stderr.count("dp2ddp: a rank has waited for the others for ") == 1, done.stderr
     assert re.search(r"  rank 0 at train\.py:8 for \d+ s: is at work: time\.sleep\(5\)\n", done.stderr)
-    assert re.search(r"  rank 1 at train\.py:11 for \d+ s: waits for rank 0 to write net\.pt\n", done.stderr)
+    assert re.search(r"  rank 1 at train\.py:10 for \d+ s: waits for rank 0's ddp\.save in train\.py:10\n", done.stderr)
     assert done.stderr.endswith("The job goes on when they do, and ends if nothing moves for 60 s.\n")

@@ -18,6 +18,7 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode
 #: What fetches a file to a place, and whether it looks itself first if the file is there.
 _DOWNLOADS = {
     "torch.hub.download_url_to_file": False,
+    "torch.hub.load": True,
     "torchvision.datasets.utils.download_url": True,
     "torchvision.datasets.utils.download_and_extract_archive": False,
     "torchvision.datasets.utils.download_file_from_google_drive": True,

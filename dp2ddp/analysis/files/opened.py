@@ -80,10 +80,6 @@ class Files:
         found = [self._paths.temporary(path) for _, path in self._named]
         return frozenset().union(*(makers for makers, only in found if not only))
 
-    def may_be_written(self, path: ast.expr) -> bool:
-        """Whether this program may have written the file of that name."""
-        return any(self._paths.may_be_same(path, each) for _, each in self._named if not self.is_own(each))
-
     @cached_property
     def _makes_temporary(self) -> bool:
         return self.source.mentions("tempfile")

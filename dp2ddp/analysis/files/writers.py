@@ -51,9 +51,17 @@ FUNCTIONS_THAT_WRITE = {
     for version in ("", "v2.", "v3.")
     for name in "imwrite imsave mimsave mimwrite volwrite".split()
 }
-#: Functions that change files in ways that their arguments don't tell, and those that show something.
-_COMMANDS = frozenset(
-    "os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen matplotlib.pyplot.show".split()
+#: Those of them that write from C++ (or Rust), past Python: the runtime can't see it.
+_NATIVE = frozenset(
+    "cv2.imwrite cv2.imwritemulti torchvision.io.write_png torchvision.io.write_jpeg torchvision.io.write_video "
+    "torchaudio.save torch.jit.save safetensors.torch.save_file skvideo.io.vwrite soundfile.write SimpleITK.WriteImage "
+    "imageio.mimsave imageio.mimwrite imageio.v2.mimsave imageio.v2.mimwrite h5py.File".split()
+)
+_NATIVE_METHODS = frozenset("to_parquet to_feather to_hdf to_sql save_pretrained".split())
+#: Functions that change files in ways that their arguments don't tell, and those that show something in a window.
+_COMMANDS = frozenset("os.system subprocess.run subprocess.call subprocess.check_call subprocess.Popen".split())
+_SHOWING = frozenset(
+    "matplotlib.pyplot.show cv2.imshow cv2.namedWindow cv2.destroyWindow cv2.destroyAllWindows cv2.moveWindow".split()
 )
 #: What is made belongs to rank 0 as a whole.
 _REPORTERS = frozenset(
@@ -106,12 +114,14 @@ class Writing:
         command: whether it runs something that may write anything.
         counts: whether what the call returns is used by rank 0 alone; else only a statement can be rank 0's.
         changes: whether it may also be read from what is made.
+        native: whether it isn't Python's own functions that touch the disk, or something is shown.
     """
 
     names: tuple[ast.expr, ...] = ()
     command: bool = False
     counts: bool = False
     changes: bool = False
+    native: bool = False
 
 
 class Writers:
@@ -130,23 +140,24 @@ class Writers:
             return self._method(call)
         if path in FUNCTIONS_THAT_WRITE:
             name = argument(call, *FUNCTIONS_THAT_WRITE[path])
-            return Writing(() if name is None else (name,), counts=path == "cv2.imwrite")
-        if path in _COMMANDS:
-            return Writing((*call.args, *(k.value for k in call.keywords)), command=True)
+            return Writing(() if name is None else (name,), counts=path == "cv2.imwrite", native=path in _NATIVE)
+        if path in _COMMANDS | _SHOWING:
+            given = (*call.args, *(k.value for k in call.keywords))
+            return Writing(given, command=True, native=path in _SHOWING)
         if path in _REPORTERS or path.endswith(".SummaryWriter") or path.startswith(REPORTING):
-            return Writing(counts=True)
+            return Writing(counts=True, native=True)
         return self._opener(path, call)
 
     def _opener(self, path: str, call: ast.Call) -> Writing | None:
         if path == "sqlite3.connect":
-            return Writing(tuple(call.args[:1]), counts=True, changes=self._is_read(call))
+            return Writing(tuple(call.args[:1]), counts=True, changes=self._is_read(call), native=True)
         mode = argument(call, 2 if path == "numpy.memmap" else 1, "mode") if path in _OPENERS else None
         if not isinstance(mode, ast.Constant) or not isinstance(mode.value, str):
             return None
         both = "+" in mode.value or (mode.value == "a" and path == "h5py.File")
         if not both and not _WRITING_MODE.match(mode.value):
             return None
-        return Writing(tuple(call.args[:1]), counts=True, changes=both)
+        return Writing(tuple(call.args[:1]), counts=True, changes=both, native=path in _NATIVE)
 
     def _is_read(self, connection: ast.Call) -> bool:
         """Whether the program fetches rows from a data base."""
@@ -174,7 +185,8 @@ class Writers:
         name = call.args[0] if call.args else keyword(call, "fp") or keyword(call, "fname")
         known = [methods for start, methods in _METHODS.items() if any(p.startswith(start) for p in packages)]
         if any(method in methods for methods in known) or (method in _TELLING and not known):
-            return Writing((func.value,) if method in _OF_PATHS else (name,) if name is not None else ())
+            names = (func.value,) if method in _OF_PATHS else (name,) if name is not None else ()
+            return Writing(names, native=method in _NATIVE_METHODS)
         is_image = method == "save" and not packages and name is not None and self._is_image(name)
         return Writing((name,)) if is_image and name is not None else None
 

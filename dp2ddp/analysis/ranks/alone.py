@@ -15,11 +15,6 @@ _RUNNERS = frozenset(
     "fire.Fire absl.app.run tensorflow.app.run tensorflow.compat.v1.app.run typer.run plac.call clize.run "
     "functools.wraps functools.update_wrapper".split()
 )
-_FAILING = frozenset(
-    "builtins.OSError builtins.IOError builtins.EnvironmentError builtins.FileExistsError builtins.PermissionError "
-    "builtins.Exception builtins.BaseException".split()
-)
-_FILE_CALLS = ("os.rename", "os.replace", "os.remove", "os.unlink", "os.rmdir", "os.symlink", "shutil.", "torch.save")
 
 
 class Alone:
@@ -35,8 +30,6 @@ class Alone:
         self.names = fetching.names
         self.resolver = fetching.resolver
         self.loops = fetching.loops
-        self.listings = fetching.listings
-        self.writers = fetching.writers
         self._callers = fetching.callers
         self._needing_all = fetching.needing_all
         self._branches = branches
@@ -45,81 +38,19 @@ class Alone:
     @cached_property
     def nodes(self) -> set[ast.AST]:
         """The lines that a rank may run alone."""
-        found = set(self._apart)
-        told = self.told
-        for loop, listings in self._listing_loops.items():
-            if not listings <= told:
-                found.update(self.loops.reached(*self._inside(loop)))
-        return found
-
-    @cached_property
-    def told(self) -> set[ast.Call]:
-        """The listings that all ranks can have from rank 0: where they are together, and not once for each file."""
-        in_loops = set(self.loops.reached(*(part for loop in self._listing_loops for part in self._inside(loop))))
-        in_loops |= self.for_each_file
-        asked = (c for c in self.source.calls if self.listings.is_listing(c) and self.listings.whole(c) is not None)
-        return {c for c in asked if c not in self._apart and c not in in_loops}
-
-    @cached_property
-    def for_each_file(self) -> set[ast.AST]:
-        """What runs for each of many files, and doesn't take all ranks anyway: no rank asks there."""
-        loops: list[ast.AST] = list(self._listing_loops)
-        in_data_sets = self.loops.reached(*(m for node in self.sampling_classes for m in node.body))
-        loops += [n for n in in_data_sets if isinstance(n, (ast.For, ast.comprehension))]
-        bare = [loop for loop in loops if not self._needing_all.inside(*self._inside(loop))]
-        return set(self.loops.reached(*(part for loop in bare for part in self._inside(loop))))
+        return self.apart | set(self.loops.reached(*(step.statement for step in self._steps)))
 
     # -- where the ranks are not together ------------------------------------------------------------------------------
-
-    @cached_property
-    def _apart(self) -> set[ast.AST]:
-        return self.apart | set(self.loops.reached(*(step.statement for step in self._steps)))
 
     @cached_property
     def apart(self) -> set[ast.AST]:
         """The lines that a rank may run alone, but for those that the ranks run one after the other."""
         roots: list[ast.AST] = [*self.per_sample_roots]
         for node in self.source.nodes:
-            if isinstance(node, ast.ExceptHandler):
-                roots.append(node)
-            elif isinstance(node, ast.Try):
-                roots += self._behind_a_failure(node)
-            elif isinstance(node, FUNCTIONS) and node.name == "__del__":
+            if isinstance(node, ast.ExceptHandler) or (isinstance(node, FUNCTIONS) and node.name == "__del__"):
                 roots.append(node)
         roots += [s for branch in self._branches for s in (*branch.body, *branch.orelse)]  # type: ignore[attr-defined]
         return set(self.loops.reached(*roots))
-
-    def _behind_a_failure(self, node: ast.Try) -> list[ast.stmt]:
-        """What of a `try` is left out on rank 0 alone, where it alone fails to write a file."""
-        kinds = [k for h in node.handlers for k in (h.type.elts if isinstance(h.type, ast.Tuple) else [h.type])]
-        if not any(kind is None or self.names.qualified(kind) in _FAILING for kind in kinds):
-            return []
-        writes = [any(map(self._writes, ast.walk(statement))) for statement in node.body]
-        behind = node.body[writes.index(True) + 1 :] if any(writes) else []
-        return [] if self._needing_all.inside(*behind) else behind
-
-    def _writes(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
-        path = self.names.qualified(node.func) or ""
-        return path.startswith(_FILE_CALLS) or self.writers.of(node) is not None
-
-    @cached_property
-    def _listing_loops(self) -> dict[ast.AST, set[ast.Call]]:
-        """The loops over listed files, and the listings that they may go over."""
-        if not any(map(self.listings.is_listing, self.source.calls)):
-            return {}
-        loops = [n for n in self.source.nodes if isinstance(n, (ast.For, ast.comprehension))]
-        found = {loop: self.listings.decided_by(loop.iter) for loop in loops}
-        return {loop: listings for loop, listings in found.items() if listings}
-
-    def _inside(self, loop: ast.AST) -> list[ast.AST]:
-        """What runs for each element."""
-        if isinstance(loop, ast.For):
-            return [*loop.body]
-        assert isinstance(loop, ast.comprehension)
-        whole = self.source.parent(loop)
-        return [n for n in ast.iter_child_nodes(whole) if n is not loop] + [*loop.ifs]  # type: ignore[arg-type]
 
     # -- what others call ----------------------------------------------------------------------------------------------
 

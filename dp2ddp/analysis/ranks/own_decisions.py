@@ -1,12 +1,10 @@
-"""What each rank would decide for itself: by its clock, its log level, its terminal, or by what lies on the disk."""
+"""What each rank would decide for itself: by its clock, its log level, its terminal."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cached_property
 
-from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
@@ -55,11 +53,10 @@ class Clocks:
 class OwnTests:
     """Finds the tests that must be rank 0's, and the branches that each rank may take by itself."""
 
-    def __init__(self, clocks: Clocks, listings: Listings, display: Display) -> None:
+    def __init__(self, clocks: Clocks, display: Display) -> None:
         self.source = clocks.source
         self.names = clocks.names
         self.clocks = clocks
-        self.listings = listings
         self.display = display
 
     @cached_property
@@ -79,22 +76,6 @@ class OwnTests:
 
     @cached_property
     def branches(self) -> list[ast.If]:
-        """Branches that each rank may take for itself: they show something, or make a folder where there is none."""
+        """Branches that each rank may take for itself, as they only show something."""
         branches = [n for n in self.source.nodes if isinstance(n, ast.If)]
-        shown = [b for b in branches if self.clocks.is_own(b.test) and self.display.only_shows(b)]
-        return shown + [b for b in branches if not b.orelse and self._asks(b.test) and all(map(self._makes, b.body))]
-
-    def _asks(self, test: ast.expr) -> bool:
-        return any(map(self.listings.is_question, _calls(test)))
-
-    def _makes(self, statement: ast.stmt) -> bool:
-        """Whether a statement makes a folder, and does nothing else."""
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call):
-            return False
-        method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
-        return method or self.names.qualified(call.func) in ("os.makedirs", "os.mkdir")
-
-
-def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    return (n for n in ast.walk(node) if isinstance(n, ast.Call))
+        return [b for b in branches if self.clocks.is_own(b.test) and self.display.only_shows(b)]

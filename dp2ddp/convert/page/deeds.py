@@ -17,7 +17,6 @@ from dp2ddp.source.spans import Span
 _DEEDS = {
     "ddp.save": ("writes", ALONE),
     "ddp.main_only": ("writes", ALONE),
-    "ddp.open": ("writes", ALONE),
     "ddp.load": ("reads", EVERY),
     "ddp.broadcast": ("decides", TOLD),
     "ddp.main_first": ("fetches", MACHINE),
@@ -49,9 +48,6 @@ class Deeds:
                 continue
             what, who = known
             call = calls.get(edit.span)
-            opens = None if call is None else self.facts.files.opened(call)
-            if opens is not None and not opens.writes:
-                what, who = "reads", EVERY
             name = None if call is None else self._target(call)
             detail = self._text(edit.span) if call is None else self.source.brief(call)
             models = () if call is None or what != "writes" else tuple(self._in_it(call))

@@ -22,6 +22,7 @@ import torch
 from dp2ddp_runtime.base import location, world
 from dp2ddp_runtime.model import wrapped
 from dp2ddp_runtime.model.wrapped import WrappedModel
+from dp2ddp_runtime.rank_zero import callsites
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
     sys.argv = [os.path.normpath(name), *options.arguments]
+    callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
     gate = None if options.gate is None else Gate(options.gate)
     try:
         with (

@@ -20,6 +20,8 @@ NEVER = timedelta(days=365)
 clock = 0.0
 #: How often this rank has got what it waited for, and when it did last.
 passed, passed_at = 0, 0.0
+#: How many collectives this rank has been through.
+collectives = 0
 #: Where the script ended, if it has; empty as long as it runs.
 left_at = ""
 
@@ -52,9 +54,10 @@ class Waiting:
         return self
 
     def __exit__(self, *error: object) -> None:
-        global passed, passed_at, _sent
+        global passed, passed_at, collectives, _sent
         _all.remove(self)
         passed, passed_at = passed + 1, clock
+        collectives += not self.polls
         if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record(torch.cuda.current_stream(self.device))

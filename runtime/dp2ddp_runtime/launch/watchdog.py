@@ -190,6 +190,7 @@ def _state(turn: int) -> dict[str, Any]:
         "for": waiting.clock - since,
         "passed": waiting.passed,
         "polls": own.polls if own else 0,
+        "stands": own is not None and own.event is None and not own.polls,
         "debugs": debugs,
     }
 

@@ -19,7 +19,7 @@ from torch import nn
 from ..base import world
 from ..batches.deferred import materialize
 from ..model.wrapped import wrap_model
-from ..ranks import file_sync
+from . import doors
 
 fcntl: Any = None
 with contextlib.suppress(ImportError):  # Windows
@@ -39,7 +39,7 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
             object is rank 0's.
 
     Raises:
-        RuntimeError, OSError: as `torch.save`, on rank 0 alone.
+        RuntimeError, OSError: as `torch.save`, on every rank.
 
     See https://pytorch.org/docs/stable/generated/torch.save.html.
     """
@@ -47,11 +47,8 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
     if isinstance(f, io.BytesIO):
         torch.save(obj, f, *args, **kwargs)
         return
-    with file_sync.writing():
-        if file_sync.writes() and isinstance(f, (str, os.PathLike)):
-            _save_whole(obj, f, *args, **kwargs)
-        elif file_sync.writes():
-            torch.save(obj, f, *args, **kwargs)
+    write: Any = _save_whole if isinstance(f, (str, os.PathLike)) else torch.save
+    doors.by_main("ddp.save", lambda: write(obj, f, *args, **kwargs), f)
 
 
 def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -134,7 +131,7 @@ class _Size(io.RawIOBase):
 
 
 def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`torch.load`, once rank 0 has written what this rank has passed.
+    """`torch.load`, onto this rank's device.
 
     Args:
         f, *args, **kwargs: as `torch.load` takes them.
@@ -149,8 +146,6 @@ def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
 
     See https://pytorch.org/docs/stable/generated/torch.load.html.
     """
-    if isinstance(f, (str, os.PathLike)):
-        file_sync.before_read(f)
     if map_location is None and torch.cuda.is_available():
         map_location = _to_own_device
     obj = torch.load(f, map_location, *args, **kwargs)

@@ -5,106 +5,20 @@ The other ranks get stand-ins that take every call, because every rank runs ever
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 import io
 import logging
-import os
-import pathlib
-import tempfile
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, Any, Callable, TypeVar, cast
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar, cast
 
 from ..base import world
-from ..base.location import here
 from ..batches.deferred import materialize
 from ..ranks import file_sync
+from . import doors, errors
 
 T = TypeVar("T")
-
-
-def open(file: int | str | bytes | os.PathLike[Any], mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
-    """`open`, but a file is written on rank 0 alone, and read once rank 0 has written what this rank has passed.
-
-    On other ranks a writing mode gives a handle of the same kind that leads nowhere; a mode that reads as well ("w+",
-    "r+", ...) gives a private copy. In `main_first()` it is the first rank of each machine that writes.
-
-    Args:
-        file, mode, *args, **kwargs: as Python's `open` takes them.
-
-    Raises:
-        OSError, ValueError: as Python's `open`; on rank 0 alone if the file is to be written.
-
-    See https://docs.python.org/3/library/functions.html#open.
-    """
-    modes = set(mode)
-    if not modes & set("wax+"):
-        file_sync.before_read(file)
-        return builtins.open(file, mode, *args, **kwargs)
-    content = _content(file) if "+" in modes and not modes & set("wx") else b""
-    if file_sync.writes():
-        handle = builtins.open(file, mode, *args, **kwargs)  # noqa: SIM115
-    else:
-        with tempfile.NamedTemporaryFile() as copy:
-            copy.write(content)
-            copy.flush()
-            path = copy.name if "+" in modes else os.devnull
-            handle = builtins.open(path, mode.replace("x", "w"), *args, **kwargs)  # noqa: SIM115
-        _raw(handle).name = file
-    if file_sync.shared() is not None:
-        _on_close(handle, functools.partial(file_sync.wrote, here().line))
-    return handle
-
-
-def written(file: T) -> T:
-    """`file` itself, once rank 0 has written what this rank has passed: `np.load(ddp.written("mean.npy"))`.
-
-    Args:
-        file: a path, or whatever else is read from; it isn't looked at.
-    """
-    file_sync.before_read(file)
-    return file
-
-
-def _content(path: Any) -> bytes:
-    """What rank 0 finds in a file that it is about to change; when another rank looks, it may have changed it."""
-    store = file_sync.shared()
-    if store is None:  # the first rank of the machine has done with it
-        return b"" if file_sync.writes() else _found(path)
-    key = file_sync.next_turn("content")
-    if world.is_main():
-        content = _found(path)
-        file_sync.tell(store, key, content.hex())
-        return content
-    return bytes.fromhex(file_sync.hear(store, key, f"rank 0 to open {path!r}"))
-
-
-def _found(path: Any) -> bytes:
-    return pathlib.Path(os.fsdecode(path)).read_bytes() if os.path.exists(path) else b""
-
-
-def _raw(handle: IO[Any]) -> Any:
-    """The `io.FileIO` below a file's text and buffer layers."""
-    buffer = getattr(handle, "buffer", handle)
-    return getattr(buffer, "raw", buffer)
-
-
-def _on_close(handle: IO[Any], callback: Callable[[], None]) -> None:
-    """Call `callback` once `handle` has been closed, by whatever way, and its last byte is written."""
-    # The layers above call their raw file's `close` when they are done. No cycle, or closing would wait for the
-    # garbage collector where the script leaves it to the last reference.
-    raw = weakref.ref(_raw(handle))
-
-    def close() -> None:
-        file = raw()
-        if file is not None and not file.closed:
-            io.FileIO.close(file)
-            callback()
-
-    _raw(handle).close = close
 
 
 def main_only(target: T) -> T:
@@ -140,8 +54,11 @@ class _Called:
         self._counts = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with file_sync.writing() if self._counts else nullcontext():
-            return _gathering(_call(self._target, *args, **kwargs))
+        args, kwargs = materialize((args, kwargs))
+        if not self._counts or not callable(self._target) or file_sync.shared() is None:
+            return _gathering(self._target(*args, **kwargs))
+        made = doors.by_main("ddp.main_only", lambda: self._target(*args, **kwargs))
+        return _gathering(made if world.is_main() else self._target(*args, **kwargs))
 
     def __getattr__(self, attribute: str) -> Any:
         found = getattr(self._target, attribute)
@@ -228,6 +145,13 @@ class Absent:
 
 
 @contextmanager
+def own_files() -> Iterator[None]:
+    """`with own_files(): ...`: each rank writes for itself, under names of its own (a profile, for instance)."""
+    with file_sync.alone("own"):
+        yield
+
+
+@contextmanager
 def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
 
@@ -242,35 +166,16 @@ def main_first() -> Iterator[None]:
     if store is None:  # also inside of another one
         yield
         return
-    file_sync.before_read("what is looked for in main_first()")
     key, is_first = f"{file_sync.next_turn('first')}/{world.rank() - world.local_rank()}", world.local_rank() == 0
     told = None if is_first else file_sync.hear(store, key, "local rank 0 in main_first()")
     if told is not None:
-        raise _retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
+        raise errors.retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
     try:
         with file_sync.alone("local"):
             yield
     except BaseException as error:
-        told = _told(error)
+        told = errors.told(error)
         raise
     finally:
         if is_first:
             file_sync.tell(store, key, told)
-
-
-def _told(error: BaseException) -> tuple[list[str], Any]:
-    """The names of an error's classes, and its text, as JSON takes them."""
-    if isinstance(error, SystemExit):  # a message is shown once, here
-        return ["SystemExit"], error.code if isinstance(error.code, (int, type(None))) else 1
-    text = error.args[0] if isinstance(error, KeyError) and error.args else error  # its own text is that in quotes
-    return [kind.__name__ for kind in type(error).__mro__], str(text)
-
-
-def _retold(names: list[str], text: Any) -> BaseException:
-    """The nearest of Python's own exceptions. Of anything else in the store, which another user may reach, nothing."""
-    for name in names:
-        kind = getattr(builtins, name, None)
-        if inspect.isclass(kind) and issubclass(kind, (Exception, SystemExit)) and kind is not Exception:
-            with suppress(TypeError):  # it isn't made from a text
-                return kind(text if name == names[0] else f"{names[0]}: {text}")
-    return RuntimeError(f"{names[0]}: {text}")

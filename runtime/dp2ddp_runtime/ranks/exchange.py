@@ -11,6 +11,7 @@ import collections
 import ctypes
 import json
 import math
+import os
 import struct
 import threading
 from collections.abc import Hashable, Sequence
@@ -68,7 +69,10 @@ def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
 
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.
+        RuntimeError: this is a child process of a rank.
     """
+    if os.getpid() != world.current().pid:
+        raise RuntimeError(f"{kind} was called in a child process of rank {world.rank()}: the ranks meet in their own")
     told = _exchange(kind, value, exact)
     signals.look(_count)
     return told

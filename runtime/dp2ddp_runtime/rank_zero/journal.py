@@ -1,0 +1,185 @@
+"""What rank 0's calls on the disk came to, call by call, so that the same calls of the other ranks come to the same.
+
+No collectives: a key-value store. Every rank runs every line, so rank 0 comes to each call that another rank comes to;
+where it doesn't, because the ranks differ in what they do, the other one goes on by itself as soon as rank 0 waits in
+a collective: by then it has done all that lies before that.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..base import waiting, world
+from ..ranks.file_sync import counted
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_BURST = 0.001  # seconds: answers within that go together
+_FIRST_POLL, _LAST_POLL = 0.0002, 0.01  # seconds
+_LOOKS_EVERY = 0.25  # seconds
+_LARGE = 1 << 16  # characters, which are removed when all have read them
+
+_ENTRIES, _READERS_AT = "files", "files/at"
+
+
+class Entry(NamedTuple):
+    """What a call came to.
+
+    Args:
+        call: which one, by what it does and where in the script it stands.
+        about: a checksum of its path.
+        how: "ok", with the answer; "error", with what was raised; "turn", with the number of a change for which rank 0
+            waits until the others are at it.
+        value: as JSON has it.
+    """
+
+    call: str
+    about: int
+    how: str
+    value: Any
+
+
+class Journal:
+    """Rank 0 writes it, the others read it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+        self._pending: list[Entry] = []
+        self._told_at = 0.0
+        self._left = threading.Event()
+        self._teller: threading.Thread | None = None
+        self._turns = 0
+        self._chunks = 0
+        self._came: defaultdict[str, deque[Entry]] = defaultdict(deque)
+        self._alone_since = -1
+
+    # -- rank 0 --------------------------------------------------------------------------------------------------------
+
+    def tell(self, entry: Entry, soon: bool = False) -> None:
+        """Note what a call came to.
+
+        Args:
+            soon: whether it may wait for what comes within a moment; the others do.
+        """
+        with self._lock:
+            self._pending.append(entry)
+            if not soon or time.monotonic() - self._told_at >= _BURST:
+                self.flush()
+                return
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._keep_telling, daemon=True)
+                self._teller.start()
+        self._left.set()
+
+    def _keep_telling(self) -> None:
+        with suppress(RuntimeError):  # the store's host is gone
+            while self._left.wait():
+                self._left.clear()
+                time.sleep(_BURST)
+                self.flush()
+
+    def flush(self) -> None:
+        """Tell what was noted."""
+        with self._lock:
+            if self._pending:
+                self._store.set(f"{_ENTRIES}/{self._chunks}", json.dumps(self._pending, separators=(",", ":")))
+                self._chunks += 1
+                self._pending = []
+                self._store.add(_ENTRIES, 1)
+                self._told_at = time.monotonic()
+
+    def let_pass(self, call: str, about: int, what: str) -> None:
+        """Return when the other ranks have come to this call, and so are done with what lies before."""
+        with self._lock:
+            self._turns += 1
+            turn = self._turns
+            self.tell(Entry(call, about, "turn", turn))
+        for rank in range(world.world_size()):
+            if rank != world.rank():
+                self._wait_for(rank, turn, what)
+
+    def _wait_for(self, rank: int, turn: int, what: str) -> None:
+        for released in _polls(self._store, rank, f"rank {rank} to come to {what}", in_collective=False):
+            if counted(self._store, f"{_READERS_AT}{rank}") >= turn or released:
+                return
+
+    # -- the others ----------------------------------------------------------------------------------------------------
+
+    def hear(self, call: str, about: int, what: str) -> Entry | None:
+        """What the same call came to on rank 0, as soon as it has; None if rank 0 doesn't come to it."""
+        found = self._take(call, about)
+        if found is None:
+            self._read()
+            found = self._take(call, about)
+        if found is not None or self._alone_since == waiting.collectives:
+            return found
+        for released in _polls(self._store, 0, f"rank 0's {what}", in_collective=True):
+            self._read()
+            found = self._take(call, about)
+            if found is not None:
+                return found
+            if released:
+                self._alone_since = waiting.collectives
+                return None
+        return None
+
+    def _read(self) -> None:
+        with self._lock:
+            told = counted(self._store, _ENTRIES)
+            while self._chunks < told:
+                key = f"{_ENTRIES}/{self._chunks}"
+                text = self._store.get(key)
+                self._chunks += 1
+                for each in json.loads(text):
+                    entry = Entry(*each)
+                    self._came[entry.call].append(entry)
+                if len(text) > _LARGE and self._store.add(f"{key}/read", 1) == world.world_size() - 1:
+                    self._store.delete_key(key)
+
+    def _take(self, call: str, about: int) -> Entry | None:
+        """The first entry of the call about the same path; in the main thread, where calls have an order, the first."""
+        in_order = threading.current_thread() is threading.main_thread()
+        with self._lock:
+            came = self._came[call]
+            while came:
+                same = [each for each in came if each.about == about]
+                if not same and not in_order:
+                    return None
+                entry = same[0] if same else came[0]
+                came.remove(entry)
+                if entry.how != "turn":
+                    return entry
+                self._turns, step = max(self._turns, entry.value), max(0, entry.value - self._turns)
+                self._store.add(f"{_READERS_AT}{world.rank()}", step)
+            del self._came[call]
+        return None
+
+
+def _polls(store: Store, rank: int, what: str, in_collective: bool) -> Iterator[bool]:
+    """Come back again and again; with True once `rank` was seen to wait for others, or to have left, since the start.
+
+    Args:
+        in_collective: whether only a collective counts, in which it has done all that it does before that.
+    """
+    key, pause, looked = f"state{rank}", _FIRST_POLL, time.monotonic()
+    before = counted(store, f"{key}/told")
+    with waiting.Waiting(what) as own:
+        while True:
+            own.polls += 1
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LAST_POLL)
+            released = False
+            if time.monotonic() - looked > _LOOKS_EVERY:
+                looked = time.monotonic()
+                if counted(store, f"{key}/told") > before:
+                    state = json.loads(store.get(key))
+                    released = state["left"] or (state["stands"] if in_collective else bool(state["waits"]))
+            yield released

@@ -1,0 +1,150 @@
+"""Whose hands: ranks that differ in what they open, own files, children, and what is written before `setup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starts import Warm, write
+
+
+def test_a_rank_that_opens_what_rank_0_does_not_goes_on(warm: Warm, tmp_path: Path) -> None:
+    """Where rank 0 stands in a collective it has done all that lies before it."""
+    body = """
+        ddp.setup(timeout=60)
+        seen = []
+        if ddp.rank() == 1:
+            seen.append(os.path.exists("none"))
+            with open("by 1", "w") as file:
+                file.write("x")
+            seen.append(open(__file__).read()[:6])
+        print(ddp.gather([seen]))
+        with open("by 0", "w") as file:
+            file.write("x")
+        print(sorted(name for name in os.listdir(".") if name.startswith("by")))
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["[[], [False, 'import']]", "['by 0']"]
+
+
+def test_rank_0_goes_on_where_others_do_not_come_to_what_it_removes(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        ddp.setup(timeout=60)
+        with open("a", "w") as file:
+            file.write("x")
+        if ddp.is_main():
+            os.remove("a")
+        print(ddp.all_reduce(1), os.path.exists("a"))
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 False\n", "")
+
+
+def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        import multiprocessing, tempfile
+        from torch.utils.data import DataLoader
+        ddp.setup()
+        with ddp.own_files():
+            with open(f"own{ddp.rank()}", "w") as file:
+                file.write("x")
+        def child():
+            with open(f"child{ddp.rank()}", "w") as file:
+                file.write("x")
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        class Cached:
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                with open(f"sample{index}", "w") as file:
+                    file.write(str(ddp.rank()))
+                return torch.ones(2)
+        net = ddp.wrap_model(torch.nn.Linear(2, 1))
+        for workers in (0, 1):
+            for x in ddp.shard_loader(DataLoader(Cached(), 4, num_workers=workers)):
+                net(x).sum().backward()
+        ddp.barrier()
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"own0", "own1", "child0"} <= names
+    assert "child1" not in names
+    assert {f"sample{index}" for index in range(4)} <= names
+
+
+def test_what_goes_into_a_folder_of_its_own_is_a_ranks(warm: Warm, tmp_path: Path) -> None:
+    """Whose a call is, is told by what it changes, however that is named."""
+    body = """
+        import shutil, tempfile, zipfile
+        ddp.setup()
+        with open("a.txt", "w") as file:
+            file.write("x")
+        with zipfile.ZipFile("a.zip", "w") as archive:
+            archive.write("a.txt")
+        own = tempfile.mkdtemp(dir=".")
+        shutil.copy("a.txt", f"{own}/b.txt")
+        shutil.copyfile(src="a.txt", dst=f"{own}/c.txt")
+        shutil.unpack_archive("a.zip", extract_dir=f"{own}/d")
+        os.makedirs(name=f"{own}/e")
+        with zipfile.ZipFile("a.zip") as archive:
+            archive.extractall(path=f"{own}/e")
+            archive.extract("a.txt", f"{own}/f")
+        found = sorted(os.path.relpath(os.path.join(at, name), own) for at, _, names in os.walk(own) for name in names)
+        print(ddp.gather([" ".join(found)]))
+        shutil.rmtree(path=own)
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{['b.txt c.txt d/a.txt e/a.txt f/a.txt'] * 2}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "a.zip", "train.py"]
+
+
+def test_a_script_module_is_saved_once(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        ddp.setup()
+        torch.jit.script(torch.nn.Linear(2, 1)).save("net.ts")
+        print(torch.jit.load("net.ts")(torch.ones(1, 2)).shape)
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stdout) == (0, "torch.Size([1, 1])\n"), done.stderr
+
+
+def test_spawned_children_have_no_hands_either(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        import multiprocessing
+        def child(rank):
+            with open(f"child{rank}", "w") as file:
+                file.write("x")
+        if __name__ == "__main__":
+            ddp.setup()
+            process = multiprocessing.get_context("spawn").Process(target=child, args=(ddp.rank(),))
+            process.start()
+            process.join()
+            print(process.exitcode, os.path.exists("child0"))
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 True\n", "")
+    assert not (tmp_path / "child1").exists()
+
+
+def test_children_can_not_meet(warm: Warm, tmp_path: Path) -> None:
+    body = """
+        import multiprocessing
+        def child():
+            try:
+                ddp.broadcast(1)
+            except RuntimeError as error:
+                os.write(2, f"{error}\\n".encode())
+        ddp.setup()
+        if ddp.is_main():
+            process = multiprocessing.get_context("fork").Process(target=child)
+            process.start()
+            process.join()
+        ddp.barrier()
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    wanted = "ddp.broadcast was called in a child process of rank 0: the ranks meet in their own\n"
+    assert (done.returncode, done.stderr) == (0, wanted)
