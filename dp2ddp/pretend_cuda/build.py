@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def load() -> ctypes.CDLL:
         raise PretendCudaUnavailableError(f"pretend CUDA: {library} can't be loaded: {error}") from error
 
 
-def compiled() -> Path:
-    """Where the native half is, compiled first if the cache doesn't have it. Raises as `load`."""
+def compiled(compiling: Callable[[], None] = lambda: None) -> Path:
+    """Where the native half is, compiled first if the cache doesn't have it; then `compiling` is called. Raises as `load`."""
     if torch.version.cuda is None:
         raise PretendCudaUnavailableError(
             f"pretend CUDA needs a CUDA build of torch, which {torch.__version__} isn't; no GPU is needed"
@@ -52,6 +53,7 @@ def compiled() -> Path:
         with open(library.with_suffix(".lock"), "w") as file:  # it takes a minute of a processor: once for all
             fcntl.flock(file, fcntl.LOCK_EX)
             if not library.exists():
+                compiling()
                 _compile(library)
     return library
 
@@ -74,7 +76,9 @@ def _torch() -> Path:
 def _compile(library: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
-        raise PretendCudaUnavailableError("pretend CUDA needs g++, once, to compile a small file, and finds none")
+        raise PretendCudaUnavailableError(
+            "pretend CUDA needs g++, once, to compile a small file, and finds none", todo="install g++"
+        )
     # In a folder of its own, then moved: other processes see the whole file or none.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         include = [f"-I{_torch() / 'include'}", f"-I{_torch() / 'include/torch/csrc/api/include'}"]

@@ -9,9 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from dp2ddp.errors import BadInput
 from dp2ddp.verify import failures, repeatable
 from dp2ddp.verify.compare import first_module
 from dp2ddp.verify.compare.causes import explain
@@ -23,7 +20,7 @@ from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.precision import Compared, Precision, beyond
 from dp2ddp.verify.progress import Show, Stage
 from dp2ddp.verify.request import Request
-from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.run import devices, runs, scratch
 from dp2ddp.verify.run.gate import Gate
 from dp2ddp.verify.run.hangs import Hangs
 from dp2ddp.verify.run.options import Options
@@ -34,6 +31,7 @@ from dp2ddp.verify.start.temporary import Room
 from dp2ddp.verify.verdict import CouldNotRun, Failure, Verdict
 
 _IN_MODULES = {"loss", "update", "scale", "gradient"}
+_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute\n"
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 
 
@@ -47,16 +45,12 @@ class Verification:
         show: is told how far it is.
 
     Raises:
-        BadInput: fewer GPUs than asked for.
+        BadInput: fewer GPUs than asked for, and none that are pretended; `--steps auto` on GPUs.
     """
 
     def __init__(self, request: Request, folder: Path, keeper: Keeping, both: Sides, show: Show) -> None:
-        devices, wanted = torch.cuda.device_count(), request.options.replicas
-        if request.options.cuda and devices < wanted:
-            raise BadInput("--device cuda", what=f"{devices} GPU(s) here, {wanted} asked for", todo="try --device cpu")
-        if both.foreign:
-            request = replace(request, options=replace(request.options, foreign=True))
-        self.request = request
+        options = devices.chosen(request.options, lambda: show(Stage.STARTING, None, _COMPILING))
+        self.request = replace(request, options=replace(options, foreign=both.foreign or options.foreign))
         self.folder = folder.resolve()
         self.notes = both.notes
         self._keeper = keeper
@@ -79,6 +73,8 @@ class Verification:
         precision = Precision(self.request, self._once, self._perturbed, self.notes)
         options, comparison, findings = precision.compared()
         verdict = Verdict(options, comparison, findings, self.notes)
+        if options.pretended:
+            self.notes.append(f"{options.replicas} pretend CUDA device(s), as this machine has fewer GPUs than that")
         if options.synthetic is not None:
             self.notes.append(_synthetic(verdict.synthetic))
         if comparison.names:

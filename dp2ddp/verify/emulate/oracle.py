@@ -7,7 +7,7 @@ device: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.htm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, cast
 
@@ -100,9 +100,9 @@ def emulated_data_parallel(
     dim: int = 0,
     module_kwargs: Mapping[str, Any] | None = None,
     *,
-    kind: type[EmulatedDataParallel],
+    kind: Callable[..., nn.Module],
 ) -> Any:
-    """Stands in for `torch.nn.parallel.data_parallel`: one call of `module` as a `kind` calls it.
+    """Stands in for `torch.nn.parallel.data_parallel`: one call of `module` as a `kind` of `DataParallel` calls it.
 
     Args:
         module, inputs, device_ids, output_device, dim, module_kwargs: as torch's function takes them.

@@ -16,7 +16,8 @@ class Options:
         replicas: N: DataParallel's replicas in the original, ranks of the converted script.
         steps: end both after this many optimizer steps; None: run to the end.
         float64: make float64 torch's default dtype.
-        cuda: use the machine's CUDA devices; else the CPU stands in for max(N, 2) of them.
+        cuda: use the machine's CUDA devices.
+        pretended: use N pretend CUDA devices. Without either the CPU stands in for max(N, 2) devices.
         seed: seeds the generators before the scripts start, for those that don't.
         threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
@@ -33,6 +34,7 @@ class Options:
     steps: int | None = None
     float64: bool = False
     cuda: bool = False
+    pretended: bool = False
     seed: int = 0
     threads: int = THREADS
     synthetic: int | None = None

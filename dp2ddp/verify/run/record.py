@@ -26,7 +26,7 @@ from dp2ddp_runtime.rank_zero import callsites
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, mixed, synthetic
+from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, mixed, pretended, synthetic
 from dp2ddp.verify.emulate.stand_in import emulate, seed
 from dp2ddp.verify.run import scratch, terminal
 from dp2ddp.verify.run.gate import Gate
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ExitStack() as modes,
         ):
             if options.emulate is not None:
-                emulate(options.emulate, recorder.splits)
+                emulate(options.emulate, recorder.splits, pretended=options.pretended is not None)
             else:
                 if options.foreign:
                     recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
@@ -93,10 +93,11 @@ def _run(script: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dp2ddp.verify.run.record", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--emulate", type=int, metavar="N", help="nn.DataParallel gets N replicas on one device")
+    parser.add_argument("--emulate", type=int, metavar="N", help="nn.DataParallel gets N replicas, one after the other")
     parser.add_argument("--steps", type=int, metavar="K", help="end the script after K optimizer steps")
     parser.add_argument("--float64", action="store_true", help="compute in float64")
     parser.add_argument("--cpu", type=int, metavar="N", help="the CPU stands in for N CUDA devices")
+    parser.add_argument("--pretended", type=int, metavar="N", help="have N pretend CUDA devices")
     parser.add_argument("--seed", type=int, metavar="S", help="seed the generators before the script starts")
     parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
     parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
@@ -118,6 +119,8 @@ def _prepare(options: argparse.Namespace) -> None:
     _show_terminal()
     location.leave_out(os.path.dirname(os.path.dirname(__file__)))
     scratch.protect(options.out)  # the working directory, and the script's own where that is another one
+    if options.pretended is not None:
+        pretended.install(options.pretended)
     if options.cpu is not None:
         cuda_module.without_cuda(options.cpu)
         mixed.without_cuda()

@@ -184,7 +184,7 @@ def start_original(
 ) -> Running:
     """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
 
-    On the CPU the replicas are emulated. `arguments` are the script's own; it runs in `folder/work`, which may be
+    On the CPU the replicas are emulated; on pretend devices they are torch's own, one after the other. `arguments` are the script's own; it runs in `folder/work`, which may be
     filled beforehand (`scratch.fill`), the script being in it. Without a `keeper` it has one of its own.
     """
     recorder = [*_recorder(folder, options), "--original"]
@@ -204,7 +204,7 @@ def start_converted(
     a script that can also set up DDP itself must not see torchrun's variables.
     """
     command = [*_recorder(folder, options), "--", os.path.abspath(script), *arguments]
-    device = {} if options.cuda else {"DP2DDP_DEVICE": "cpu"}
+    device = {} if options.cuda or options.pretended else {"DP2DDP_DEVICE": "cpu"}
     if options.replicas == 1:
         return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}], keeper)
     common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -217,6 +217,9 @@ def start_converted(
         ranks = [{**common, **place} for place in places]
         return _start(["--foreign", *command], folder, options, ranks, keeper)
     ranks = [{**common, PLACE: json.dumps(place)} for place in places]
+    if options.pretended:  # as a plain start tells them; the runtime itself would find out too late, being imported
+        own = {"DP2DDP_GPUS": size}
+        ranks = [{**rank, **own, "DP2DDP_GPU": place["RANK"]} for rank, place in zip(ranks, places)]
     return _start(command, folder, options, ranks, keeper)
 
 
@@ -234,7 +237,9 @@ def _recorder(folder: Path, options: Options) -> list[str]:
         # One folder for both sides, so that the paths of image files are the same.
         place = folder.resolve().parent / f"synthetic{options.synthetic}"
         command += ["--synthetic", str(options.synthetic), "--synthetic-folder", str(place)]
-    if not options.cuda:
+    if options.pretended:
+        command += ["--pretended", str(options.replicas)]
+    elif not options.cuda:
         command += ["--cpu", str(max(options.replicas, 2))]
     if options.gate is not None:
         command += ["--gate", str(options.gate.resolve())]
@@ -254,9 +259,11 @@ def _start(
     shared = keeping.environment(options.moved, options.threads)
     for name in _RANK_VARIABLES:
         shared.pop(name, None)
-    if options.cuda:  # nn.DataParallel takes all the devices it sees
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(options.replicas)))
+    if options.cuda or options.pretended:  # nn.DataParallel takes all the devices it sees
+        every = ",".join(map(str, range(options.replicas)))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or every if options.cuda else every
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
+        shared.pop("DP2DDP_DEVICE", None)
     starter = Keeping() if keeper is None else keeper
     started: list[Kept] = []
     for rank, variables in enumerate(processes):
