@@ -47,15 +47,24 @@ def compiled(compiling: Callable[[], None] = lambda: None) -> Path:
         raise PretendCudaUnavailableError(f"pretend CUDA works on Linux only, not on {sys.platform}")
     library = _cached()
     if not library.exists():
-        import fcntl  # Windows has none
-
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with open(library.with_suffix(".lock"), "w") as file:  # it takes a minute of a processor: once for all
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not library.exists():
-                compiling()
-                _compile(library)
+        try:
+            _compile_once(library, compiling)
+        except OSError as error:
+            raise PretendCudaUnavailableError(
+                f"pretend CUDA can't be kept in {library.parent}: {error.strerror}",
+                todo="name another folder in XDG_CACHE_HOME",
+            ) from error
     return library
+
+
+def _compile_once(library: Path, compiling: Callable[[], None]) -> None:
+    import fcntl  # Windows has none
+
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with open(library.with_suffix(".lock"), "w") as file:  # it takes a minute of a processor: once for all
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(library, compiling)
 
 
 def _cached() -> Path:
@@ -73,12 +82,13 @@ def _torch() -> Path:
     return Path(torch.__file__).parent
 
 
-def _compile(library: Path) -> None:
+def _compile(library: Path, compiling: Callable[[], None]) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         raise PretendCudaUnavailableError(
             "pretend CUDA needs g++, once, to compile a small file, and finds none", todo="install g++"
         )
+    compiling()
     # In a folder of its own, then moved: other processes see the whole file or none.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         include = [f"-I{_torch() / 'include'}", f"-I{_torch() / 'include/torch/csrc/api/include'}"]

@@ -23,10 +23,10 @@ _GIVEN = "dp2ddp.verify.given"  # the arguments as they were given
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
 
-Both run in scratch copies of the current directory; without --device cuda on the CPU, where nn.DataParallel is
-emulated; with it on GPUs, or on pretend ones (which needs g++), where a tensor on the wrong device is an error. Compared are the parameters after every optimizer step, the losses, the printed lines, the files written and
-the exit codes. What samples draw in workers depends on the sample on both sides, so augmentation is no obstacle. Exit
-codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is shown.
+Both run in scratch copies of the current directory, on the CPU, where nn.DataParallel is emulated; with --device cuda
+on GPUs, or on pretend ones. Compared are the parameters after every optimizer step, the losses, the printed lines, the
+files written and the exit codes. What samples draw in workers depends on the sample on both sides, so augmentation is
+no obstacle. Exit codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is shown.
 
 \b
 Examples:
@@ -103,7 +103,13 @@ def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     show_default=True,
     help="The largest relative difference that counts as agreement.",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="cuda: the GPUs; where there are fewer than replicas, pretend ones, on which a wrong device is an error.",
+)
 @click.option("--allow-ddp", is_flag=True, help="As in convert.")
 @click.option(
     "--synthetic-data",

@@ -17,6 +17,8 @@ _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
 _RANK = re.compile(r"^\[rank\d+\]: ")
+# What a rank with DDP of its own raises where another one has ended: that one's failure is the cause.
+_LOST = re.compile(r"(?:[\w.]+: )?\[[^\]]*/gloo/[^\]]*\] ")
 _QUALIFIED = re.compile(r"^dp2ddp_runtime\.[\w.]*\.(?=\w+: )")
 
 
@@ -26,7 +28,9 @@ def _frames(files: str) -> re.Pattern[str]:
 
 
 OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|start/ending|run/record)\.py')
-_LIBRARIES = r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
+_LIBRARIES = (
+    r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
+)
 _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
@@ -62,8 +66,9 @@ class Patience:
         if not run.exit_code:
             return None
         outputs = [run.output(rank, "stderr") for rank in range(len(run.exit_codes))]
-        own = next((text for text in outputs if _TRACEBACK in text), None)
-        if own is not None:
+        raised = [text for text in outputs if _TRACEBACK in text]
+        own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
+        if own:
             return _of(side, _exception_in(own), own, run.folder, self._sides)
         alone = side == "converted" and "original" in done and not done["original"].exit_code
         if run.exit_code < 0 or alone:

@@ -58,7 +58,8 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "exit_code": verdict.exit_code,
         "replicas": verdict.options.replicas,
         "precision": "float64" if verdict.options.float64 else "the script's",
-        "device": "cuda" if verdict.options.cuda else "cpu",
+        "device": "cuda" if verdict.options.gpus else "cpu",
+        "pretended": verdict.options.pretended,
         "synthetic_data": _synthetic(verdict),
         "tolerance": comparison.tolerance if comparison else None,
         "findings": [
@@ -109,7 +110,7 @@ def interesting(comparison: Comparison) -> list[StepDifference]:
 
 def _title(verdict: Verdict, name: str) -> Text:
     n = verdict.options.replicas
-    where = "GPUs" if verdict.options.cuda else "CPU replicas"
+    where = verdict.options.gpus or "CPU replicas"
     return Text(f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks", "bold")
 
 

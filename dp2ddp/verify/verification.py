@@ -74,7 +74,7 @@ class Verification:
         options, comparison, findings = precision.compared()
         verdict = Verdict(options, comparison, findings, self.notes)
         if options.pretended:
-            self.notes.append(f"{options.replicas} pretend CUDA device(s), as this machine has fewer GPUs than that")
+            self.notes.append(f"CUDA is pretended: this machine has fewer than {options.replicas} GPU(s)")
         if options.synthetic is not None:
             self.notes.append(_synthetic(verdict.synthetic))
         if comparison.names:

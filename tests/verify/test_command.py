@@ -120,9 +120,7 @@ def test_scripts_that_end_before_they_train_could_not_run(verify, workplace: Pat
         (["own.py"], "own.py:2: `Own` changes how `DataParallel` works (`forward`); nothing was converted; wrap the"),
         (["train.py", "--html", "sizes.py"], "sizes.py: exists already, and is no page of dp2ddp"),
         (["train.py", "--html", "nowhere/report.html"], "nowhere/report.html: no such folder"),
-        (["train.py", "--steps", "auto", "--device", "cuda"], "--steps auto: on GPUs the scripts run in turn"),
         (["train.py", "--converted", "missing.py"], "missing.py: no such file"),
-        (["train.py", "--device", "cuda", "--nproc", "99"], "--device cuda: "),
     ],
 )
 def test_bad_input_is_one_line(verify, workplace: Path, arguments: list[str], message: str) -> None:

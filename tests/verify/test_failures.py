@@ -70,5 +70,30 @@ def test_frames_of_libraries_and_of_cpp_are_for_who_asks(tmp_path: Path, sides: 
     assert failure.all_of_it == RAISES.replace('"train.py"', '"train_ddp.py"')
 
 
+LOST = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    loss.backward()
+RuntimeError: [/pytorch/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1024
+"""
+CAUSE = """Traceback (most recent call last):
+  File "train.py", line 8, in <module>
+    loss = criterion(output, y)
+RuntimeError: Expected all tensors to be on the same device
+"""
+
+
+def test_a_rank_that_lost_another_one_isnt_the_cause(tmp_path: Path, sides: Sides) -> None:
+    _run(tmp_path, LOST)
+    (tmp_path / "rank1").mkdir()
+    for last, reason in ((CAUSE, "RuntimeError: Expected all tensors"), (LOST, "RuntimeError: [/pytorch/gloo")):
+        (tmp_path / "rank1" / "stderr.txt").write_text(last)
+        with pytest.raises(CouldNotRun) as told:
+            failures.Patience(sides).check(
+                {"original": Run(tmp_path, (0,), 1.0), "converted": Run(tmp_path, (1, 1), 1.0)}
+            )
+        assert told.value.failure.reason.startswith(reason)
+        assert last.splitlines()[2] in told.value.failure.stderr
+
+
 def test_the_original_has_its_own_name(tmp_path: Path, sides: Sides) -> None:
     assert 'File "train.py", line 63' in _raised(tmp_path, "original", sides).stderr

@@ -100,7 +100,7 @@ def _sentence(verdict: Verdict) -> str:
 def _ran(verdict: Verdict) -> Sequence[tuple[str, str]]:
     options, comparison = verdict.options, verdict.comparison
     n = options.replicas
-    where = f"{n} GPUs" if options.cuda else f"{n} emulated replicas on the CPU"
+    where = f"{n} {options.gpus}" if options.gpus else f"{n} emulated replicas on the CPU"
     precision = "float64" if options.float64 else "the script's own precision"
     found = [("original", f"nn.DataParallel on {where}"), ("converted", f"{n} ranks"), ("computed in", precision)]
     if comparison is not None:

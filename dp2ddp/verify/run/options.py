@@ -45,3 +45,8 @@ class Options:
     timeout: float = 600.0
     auto: bool = False
     gate: Path | None = None
+
+    @property
+    def gpus(self) -> str:
+        """What the replicas run on: "GPUs", or "pretend GPUs"; empty where it is the CPU."""
+        return "pretend GPUs" if self.pretended else "GPUs" if self.cuda else ""

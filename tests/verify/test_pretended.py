@@ -1,0 +1,256 @@
+"""`dp2ddp verify --device cuda` without a GPU: both sides on pretend CUDA devices, where a wrong device is an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import tiny
+import torch
+from click.testing import CliRunner, Result
+from test_command import _SEPARATE
+from test_cuda import GUARDED, MIXED
+
+from dp2ddp.cli import main
+from dp2ddp.errors import BadInput
+from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+from dp2ddp.verify.run import devices, runs
+from dp2ddp.verify.run.options import Options
+
+HEALTHY = tiny.ORIGINAL.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)").replace("5, 2", "HIDDEN, 2")
+HEALTHY += 'torch.save(net, "whole.pt")\n'
+#: Names the devices that are used.
+SEEN = """
+import torch
+import torch.nn as nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        print(x.device, self.weight.device, torch.cuda.current_device(), flush=True)
+        return super().forward(x)
+
+net = nn.DataParallel(Net(2, 1)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+net(torch.ones(4, 2)).sum().backward()
+optimizer.step()
+print(torch.cuda.device_count(), net.module.weight.device, torch.cuda.get_device_name(0))
+"""
+BY_HAND = """
+import os
+import torch
+import torch.nn as nn
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+torch.manual_seed(3)
+inputs = torch.randn(24, 4)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
+model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).cuda()
+net = nn.parallel.DistributedDataParallel(model, device_ids=[local])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+for x, y in loader:
+    x, y = x.cuda(), y.cuda()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+FOR_HAND = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+inputs = torch.randn(24, 4)
+loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=8)
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+for x, y in loader:
+    x, y = x.cuda(), y.cuda()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+"""
+MOVES = "x, y = x.cuda(), y.cuda()"
+
+
+@pytest.fixture
+def _compiled() -> None:
+    try:
+        build.compiled()
+    except PretendCudaUnavailableError as error:
+        pytest.skip(str(error))
+
+
+pretended = pytest.mark.usefixtures("_compiled")
+Verify = Callable[..., Result]
+
+
+@pytest.fixture
+def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """Calls `dp2ddp verify train.py` in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    tiny.lay_out(tmp_path, HEALTHY)
+
+    def call(*arguments: str, device: str = "cuda") -> Result:
+        return CliRunner(**_SEPARATE).invoke(main, ["verify", "train.py", "--device", device, *arguments])
+
+    return call
+
+
+def mistaken(name: str, text: str, old: str, new: str) -> int:
+    """Write a script with a mistake; the number of its line."""
+    assert text.count(old) == 1, text
+    text = text.replace(old, new)
+    Path(name).write_text(text)
+    return text[: text.index(new)].count("\n") + 1
+
+
+@pretended
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_a_healthy_script_agrees(verify: Verify, nproc: int) -> None:
+    result = verify("--nproc", str(nproc), *(["--steps", "auto"] if nproc == 2 else []))
+    assert result.exit_code == 0, result.output
+    assert f"nn.DataParallel on {nproc} pretend GPUs" in result.stdout
+    assert f"CUDA is pretended: this machine has fewer than {nproc} GPU(s)" in result.output
+    assert "9 optimizer steps" in result.stdout
+    assert "2 files" in result.stdout
+
+
+@pretended
+def test_each_rank_sees_one_device_and_the_original_all(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SEEN)
+    (tmp_path / "other.py").write_text(tiny.converted(SEEN))
+    options = Options(replicas=2, pretended=True)
+    said = []
+    for name, start in (("one", runs.start_original), ("other", runs.start_converted)):
+        with mock.patch.dict("os.environ", DP2DDP_DEVICE="cpu"):  # what is asked for on the command line counts
+            running = start(tmp_path / f"{name}.py", [], tmp_path / name, options)
+        with running:
+            run = running.wait()
+        assert run.exit_code == 0, run.stderr
+        said.append(run.stdout.splitlines())
+        assert run.recordings()[0].split == (name == "one")
+    last = "2 cuda:0 Pretend CUDA"
+    assert said == [["cuda:0 cuda:0 0", "cuda:1 cuda:1 1", last], ["cuda:0 cuda:0 0", last]]
+
+
+SAME_DEVICE, NO_DEVICE = "Expected all tensors to be on the same device", "invalid device ordinal"
+
+
+@pretended
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("output = net(x)", "output = net(x) + torch.zeros(2)", SAME_DEVICE),
+        (MOVES, "x, y = x.cuda(), y.cuda(1)", NO_DEVICE),
+    ],
+)
+def test_a_device_mistake_is_shown_with_its_line(verify: Verify, old: str, new: str, message: str) -> None:
+    line = mistaken("wrong.py", tiny.converted(HEALTHY), old, new)
+    result = verify("--converted", "wrong.py")
+    assert result.exit_code == 2, result.output
+    assert "the converted script could not run: RuntimeError: " in result.stderr
+    assert message in result.stderr
+    assert f'File "wrong.py", line {line}, in <module>' in result.stderr
+    assert new in result.stderr
+    assert "pretend_cuda" not in result.stderr
+    seen_without = verify("--converted", "wrong.py", device="cpu")
+    assert seen_without.exit_code == 0, seen_without.output  # there the CPU is every device
+
+
+@pretended
+def test_a_device_mistake_of_the_original_is_the_originals(verify: Verify) -> None:
+    line = mistaken("train.py", HEALTHY, MOVES, "x = x.cuda()")
+    result = verify()
+    assert result.exit_code == 2, result.output
+    assert "the original script could not run: RuntimeError: " in result.stderr
+    assert f'File "train.py", line {line + 3}, in <module>' in result.stderr
+
+
+@pretended
+def test_half_precision_is_the_scripts(verify: Verify) -> None:
+    Path("train.py").write_text(MIXED)
+    result = verify("--format", "json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["device"], told["pretended"]) == ("cuda", True)
+    assert "compared in float32 and float16" in told["notes"]
+    # Of 65536 times 4 a float16 overflows: GradScaler leaves the first step out, as on a GPU.
+    assert [each["relative_difference"] for each in told["steps"]] == [0.0] * 5
+
+
+@pretended
+def test_another_half_precision_is_a_difference(verify: Verify) -> None:
+    Path("train.py").write_text(MIXED)
+    mistaken("wrong.py", tiny.converted(MIXED), "torch.float16", "torch.bfloat16")
+    result = verify("--converted", "wrong.py")
+    assert result.exit_code == 1, result.output
+    assert "float16" in result.stdout
+
+
+@pretended
+def test_the_function_splits_over_devices_too(verify: Verify) -> None:
+    Path("train.py").write_text(GUARDED)
+    result = verify()
+    assert result.exit_code == 0, result.output
+    assert "2 optimizer steps (same bits)" in result.stdout
+
+
+@pretended
+@pytest.mark.parametrize("wrong", ["", "x, y = x.cuda(), y.cuda(0)"])
+def test_scripts_with_ddp_by_hand_choose_their_device_themselves(verify: Verify, wrong: str) -> None:
+    Path("train.py").write_text(FOR_HAND)
+    line = mistaken("hand.py", BY_HAND, MOVES, wrong or MOVES)
+    result = verify("--converted", "hand.py")
+    assert result.exit_code == (2 if wrong else 0), result.output
+    if wrong:
+        assert SAME_DEVICE in result.stderr
+        assert f'File "hand.py", line {line + 2}' in result.stderr
+
+
+def test_without_a_compiler_one_line_says_so(verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = verify()
+    assert result.exit_code == 2
+    assert result.stderr.startswith("dp2ddp: --device cuda: ")
+    assert "2 asked for, and pretend CUDA " in result.stderr
+    assert "g++" in result.stderr or "CUDA build of torch" in result.stderr or "made for torch" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_cache_that_cant_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(PretendCudaUnavailableError) as raised:
+        build.compiled()
+    assert "can't be kept in" in str(raised.value) or not _is_for_this_torch()
+    assert raised.value.todo or not _is_for_this_torch()
+
+
+def _is_for_this_torch() -> bool:
+    return torch.version.cuda is not None and hasattr(torch, "AcceleratorError")
+
+
+def test_the_machines_own_devices_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: Any = mock.Mock()
+    monkeypatch.setattr(build, "compiled", compiled)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    on_gpus = Options(2, cuda=True)
+    assert devices.chosen(on_gpus) is on_gpus
+    assert devices.chosen(Options(3)) == Options(3)
+    assert not compiled.called
+    pretend = devices.chosen(Options(3, cuda=True, auto=True))
+    assert (pretend.cuda, pretend.pretended, pretend.gpus) == (False, True, "pretend GPUs")
+    assert compiled.called
+    with pytest.raises(BadInput, match="--steps auto"):
+        devices.chosen(Options(2, cuda=True, auto=True))
