@@ -36,7 +36,11 @@ def load() -> ctypes.CDLL:
 
 
 def compiled(compiling: Callable[[], None] = lambda: None) -> Path:
-    """Where the native half is, compiled first if the cache doesn't have it; then `compiling` is called. Raises as `load`."""
+    """Where the native half is, compiled first if the cache doesn't have it. Raises as `load`.
+
+    Args:
+        compiling: is called if it has to be.
+    """
     if torch.version.cuda is None:
         raise PretendCudaUnavailableError(
             f"pretend CUDA needs a CUDA build of torch, which {torch.__version__} isn't; no GPU is needed"

@@ -26,7 +26,8 @@ same model. ARGS, after --, are the script's own.
 Both run in scratch copies of the current directory, on the CPU, where nn.DataParallel is emulated; with --device cuda
 on GPUs, or on pretend ones. Compared are the parameters after every optimizer step, the losses, the printed lines, the
 files written and the exit codes. What samples draw in workers depends on the sample on both sides, so augmentation is
-no obstacle. Exit codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is shown.
+no obstacle. Exit codes: 0 shown to agree, 1 shown to differ, 2 could not run, 3 a mistake in dp2ddp, 4 neither is
+shown.
 
 \b
 Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ def install(devices: int) -> None:
 
     A rank that was told which of them is its own sees no other, as if the runtime were imported only now.
     """
+    from dp2ddp_runtime.base import world
     from dp2ddp_runtime.launch.devices import take_own
 
     pretend(devices)
-    take_own()
+    if world.GPU in os.environ:
+        take_own()
 
 
 class PretendedDataParallel(OracleDataParallel):

@@ -184,8 +184,9 @@ def start_original(
 ) -> Running:
     """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
 
-    On the CPU the replicas are emulated; on pretend devices they are torch's own, one after the other. `arguments` are the script's own; it runs in `folder/work`, which may be
-    filled beforehand (`scratch.fill`), the script being in it. Without a `keeper` it has one of its own.
+    On the CPU the replicas are emulated; on pretend devices they are torch's own, one after the other. `arguments` are
+    the script's own; it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
+    Without a `keeper` it has one of its own.
     """
     recorder = [*_recorder(folder, options), "--original"]
     if not options.cuda:
