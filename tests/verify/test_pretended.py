@@ -98,6 +98,7 @@ Verify = Callable[..., Result]
 def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
     """Calls `dp2ddp verify train.py` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # here, where it is decided what is used
     tiny.lay_out(tmp_path, HEALTHY)
 
     def call(*arguments: str, device: str = "cuda") -> Result:
