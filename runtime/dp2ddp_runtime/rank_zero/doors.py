@@ -43,7 +43,7 @@ from . import callsites, entries, errors, nowhere
 from .callsites import Call, call_of, is_own
 from .journal import Entry, Journal
 
-_real_open, _real_os_open, _real_exists = builtins.open, os.open, os.path.exists
+_real_open, _real_os_open, _real_stat = builtins.open, os.open, os.stat
 _journal: Journal | None = None
 _is_installed = False
 _handles = itertools.count()  # of files that rank 0 has opened
@@ -189,7 +189,7 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
     place = here()
     overwrites = isinstance(path, (str, os.PathLike))
     about = zlib.crc32(os.fsencode(path)) if overwrites else 0
-    door = _Door(os, what, removes=overwrites and _real_exists(path), encode=lambda made: None)
+    door = _Door(os, what, removes=overwrites and _is_there(path), encode=lambda made: None)
     return _through_call(door, Call(True, f"{what} {place.line} {place.stack}", about, place.line), real)
 
 
@@ -263,8 +263,10 @@ open_file.__module__, open_file.__qualname__ = "builtins", "open"
 
 def _opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
     call = None if isinstance(file, int) or not isinstance(mode, str) else call_of("open", [file], 3)
-    writes = bool(set(mode) & set("wax+")) if call else False
-    if call is None or not (call.shared or (writes and not file_sync.writes())):
+    if call is None:  # its opener's calls may be this rank's own as well
+        return _real_open(file, mode, *args, **kwargs)
+    writes = bool(set(mode) & set("wax+"))
+    if not (call.shared or (writes and not file_sync.writes())):
         return _really_opened(file, mode, args, kwargs)
     if not call.shared:
         return nowhere.handle(file, mode, *args, **_without_opener(kwargs))
@@ -281,7 +283,7 @@ def _opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
         if entry is not None:
             nowhere.on_close(made, functools.partial(_closed, f"close {entry.value}", what))
         return made
-    if writes and not set(mode) & set("ax") and _real_exists(file):
+    if writes and not set(mode) & set("ax") and _is_there(file):
         journal.let_pass(call.key, call.about, what)
     try:
         made = _really_opened(file, mode, args, kwargs)
@@ -293,6 +295,12 @@ def _opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
     if writes:
         nowhere.on_close(made, functools.partial(_closed, f"close {number}", what))
     return made
+
+
+def _is_there(path: Any) -> bool:
+    with suppress(OSError, ValueError):
+        return bool(_real_stat(path))
+    return False
 
 
 def _really_opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
