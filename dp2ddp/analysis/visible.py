@@ -45,6 +45,12 @@ def _counted(facts: Facts, node: ast.expr) -> str | None:
 
 
 DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
+_ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"range({n}())", f"list(range({n}()))"))})
+
+
+def means_all(facts: Facts, node: ast.expr) -> bool:
+    """Whether `device_ids` are all visible devices, as they are without being given."""
+    return (_counted(facts, node) or facts.source.segment(node)) in _ALL_DEVICES
 
 
 def visible(facts: Facts, launch: Launch, node: ast.expr) -> bool:

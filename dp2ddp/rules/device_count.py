@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.visible import means_all
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -150,7 +151,8 @@ print(f"{memory} bytes")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        gone = {part for wrap in facts.wraps.models for ids in (wrap.device_ids,) if ids for part in ast.walk(ids)}
+        given = (wrap.device_ids for wrap in facts.wraps.models)
+        gone = {part for ids in given if ids is not None and means_all(facts, ids) for part in ast.walk(ids)}
         for call in facts.source.calls:
             if not _asks(facts, call) or call in gone or _whether_any(facts, call):
                 continue

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.visible import means_all
 from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -24,7 +25,8 @@ class WrapRule(Rule):
         "`ddp.wrap_model` moves the model to this rank's device, runs it on this rank's rows of the batch, gives "
         "back the outputs for all of it, and sums gradients over the ranks. BatchNorm, unused parameters and "
         "state dict keys behave as under DataParallel. Guards stay as they are: where the original does not wrap, "
-        "neither does the converted script, and every rank does the same work."
+        "neither does the converted script, and every rank does the same work. `device_ids` stay: the runtime tells "
+        "where they aren't as many as there are ranks."
     )
     essential = True
     examples = (
@@ -38,7 +40,7 @@ net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-net = ddp.wrap_model(nn.Linear(4, 2))
+net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1])
 """,
         ),
         Example(
@@ -84,7 +86,7 @@ class Trainer:
     def __init__(self, gpus):
         net = Linear(4, 2)
         if len(gpus) > 1:
-            self.net = ddp.wrap_model(net)
+            self.net = ddp.wrap_model(net, device_ids=gpus)
         else:
             self.net = net.cuda()
 """,
@@ -205,7 +207,11 @@ net = DataParallel(nn.Linear(4, 2))
         if wrap.dim is not None and not (isinstance(wrap.dim, ast.Constant) and wrap.dim.value == 0):
             holes["dim"] = facts.source.span(wrap.dim)
             keywords["dim"] = "__h_dim__"
-        given = "".join(f", {name}={keywords[name]}" for name in ("dim", "sync_bn") if name in keywords)
+        if wrap.device_ids is not None and not means_all(facts, wrap.device_ids):
+            holes["ids"] = facts.source.span(wrap.device_ids)
+            keywords["device_ids"] = "__h_ids__"
+        order = ("dim", "sync_bn", "device_ids")
+        given = "".join(f", {name}={keywords[name]}" for name in order if name in keywords)
         return f"ddp.wrap_model(__h_model__{given})", holes
 
     def _unused_imports(self, facts: Facts) -> Iterator[Finding]:

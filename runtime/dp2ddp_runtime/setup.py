@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .base import waiting, world
+from .base.location import here
 from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import hold_until_setup, quiet
 from .model import steps
@@ -88,7 +89,7 @@ def setup(
         place.world_size = place.local_world_size = 1
     elif is_rank:
         _join(place, backend, init_method, timeout)
-    place.ready = True
+    place.ready, place.set_up_at = True, "" if is_child else here().line
     world.enter(place)
     if is_child:
         return

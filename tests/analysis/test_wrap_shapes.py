@@ -30,7 +30,7 @@ PARTS = {
         net = Net()
         net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
         """,
-        "net.features = ddp.wrap_model(net.features)",
+        "net.features = ddp.wrap_model(net.features, device_ids=[0, 1])",
     ),
     "deep inside": (
         """

@@ -21,8 +21,10 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.launch import devices, launcher
+from dp2ddp_runtime.model.wrapped import wrap_model
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Warm, start, write
+from torch import nn
 
 
 def is_alive(pid: int) -> bool:
@@ -474,6 +476,25 @@ def test_as_many_ranks_as_devices_that_are_named(monkeypatch: pytest.MonkeyPatch
             SystemExit, match=rf"names {count} device\(s\), .* but 2 rank\(s\) were .*: start {count}, or"
         ):
             devices.compare([*range(count)], two)
+
+
+def test_as_many_ranks_as_devices_at_the_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = world.World(world_size=1, ready=True, set_up_at="train.py:3")
+    monkeypatch.setattr(world, "_world", place)
+    monkeypatch.delenv("DP2DDP_NPROC", raising=False)
+    devices.compare_wrap([0, 1])  # on the CPU nobody takes them
+    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for fits in (None, [], [0], 1):
+        devices.compare_wrap(fits)
+    message = r"names 2 device\(s\) at test_launch.py:\d+, but the ddp.setup\(\) at train.py:3 started 1 rank"
+    with pytest.raises(RuntimeError, match=message):
+        wrap_model(nn.Linear(1, 1), device_ids=[0, 1])
+    monkeypatch.setenv("DP2DDP_NPROC", "1")
+    devices.compare_wrap([0, 1])  # as the user wants it
+    monkeypatch.delenv("DP2DDP_NPROC")
+    place.set_up_at = ""  # in a rank's child
+    devices.compare_wrap([0, 1])
 
 
 def test_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:

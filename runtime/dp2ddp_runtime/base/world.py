@@ -35,6 +35,8 @@ class World:
     local_world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     ready: bool = False
+    #: The script's line that called `setup`; empty in a rank's child.
+    set_up_at: str = ""
     #: The process group's key-value store, for what must not be a collective; None for a single process.
     store: Store | None = None
     #: How long a rank waits for another one, in seconds.

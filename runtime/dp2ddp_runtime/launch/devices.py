@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Union
 import torch
 
 from ..base import world
+from ..base.location import here
 from . import launcher
 from .failure import flush
 
@@ -97,6 +98,23 @@ def compare(device_ids: Sequence[int] | None, place: world.World) -> None:
             f"dp2ddp: device_ids names {count} device(s), which nn.DataParallel trains on, but {ranks} rank(s) were "
             f"started on this machine, where another part of each batch would go together: start {count}, or change "
             "what the script gives as device_ids"
+        )
+
+
+def compare_wrap(device_ids: DeviceIds) -> None:
+    """RuntimeError if a model is wrapped for another number of devices than `setup` has started ranks for.
+
+    Not where the user has said how many there shall be, nor on the CPU or in a rank's child, which have no devices.
+    """
+    place, count = world.current(), len(parse_device_ids(device_ids) or ())
+    if not place.set_up_at or world.wants_cpu() or "DP2DDP_NPROC" in os.environ:
+        return
+    ranks = place.local_world_size
+    if count not in (0, ranks, place.world_size) and world.accelerator() == torch.device("cuda"):
+        raise RuntimeError(
+            f"device_ids names {count} device(s) at {here().line}, but the ddp.setup() at {place.set_up_at} started "
+            f"{ranks} rank(s) on this machine: give setup the same device_ids, or have DP2DDP_NPROC or "
+            "CUDA_VISIBLE_DEVICES say how many"
         )
 
 

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from ..base import nesting, world
 from ..gradients import summing
+from ..launch import devices
 from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
@@ -37,6 +38,7 @@ def wrap_model(
     dim: int = 0,
     sync_bn: bool = False,
     find_unused_parameters: bool | None = None,
+    device_ids: Any = None,
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
@@ -52,15 +54,18 @@ def wrap_model(
             are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
         find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
             always allowed, at no cost.
+        device_ids: the devices that the original wraps it for. Each rank has its own one; that there are as many is
+            looked at. None, or empty: all of them.
 
     Raises:
         TypeError: `module` is no `nn.Module`.
-        RuntimeError: the ranks' models differ in names, shapes or dtypes.
+        RuntimeError: the ranks' models differ in names, shapes or dtypes; there are more or fewer ranks on this
+            machine than `device_ids`.
     """
     if isinstance(module, WrappedModel):
         return module
     module = _plain(module)
-    return WrappedModel(_with_sync_bn(module, sync_bn), dim=dim)
+    return WrappedModel(_with_sync_bn(module, sync_bn), device_ids, dim=dim)
 
 
 def _plain(module: Any) -> nn.Module:
@@ -102,7 +107,8 @@ class WrappedModel(DistributedDataParallel):
     """A model whose replicas train on all ranks. Made by `wrap_model`.
 
     Or by itself, with `nn.DataParallel`'s arguments, which it takes the place of where a script hands that class on or
-    derives from it. `device_ids` and `output_device` mean nothing here: each rank has its own device.
+    derives from it. Each rank has its own device, so of `device_ids` the number alone counts, and `output_device` means
+    nothing.
 
     A `DistributedDataParallel` by name and interface (`.module`, keys that begin with `module.`, `no_sync()`), with
     `nn.DataParallel`'s behaviour: it splits its inputs and gathers its outputs. With a single rank it calls the module,
@@ -118,6 +124,7 @@ class WrappedModel(DistributedDataParallel):
         dim: int = 0,
     ) -> None:
         nn.Module.__init__(self)
+        devices.compare_wrap(device_ids)
         module = _plain(module)
         if world.world_size() > 1 or world.device().type != "cpu":
             module = module.to(world.device())
