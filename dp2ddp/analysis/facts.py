@@ -24,6 +24,7 @@ from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.roles import Resolver, Wrapped
+from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.project.uses import Uses
@@ -100,8 +101,14 @@ class Facts:
             BadInput: beside the script's own distributed training, and where that is off can't be told there.
         """
         entries = (entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry))
-        found = [launch for entry in entries for launch in self.launch_finder.find(entry)]
+        found = [launch for entry in entries for launch in self.launch_finder.find(entry, self._knows_devices)]
         return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
+
+    def _knows_devices(self, launch: Launch) -> bool:
+        """Whether the `device_ids` of all wraps are known at a place."""
+        modules = self.names.reachable(launch.entry)
+        ids = [given for given, call in self.wraps.device_ids if self.source.module(call) in modules]
+        return all(means_all(self, each) or told(self, launch, each) is not None for each in ids)
 
     @cached_property
     def before(self) -> BeforeLaunch:

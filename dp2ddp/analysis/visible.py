@@ -3,31 +3,157 @@
 from __future__ import annotations
 
 import ast
+import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.changes import is_changed
 from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.roles.resolver import defaults
 from dp2ddp.source.names import Own
-from dp2ddp.source.program import FunctionNode
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
 
-def written(facts: Facts, launch: Launch, node: ast.expr | None) -> str | None:
-    """`device_ids` as it can be written where the processes start, None where it can't."""
-    seen: set[tuple[ast.AST | None, str]] = set()
-    while node is not None:
-        counted = _counted(facts, node)
+def written(facts: Facts, launch: Launch, node: ast.expr) -> str | None:
+    """An expression as it can be written where the processes start, None where it can't."""
+    found = told(facts, launch, node)
+    if found is None:
+        return None
+    in_place = facts.source.parent(found) is not None
+    return " ".join((facts.source.segment(found) if in_place else ast.unparse(found)).split())
+
+
+def told(facts: Facts, launch: Launch, node: ast.expr) -> ast.expr | None:
+    """An expression by what is known where the processes start, None where that may not be what it is further down.
+
+    Names that aren't known there are followed to what they hold: parameters to arguments, `self.x` to its value.
+    """
+    found = _Told(facts, launch).of(node)
+    return None if found is None or is_changed(facts, launch, found, node) else found
+
+
+class _Told:
+    """Follows names back to where the processes start."""
+
+    def __init__(self, facts: Facts, launch: Launch) -> None:
+        self._facts = facts
+        self._launch = launch
+        self._modules = facts.names.reachable(launch.entry)
+        self._asked: list[ast.expr] = []
+
+    def of(self, node: ast.expr) -> ast.expr | None:
+        """What an expression is at the launch."""
+        counted = _counted(self._facts, node)
         if counted is not None:
-            return counted
-        if visible(facts, launch, node):
-            return None if _is_set_later(facts, launch, node) else " ".join(facts.source.segment(node).split())
-        if not isinstance(node, ast.Name) or (facts.source.function(node), node.id) in seen:
+            return ast.parse(counted, mode="eval").body
+        if visible(self._facts, self._launch, node):
+            return node
+        parts = {place: self._followed(part) for part, place in _unseen(self._facts, self._launch, node)}
+        if any(value is None for value in parts.values()):
             return None
-        seen.add((facts.source.function(node), node.id))
-        node = _only_value(facts, node)
-    return None
+        values = {place: value for place, value in parts.items() if value is not None}
+        found = _Put(values).visit(copy.deepcopy(node))
+        return found if isinstance(found, ast.expr) and not _looks_into_constants(found) else None
+
+    def _followed(self, node: ast.expr) -> ast.expr | None:
+        """What a name, or an attribute of `self`, holds, by what is known at the launch."""
+        if node in self._asked:
+            return None
+        self._asked.append(node)
+        found = [None if value is None else self.of(value) for value in self._values(node)]
+        self._asked.pop()
+        alike = {None if each is None else ast.unparse(each) for each in found}
+        return found[0] if len(alike) == 1 else None
+
+    def _values(self, node: ast.expr) -> list[ast.expr | None]:
+        """All that is given to a name or an attribute of `self`: None for what can't be told."""
+        if isinstance(node, ast.Attribute):
+            return self._kept(node)
+        assert isinstance(node, ast.Name)
+        function = self._facts.source.function(node)
+        if function is not None and node.id in _parameters(function):
+            calls = [
+                call for call in self._facts.callers.of(function) if self._facts.source.module(call) in self._modules
+            ]
+            return [self._given(call, function, node.id) for call in calls]
+        return [_only_value(self._facts, node)]
+
+    def _given(self, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
+        arguments = self._facts.resolver.arguments(call)
+        given = {parameter: value for callee, parameter, value in arguments if callee is function}
+        whole = [given for given in call.keywords if given.arg is None]
+        value = given.get(name) if not whole else None
+        if value is None and not whole:
+            value = dict(defaults(function.args)).get(name)
+        return None if isinstance(value, ast.Starred) else value
+
+    def _kept(self, node: ast.Attribute) -> list[ast.expr | None]:
+        """What `self.x` is set to, where it is set once in the program."""
+        stores = [
+            other
+            for other in self._facts.source.nodes
+            if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
+        ]
+        own = [other for other in stores if _owner(self._facts, other) is _owner(self._facts, node)]
+        above = self._facts.source.parent(own[0]) if len(own) == len(stores) == 1 else None
+        return [above.value if isinstance(above, ast.Assign) and own[0] in above.targets else None]
+
+
+class _Put(ast.NodeTransformer):
+    """Puts expressions in the places of others."""
+
+    def __init__(self, parts: dict[tuple[object, ...], ast.expr]) -> None:
+        self._parts = parts
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        found = self._parts.get(_place(node))
+        return self.generic_visit(node) if found is None else found
+
+
+def _looks_into_constants(node: ast.AST) -> bool:
+    """Whether an attribute of a constant is asked for: what was `None` at first holds something else by then."""
+    asked = (n for n in ast.walk(node) if isinstance(n, (ast.Attribute, ast.Subscript)))
+    return any(isinstance(n.value, ast.Constant) and n.value.value is None for n in asked)
+
+
+def _place(node: ast.AST) -> tuple[object, ...]:
+    ends = (getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+    return (type(node), *ends)
+
+
+def _unseen(facts: Facts, launch: Launch, node: ast.expr) -> Iterator[tuple[ast.expr, tuple[object, ...]]]:
+    """The names, and attributes of `self`, in an expression that aren't known at the launch."""
+    todo: list[ast.AST] = [node]
+    inner = _bound_inside(node)
+    while todo:
+        part = todo.pop()
+        is_own = isinstance(part, ast.Attribute) and _owner(facts, part) is not None
+        if is_own or (isinstance(part, ast.Name) and part.id not in inner and not _means_the_same(facts, launch, part)):
+            assert isinstance(part, ast.expr)
+            yield part, _place(part)
+        elif not isinstance(part, ast.Name):
+            todo += ast.iter_child_nodes(part)
+
+
+def _owner(facts: Facts, node: ast.Attribute) -> ast.AST | None:
+    """The class of whose instance this is an attribute, by the method's first parameter."""
+    function = facts.source.function(node)
+    first = next(iter(function.args.args), None) if function is not None else None
+    owner = facts.source.parent(function) if function is not None else None
+    named = isinstance(node.value, ast.Name) and first is not None and node.value.id == first.arg
+    return owner if named and isinstance(owner, ast.ClassDef) else None
+
+
+def _parameters(function: FunctionNode) -> set[str]:
+    return {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+
+
+def _bound_inside(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _counted(facts: Facts, node: ast.expr) -> str | None:
@@ -56,7 +182,7 @@ def means_all(facts: Facts, node: ast.expr) -> bool:
 def visible(facts: Facts, launch: Launch, node: ast.expr) -> bool:
     """Whether every name in an expression means the same where the processes start."""
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-    inner = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    inner = _bound_inside(node)
     return all(_means_the_same(facts, launch, n) for n in names if n.id not in inner)
 
 
@@ -77,37 +203,6 @@ def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
     return facts.names.follow(there, name.id) == target
 
 
-def _is_set_later(facts: Facts, launch: Launch, node: ast.expr) -> bool:
-    """Whether a name in an expression, or an attribute of it there, gets another value behind the launch, and before
-    the expression."""
-    assert launch.statement is not None
-    start = launch.statement
-    function, here = facts.source.function(start), facts.source.function(node)
-    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    attributes = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-
-    def sets(other: ast.AST) -> bool:
-        if not isinstance(getattr(other, "ctx", None), ast.Store):
-            return False
-        if isinstance(other, ast.Attribute):
-            return other.attr in attributes and isinstance(other.value, ast.Name)
-        if not isinstance(other, ast.Name) or other.id not in read:
-            return False
-        local = function is not None and other.id in local_names(function)
-        return facts.source.scope(other) is (function if local else facts.source.module(start))
-
-    setting = [other for other in facts.source.nodes if sets(other)]
-    earlier = facts.before.nodes(launch) if setting else set()
-    return any(
-        other not in earlier and not (facts.source.function(other) is here and _line(other) > node.lineno)
-        for other in setting
-    )
-
-
-def _line(node: ast.AST) -> int:
-    return node.lineno  # type: ignore[attr-defined,no-any-return]
-
-
 def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) -> bool:
     """Whether every caller gives the function this name's value under the same name."""
     assert launch.statement is not None
@@ -119,19 +214,53 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
 
 
 def _only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
-    """What the name is bound to, once: by its only caller, in the function that uses it, or else in the module."""
+    """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
     function = facts.source.function(name)
-    if function is not None and name.id in {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}:
-        passed = (one for call in facts.source.calls for one in facts.resolver.arguments(call))
-        values = [value for callee, parameter, value in passed if (callee, parameter) == (function, name.id)]
-        return values[0] if len(values) == 1 and not isinstance(values[0], ast.Starred) else None
     local = function is not None and name.id in local_names(function)
-    scope = function if local else facts.source.module(name)
-    values = [
-        n.value
+    target = facts.names.target(name)
+    if not local and isinstance(target, Own):
+        scope, wanted = target.module, target.name
+    else:
+        scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
+    stores = [
+        n
         for n in facts.source.nodes
-        if isinstance(n, ast.Assign)
-        and facts.source.scope(n) is scope
-        and any(isinstance(t, ast.Name) and t.id == name.id for t in n.targets)
+        if isinstance(n, ast.Name) and n.id == wanted and isinstance(n.ctx, ast.Store) and _is_of(facts, n, scope)
     ]
-    return values[0] if len(values) == 1 else None
+    above = facts.source.parent(stores[0]) if len(stores) == 1 and not _is_set_from_outside(facts, target) else None
+    if isinstance(above, ast.Assign) and stores[0] in above.targets and not _is_filled(facts, stores[0]):
+        return above.value
+    return None
+
+
+def _is_set_from_outside(facts: Facts, target: object) -> bool:
+    """Whether another module sets a module's name: `config.GPUS = args.gpus`."""
+    stores = (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return isinstance(target, Own) and any(facts.names.target(n) == target for n in stores if n.attr == target.name)
+
+
+def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:
+    """Whether a name that is bound is a function's or a module's own."""
+    here = facts.source.scope(name)
+    in_function = isinstance(here, FUNCTIONS) and name.id in local_names(here)
+    return here is scope or (
+        not in_function and not isinstance(here, ast.ClassDef) and facts.source.module(name) is scope
+    )
+
+
+def _is_filled(facts: Facts, name: ast.Name) -> bool:
+    """Whether what a name holds gets its contents later: `ids = []`, and then `ids.append(0)`."""
+    value = facts.source.parent(name)
+    if not isinstance(value, ast.Assign) or not isinstance(value.value, (ast.List, ast.Dict, ast.Call)):
+        return False
+    scope = facts.source.scope(name)
+    used = (n for n in facts.source.nodes if isinstance(n, ast.Name) and n.id == name.id)
+    above = (facts.source.parent(n) for n in used if facts.source.scope(n) is scope)
+    return any(
+        (isinstance(each, ast.Attribute) and each.attr in _FILLING)
+        or (isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load))
+        for each in above
+    )
+
+
+_FILLING = frozenset("append extend insert remove pop clear update add setdefault sort reverse".split())

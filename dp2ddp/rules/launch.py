@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
-from dp2ddp.analysis.visible import DEVICE_COUNTS, written
+from dp2ddp.analysis.visible import means_all, written
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -23,7 +23,6 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
-_ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"range({n}())", f"list(range({n}()))"))})
 
 
 class LaunchRule(Rule):
@@ -193,8 +192,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             )
             return
         ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
-        given = {written(facts, launch, each): call for each, call in ids}
-        texts = [text for text in given if text not in _ALL_DEVICES]
+        given = {written(facts, launch, each): call for each, call in ids if not means_all(facts, each)}
+        texts = list(given)
         known = [text for text in texts if text is not None]
         arguments = [f"device_ids={known[0]}"] if known else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -230,12 +229,14 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
 
     def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
         """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""
-        holes = {"f": facts.source.span(call.func)}
+        is_single = facts.names.qualified(call.func) == "os.mkdir" and isinstance(call.func, ast.Attribute)
+        function = call.func.value if is_single else call.func  # type: ignore[attr-defined]
+        holes = {"f": facts.source.span(function)}
         given = []
         for number, each in enumerate([*call.args, *call.keywords]):
             holes[f"a{number}"] = facts.source.span(each.value if isinstance(each, ast.keyword) else each)
             name = f"{each.arg}=" if isinstance(each, ast.keyword) else ""
             given.append(f"{name}__h_a{number}__")
-        text = f"__h_f__({', '.join([*given, 'exist_ok=True'])})"
+        text = f"__h_f__{'.makedirs' * is_single}({', '.join([*given, 'exist_ok=True'])})"
         reason = "all processes come here, before they know each other"
         return ReplaceExpr(self.id, facts.source.span(call), reason, text, holes)

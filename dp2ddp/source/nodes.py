@@ -53,11 +53,25 @@ def names_in(node: ast.AST) -> set[str]:
 
 def is_main_guard(node: ast.AST) -> bool:
     """Whether `node` is `if __name__ == "__main__":`."""
+    return _name_asked_for(node) == "__main__"
+
+
+def never_runs(node: ast.AST) -> bool:
+    """Whether `node` is `if __name__ == "__main2__":`, with which a block was switched off."""
+    name = _name_asked_for(node)
+    return name is not None and name != "__main__" and isinstance(node, ast.If) and not node.orelse
+
+
+def _name_asked_for(node: ast.AST) -> str | None:
+    """The text that `if __name__ == "...":` compares with."""
     if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and len(node.test.comparators) == 1):
-        return False
+        return None
     sides = [node.test.left, node.test.comparators[0]]
-    names = any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
-    return names and any(isinstance(s, ast.Constant) and s.value == "__main__" for s in sides)
+    if not (
+        isinstance(node.test.ops[0], ast.Eq) and any(isinstance(s, ast.Name) and s.id == "__name__" for s in sides)
+    ):
+        return None
+    return next((s.value for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str)), None)
 
 
 def attribute_got(node: ast.AST) -> tuple[ast.expr, str] | None:

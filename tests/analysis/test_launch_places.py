@@ -241,9 +241,9 @@ def test_place(name: str) -> None:
 
 
 def test_devices_that_are_not_known_get_a_note() -> None:
-    script = _IMPORTS + "print(1)\nids = compute()\nnet = nn.DataParallel(Net(), device_ids=ids)\n"
+    script = _IMPORTS + "net = Net()\nids = compute()\nnet = nn.DataParallel(Net(), device_ids=ids)\n"
     result = launched(script)
-    assert "ddp.setup()\nprint(1)" in result.new_text
+    assert "ddp.setup()\nnet = Net()" in result.new_text
     assert [n.rule for n in result.notes] == ["DDP001"]
     assert "not known where the processes start" in result.notes[0].what
 
@@ -258,9 +258,9 @@ def test_devices_that_are_counted_further_down_are_known() -> None:
 @pytest.mark.parametrize(
     ("lines", "given"),
     [
-        ("gpus = [0]\nprint('training')\ngpus = [0, 1]\nnet = nn.DataParallel(Net(), gpus)", ""),
+        ("gpus = [0]\nnet = Net()\ngpus = [0, 1]\nnet = nn.DataParallel(Net(), gpus)", ""),
         (
-            "args = parse()\ntorch.manual_seed(1)\nargs.ngpu = len(args.gpu)\n"
+            "args = parse()\nnet = Net()\nargs.ngpu = len(args.gpu)\n"
             "net = nn.DataParallel(Net(), device_ids=range(args.ngpu))",
             "",
         ),

@@ -50,6 +50,12 @@ class BeforeLaunch:
         if is_main_guard(statement) or isinstance(statement, (ast.Try, ast.With)):
             self._run(statement.body, start, found)  # type: ignore[attr-defined]
             return
+        if isinstance(statement, ast.If):
+            found.update(self.loops.reached(statement.test))
+            for block in (statement.body, statement.orelse):
+                if start in set(self.loops.reached(*block)):
+                    self._run(block, start, found)
+            return
         found.update(ast.walk(statement))
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
         entered = [f.definition for c in calls for f in self.resolver.functions_called(c)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import given_to, is_main_guard
+from dp2ddp.source.nodes import given_to, is_main_guard, never_runs
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
@@ -78,7 +79,8 @@ class Effects:
         if isinstance(statement, ast.Expr):
             return self.inert_expression(statement.value)
         if isinstance(statement, ast.If):
-            return self.inert_expression(statement.test) and all(map(self._inert, [*statement.body, *statement.orelse]))
+            inside = [*statement.body, *statement.orelse]
+            return never_runs(statement) or (self.inert_expression(statement.test) and all(map(self._inert, inside)))
         if isinstance(statement, ast.Try):
             blocks = [*statement.body, *statement.orelse, *statement.finalbody]
             blocks += [s for h in statement.handlers for s in h.body]
@@ -90,7 +92,7 @@ class Effects:
     def _builds(self, module: ast.Module) -> bool:
         """Whether importing a module builds loaders or wraps models."""
         if module not in self._building:
-            calls = (n for statement in module.body if not is_main_guard(statement) for n in _run_at_import(statement))
+            calls = (n for statement in module.body if not _is_apart(statement) for n in _run_at_import(statement))
             self._building[module] = any(self.names.qualified(call.func) in _BUILDING for call in calls)
         return self._building[module]
 
@@ -120,7 +122,7 @@ class Effects:
             return True
         if path.startswith(_INERT_MODULES):
             return path not in _EFFECTS
-        if path in _QUERIES:
+        if path in _QUERIES or ASKS_TORCH.fullmatch(path):
             return True
         if not path and isinstance(call.func, ast.Attribute) and call.func.attr in _PLAIN_METHODS:
             return True
@@ -161,8 +163,8 @@ _WRAPS = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel"})
 _BUILDING = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel", "torch.utils.data.DataLoader"})
 _PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
 _INERT_MODULES = tuple(
-    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. re. string. time. "
-    "torch.multiprocessing.".split()
+    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. platform. re. string. "
+    "time. torch.multiprocessing.".split()
 )
 _EFFECTS = frozenset(
     "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
@@ -170,9 +172,10 @@ _EFFECTS = frozenset(
 )
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
-    "warnings.simplefilter torch.cuda.is_available torch.cuda.device_count "
-    "torch.accelerator.is_available torch.accelerator.device_count torch.accelerator.current_accelerator".split()
+    "warnings.simplefilter socket.gethostname getpass.getuser".split()
 )
+# What there is to train on: `torch.mps.is_available()`, `torch.backends.mps.is_built()`.
+ASKS_TORCH = re.compile(r"torch\.[\w.]+\.(is_available|is_built|device_count|current_accelerator)")
 
 
 def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
@@ -189,4 +192,4 @@ def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
 
 def _is_apart(statement: ast.stmt) -> bool:
     """Whether a statement of a module does nothing itself while it is imported."""
-    return is_main_guard(statement) or isinstance(statement, (ast.Import, ast.ImportFrom))
+    return is_main_guard(statement) or never_runs(statement) or isinstance(statement, (ast.Import, ast.ImportFrom))

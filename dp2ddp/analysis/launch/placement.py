@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
@@ -94,16 +94,21 @@ class LaunchFinder:
         self.effects = Effects(source, names, resolver, loops, callers)
         self.settings = Settings(source, names, resolver, self.effects)
 
-    def find(self, entry: ast.Module) -> list[Launch]:
-        """The places where `entry` is started: as a script, and by each of its functions that commands call."""
+    def find(self, entry: ast.Module, known: Callable[[Launch], bool]) -> list[Launch]:
+        """The places where `entry` is started: as a script, and by each of its functions that commands call.
+
+        Args:
+            known: whether what the processes have to be told is known at a place.
+        """
         names = self.source.commands.get(self.source.file(entry).name, ())
         if not names:
-            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()))]
-        found = [self._find(entry, self._steps_of(entry, name)) for name in names]
+            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), known)]
+        found = [self._find(entry, self._steps_of(entry, name), known) for name in names]
         # What the module does while it is imported comes before its commands.
         guarded = [statement for statement in entry.body if is_main_guard(statement)]
         if self.effects.comes_to_a_wrap(*guarded):
-            found.append(self._find(entry, self._steps(guarded, _Bound(self._bound_at_end(entry)), ())))
+            way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
+            found.append(self._find(entry, way, known))
         return list({launch.statement: launch for launch in found}.values())
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
@@ -119,7 +124,7 @@ class LaunchFinder:
     def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
         return frozenset().union(*map(bound_names, module.body))
 
-    def _find(self, entry: ast.Module, way: Iterator[_Step]) -> Launch:
+    def _find(self, entry: ast.Module, way: Iterator[_Step], known: Callable[[Launch], bool]) -> Launch:
         """The place on the way through what is started.
 
         That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
@@ -130,8 +135,19 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
+        chosen = next((number for number in self._from(steps, chosen) if known(_at(entry, steps[number]))), chosen)
         folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
-        return Launch(entry, steps[chosen].statement, steps[chosen].bound.names(), late, folders)
+        return replace(_at(entry, steps[chosen]), late=late, folders=folders)
+
+    def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
+        """The places from a chosen one on, as far as every process may go by itself."""
+        for number in range(chosen, len(steps)):
+            yield number
+            parts = steps[number].parts
+            if self.effects.comes_to_a_wrap(*parts) or not self.settings.repeatable(*parts):
+                return
+            if self.settings.makes_unknown(*parts):
+                return
 
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
@@ -249,6 +265,10 @@ class LaunchFinder:
     def _is_main(self, function: FunctionNode) -> bool:
         """Whether a function, called once, is where the script goes on to wrap its model."""
         return len(self.callers.of(function)) == 1 and self.effects.leads_to_a_wrap(function)
+
+
+def _at(entry: ast.Module, step: _Step) -> Launch:
+    return Launch(entry, step.statement, step.bound.names())
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cached_property
 
-from dp2ddp.analysis.launch.effects import Effects
+from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, given_to, keyword
@@ -33,11 +34,16 @@ _TOGETHER = tuple(
 # ...and what is none of that.
 _ALONE = tuple(
     "torch.manual_seed torch.cuda.manual_seed torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device "
-    "torch.use_deterministic_algorithms torch.autograd. torch.cuda.is_available torch.cuda.device_count "
-    "torch.accelerator.is_available torch.accelerator.device_count torch.accelerator.current_accelerator "
+    "torch.use_deterministic_algorithms torch.autograd. "
     "torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser transformers.logging. "
     "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
 )
+#: Libraries that don't write into what they are given.
+READERS = tuple(
+    "builtins. torch. torchvision. logging. json. yaml. pprint. copy. os. sys. math. numpy. random. time. datetime. "
+    "argparse. dataclasses. collections. pathlib. wandb. mlflow. tensorboardX. omegaconf. tqdm. platform. re.".split()
+)
+_READS_SETTINGS = re.compile(r"conf|cfg|option|args|pars|yaml|json", re.IGNORECASE)
 
 
 class Settings:
@@ -133,13 +139,25 @@ class Settings:
             return isinstance(self.source.parent(node), ast.Expr) and self.handed(node) is None  # the program itself
         if path == "os.mkdir" or self._makes_folder(node):
             may_fail = any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
-            return not may_fail and (path == "os.mkdir" or not self._asks_first(node))
+            return not may_fail and not (self._makes_folder(node) and self._asks_first(node))
         if path in ("builtins.open", "io.open"):
             mode = argument(node, 1, "mode")
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
         if path == "logging.basicConfig":
             return keyword(node, "filename") is not None
-        return path.startswith(_TOGETHER) and not path.startswith(_ALONE)
+        return path.startswith(_TOGETHER) and not (path.startswith(_ALONE) or ASKS_TORCH.fullmatch(path))
+
+    def makes_unknown(self, *nodes: ast.AST) -> bool:
+        """Whether statements keep what unknown functions give, which by their names are no settings."""
+        return any(map(self._makes_unknown, self.effects.runs(*nodes)))
+
+    def _makes_unknown(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call) or isinstance(self.source.statement(node), ast.Expr):
+            return False
+        path = self.names.qualified(node.func)
+        if self.resolver.functions_called(node) or (path is None and not isinstance(node.func, ast.Name)):
+            return False
+        return not (path or "").startswith(READERS) and not _READS_SETTINGS.search(ast.unparse(node.func))
 
     def _builds_model(self, call: ast.Call) -> bool:
         if self.resolver.holds(call.func, Module):
@@ -156,6 +174,8 @@ class Settings:
         """Whether a call makes a folder that must not be there, which it need not be told so."""
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
         path = self.names.qualified(call.func)
+        if path == "os.mkdir":  # `os.makedirs` minds less
+            return method and self._asks_first(call) and keyword(call, "dir_fd") is None
         return (path == "os.makedirs" or (method and path is None)) and argument(call, 2, "exist_ok") is None
 
     def _asks_first(self, node: ast.AST) -> bool:

@@ -1,0 +1,149 @@
+"""What gets another value between where the processes start and an expression further down."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dp2ddp.analysis.control.loops import local_names
+from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.launch.settings import READERS
+from dp2ddp.analysis.roles import Class
+from dp2ddp.source.names import Own
+from dp2ddp.source.nodes import given_to, names_in
+from dp2ddp.source.program import FUNCTIONS
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
+
+# The methods of lists, dictionaries and configurations that only read.
+_READING = frozenset({*dir(str), *"copy get items keys values clone freeze dump dumps to_dict print_help".split()})
+_WRITING = re.compile(
+    "update|merge|parse|set|load|override|fill|apply|init|config|prepare|process|adjust|complete", re.IGNORECASE
+)
+
+
+def is_changed(facts: Facts, launch: Launch, expression: ast.expr, place: ast.expr) -> bool:
+    """Whether what an expression reads is written to, or may be, behind the launch and before a place."""
+    assert launch.statement is not None
+    held = _Held(facts, launch, expression)
+    if not held.read:
+        return False
+    between = facts.before.nodes(replace(launch, statement=facts.source.statement(place)))
+    return any(map(held.is_written, between - facts.before.nodes(launch)))
+
+
+class _Held:
+    """The objects that an expression reads at the launch, by all names that hold them."""
+
+    def __init__(self, facts: Facts, launch: Launch, expression: ast.expr) -> None:
+        self._facts = facts
+        parts = list(ast.walk(expression))
+        self._attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
+        self._keys = {part.value for part in parts if isinstance(part, ast.Constant)}
+        self.read = _read_at(facts, launch, names_in(expression) - _stored(expression))
+        self._names: set[Hashable] = set(self.read)
+        self._kept: set[str] = set()  # attributes that hold one
+        self._spread()
+
+    def _spread(self) -> None:
+        """Follow the objects into calls and assignments."""
+        before = -1
+        while before != len(self._names) + len(self._kept):
+            before = len(self._names) + len(self._kept)
+            for call in self._facts.source.calls:
+                self._names.update(
+                    (callee, name)
+                    for callee, name, value in self._facts.resolver.arguments(call)
+                    if self._is_held(value)
+                )
+                if isinstance(call.func, ast.Attribute) and self._is_held(call.func.value):
+                    called = (each.definition for each in self._facts.resolver.functions_called(call))
+                    self._names.update((each, each.args.args[0].arg) for each in called if each.args.args)
+            for node in self._facts.source.nodes:
+                if isinstance(node, ast.Assign) and self._is_held(node.value):
+                    self._names.update(_key(self._facts, t) for t in node.targets if isinstance(t, ast.Name))
+                    self._kept.update(t.attr for t in node.targets if isinstance(t, ast.Attribute))
+
+    def _is_held(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            return bool(self._names) and _key(self._facts, node) in self._names
+        return isinstance(node, ast.Attribute) and node.attr in self._kept
+
+    def is_written(self, node: ast.AST) -> bool:
+        """Whether a node writes what the expression reads, or may do so."""
+        if isinstance(node, ast.Call):
+            return self._call_writes(node)
+        if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            return False
+        if isinstance(node, ast.Name):
+            return _key(self._facts, node) in self.read
+        if isinstance(node, ast.Attribute):
+            return node.attr in self._attributes and (self._is_part(node.value) or not self._is_self(node.value))
+        return isinstance(node, ast.Subscript) and self._is_part(node.value) and self._may_be_read(node.slice)
+
+    def _is_part(self, node: ast.AST) -> bool:
+        """Whether a node is one of the objects, its dictionary, or what the expression reads of it."""
+        if isinstance(node, ast.Call) and self._facts.names.qualified(node.func) == "builtins.vars":
+            return any(map(self._is_held, node.args))
+        if isinstance(node, ast.Attribute) and node.attr in (*self._attributes, "__dict__"):
+            return self._is_part(node.value)
+        return self._is_held(node)
+
+    def _is_self(self, node: ast.AST) -> bool:
+        """Whether a node is the instance that a method belongs to."""
+        function = self._facts.source.function(node)
+        named = (
+            isinstance(node, ast.Name) and function is not None and node.id in {a.arg for a in function.args.args[:1]}
+        )
+        return named and isinstance(self._facts.source.parent(function), ast.ClassDef)  # type: ignore[arg-type]
+
+    def _may_be_read(self, key: ast.AST | None) -> bool:
+        return not isinstance(key, ast.Constant) or key.value in self._keys | self._attributes
+
+    def _call_writes(self, call: ast.Call) -> bool:
+        facts, func = self._facts, call.func
+        path = facts.names.qualified(func)
+        if path in ("builtins.setattr", "builtins.delattr"):
+            return self._is_part(call.args[0]) and self._may_be_read(next(iter(call.args[1:]), None))
+        if facts.resolver.functions_called(call) or facts.resolver.holds(func, Class):
+            return False  # what these do is looked at by itself
+        if isinstance(func, ast.Attribute) and self._is_part(func.value):
+            return func.attr not in _READING
+        if not any(self._is_held(value.value if isinstance(value, ast.Starred) else value) for value in given_to(call)):
+            return False
+        if isinstance(
+            func, ast.Attribute
+        ):  # by its name, as loggers and the like are given configurations all the time
+            return bool(_WRITING.search(func.attr)) and not (path or "").startswith(READERS)
+        return isinstance(func, ast.Name) and not (path or "").startswith(READERS) and not func.id[0].isupper()
+
+
+def _read_at(facts: Facts, launch: Launch, names: Collection[str]) -> set[Hashable]:
+    """What names stand for at the launch; modules and what libraries have aside."""
+    assert launch.statement is not None
+    function, module = facts.source.function(launch.statement), facts.source.module(launch.statement)
+    local = local_names(function) if function is not None else set()
+    found: set[Hashable] = {(function, name) for name in names if name in local}
+    targets = {name: facts.names.follow(module, name) for name in names if name not in local}
+    for name, target in targets.items():
+        is_library = isinstance(target, str) and target.split(".")[0] in ("torch", "os", "sys")
+        if not is_library and (target is not None or name not in dir(__builtins__)):
+            found.add(target or Own(module, name))
+    return found
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """The names that an expression binds itself, in comprehensions."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _key(facts: Facts, name: ast.Name) -> Hashable:
+    """Whose name this is: a function's, or a module's."""
+    for scope in facts.source.scopes(name):
+        if isinstance(scope, FUNCTIONS) and name.id in local_names(scope):
+            return scope, name.id
+    return facts.names.target(name) or Own(facts.source.module(name), name.id)

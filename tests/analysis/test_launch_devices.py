@@ -1,0 +1,165 @@
+"""Which devices `ddp.setup()` is given: those of the wraps, where they are known there."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = "import argparse\nimport os\nimport torch\nimport torch.nn as nn\n"
+_ARGS = "args = argparse.ArgumentParser().parse_args()\n"
+
+
+def converted(script: str) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(script), "train.py", Options())
+
+
+# Each fills what the wrap's `device_ids` are read from, and is followed by the wrap's own line.
+FILLED = {
+    "by a method": ("from config import cfg\n", "cfg.merge_from_file(args.cfg)", "cfg.GPUS"),
+    "by a function of a file that isn't there": (
+        "from config import cfg, update_config\n",
+        "update_config(cfg, args)",
+        "list(cfg.GPUS)",
+    ),
+    "by its dictionary": ("import yaml\n", "args.__dict__.update(yaml.safe_load(args.file))", "args.gpus"),
+    "by its variables": ("import yaml\n", "vars(args).update(yaml.safe_load(args.file))", "args.gpus"),
+    "by setattr": ("", "for name in args.names: setattr(args, name, read(name))", "args.gpus"),
+    "by what parses": ("from config import opt\n", "opt.parse(args)", "opt.gpus"),
+    "item by item": ("config = {}\n", "config['gpus'] = args.gpus", "config['gpus']"),
+    "one after the other": ("ids = []\n", "for i in args.gpus: ids.append(int(i))", "ids"),
+}
+
+
+@pytest.mark.parametrize("way", FILLED)
+def test_the_processes_start_where_the_devices_are_known(way: str) -> None:
+    imports, fills, ids = FILLED[way]
+    result = converted(
+        f"{imports}{_ARGS}print(args)\n{fills}\nnet = nn.DataParallel(nn.Linear(4, 2), device_ids={ids})\n"
+    )
+    lines = result.new_text.splitlines()
+    assert lines.index(f"ddp.setup(device_ids={ids})") > lines.index(fills)
+    assert lines[-1] == f"net = ddp.wrap_model(nn.Linear(4, 2), device_ids={ids})"
+    assert not result.notes
+
+
+@pytest.mark.parametrize("way", FILLED)
+def test_devices_that_are_filled_in_too_late_are_not_given(way: str) -> None:
+    imports, fills, ids = FILLED[way]
+    script = f"{imports}{_ARGS}net = nn.Linear(4, 2)\n{fills}\nnet = nn.DataParallel(net, device_ids={ids})\n"
+    result = converted(script)
+    assert "ddp.setup()\nnet = nn.Linear(4, 2)\n" in result.new_text
+    assert result.new_text.endswith(f"net = ddp.wrap_model(net, device_ids={ids})\n")
+    assert "not known where the processes start" in result.notes[0].what
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "print(args)",
+        "logger.info(args)",
+        "json.dump(vars(args), log)",
+        "data = Data(args)",
+        "names = args.gpus.split(',')",
+        "args.lr = 0.1",
+        "setattr(args, 'lr', 0.1)",
+        "report(args)",
+        "cfg.freeze()",
+    ],
+)
+def test_what_only_reads_leaves_the_devices_known(between: str) -> None:
+    script = (
+        "import json\nfrom data import Data\nfrom log import log, logger\nfrom config import cfg\n"
+        f"def report(options):\n    print(options.lr)\n{_ARGS}net = nn.Linear(4, 2)\n{between}\n"
+    )
+    for ids in ("args.gpus", "cfg.GPUS"):
+        result = converted(f"{script}net = nn.DataParallel(net, device_ids={ids})\n")
+        assert f"ddp.setup(device_ids={ids})\nnet = nn.Linear" in result.new_text
+
+
+def test_what_a_function_of_the_program_writes_is_seen() -> None:
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nfill(args)\nnet = nn.DataParallel(net, device_ids=args.gpus)\n"
+    for body, known in (
+        ("options.lr = 1", True),
+        ("options.gpus = [0]", False),
+        ("options.__dict__.update(x=1)", False),
+    ):
+        result = converted(f"def fill(options):\n    {body}\n{script}")
+        assert ("ddp.setup(device_ids=args.gpus)" in result.new_text) == known
+
+
+# Where the devices come from, and how setup is given them.
+FOLLOWED = {
+    "a parameter of another name": (
+        f"def build(opt):\n    return nn.DataParallel(nn.Linear(4, 2), opt.gpu_id)\n{_ARGS}net = build(args)\n",
+        "args.gpu_id",
+    ),
+    "the same from two callers": (
+        "def build(opt):\n    return nn.DataParallel(nn.Linear(4, 2), device_ids=opt.gpu_id)\n"
+        f"{_ARGS}a = build(args)\nb = build(opt=args)\n",
+        "args.gpu_id",
+    ),
+    "a parameter's default": (
+        "def build(n_gpus=1):\n    return nn.DataParallel(nn.Linear(4, 2), range(n_gpus))\nnet = build()\n",
+        "range(1)",
+    ),
+    "an attribute": (
+        "class Trainer:\n    def __init__(self, opt):\n        self.n_gpus = opt.n_gpus\n        self.build()\n"
+        "    def build(self):\n        self.net = nn.DataParallel(nn.Linear(4, 2), range(self.n_gpus))\n"
+        f"{_ARGS}trainer = Trainer(args)\n",
+        "range(args.n_gpus)",
+    ),
+    "text": (
+        "IDS = '0'\nnet = nn.Linear(4, 2)\nids = [int(i) for i in IDS.split(',')]\nnet = nn.DataParallel(net, ids)\n",
+        "[int(i) for i in IDS.split(',')]",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", FOLLOWED)
+def test_devices_are_followed_to_where_they_come_from(way: str) -> None:
+    script, ids = FOLLOWED[way]
+    result = converted(script)
+    assert f"ddp.setup(device_ids={ids})" in result.new_text
+    assert not result.notes
+
+
+def test_devices_of_another_file() -> None:
+    imports = "import torch.nn as nn\nfrom config import GPUS\n"
+    build = f"{imports}\n\ndef build():\n    return nn.DataParallel(nn.Linear(4, 2), GPUS)\n"
+    files = {"train.py": "from build import build\nnet = build()\n", "build.py": build, "config.py": "GPUS = [0, 1]\n"}
+    assert "ddp.setup(device_ids=[0, 1])" in convert_files(files, ["train.py"], Options())["train.py"].new_text
+    files["train.py"] = "import config\nfrom build import build\nconfig.GPUS = [0]\nnet = build()\n"
+    assert "ddp.setup()" in convert_files(files, ["train.py"], Options())["train.py"].new_text
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "device = 'cuda' if torch.cuda.is_available() else 'mps' if torch.mps.is_available() else 'cpu'",
+        "on = torch.xpu.is_available() or torch.backends.mps.is_built()",
+        "if platform.system() == 'Windows':\n    import msvcrt\nelse:\n    import fcntl",
+        "import other",
+    ],
+)
+def test_what_only_looks_around_is_no_effect(first: str) -> None:
+    train = (
+        f"import platform\n{_HEAD}{first}\ndef main(args):\n"
+        "    net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n"
+        f"if __name__ == '__main__':\n    {_ARGS}    main(args)\n"
+    )
+    other = "from torch.utils.data import DataLoader\nif __name__ == '__main2__':\n    loader = DataLoader([])\n"
+    result = convert_files({"train.py": train, "other.py": other}, ["train.py"], Options())["train.py"]
+    assert "    ddp.setup(device_ids=args.gpus)\n    net = " in result.new_text
+    assert not result.notes
+
+
+def test_a_folder_that_is_made_before_the_arguments_are_parsed_may_exist() -> None:
+    wrap = "net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n"
+    result = converted(f"if not os.path.exists('runs'):\n    os.mkdir('runs', 0o755)\n{_ARGS}{wrap}")
+    assert "    os.makedirs('runs', 0o755, exist_ok=True)\n" in result.new_text
+    assert f"{_ARGS}ddp.setup(device_ids=args.gpus)\n" in result.new_text
+    assert not result.notes
