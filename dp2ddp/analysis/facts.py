@@ -117,14 +117,30 @@ class Facts:
 
     def comes_to_a_wrap(self, entry: ast.Module) -> bool:
         """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
+        name = self.source.file(entry).name
+        return name in self._wrapping or bool(self._uses.wraps(name, self._files(entry), whole=True))
+
+    @cached_property
+    def unreached(self) -> list[ast.stmt]:
+        """Functions, classes and main guards that no script with a wrap comes to, and that wrap nothing themselves."""
+        entries = [entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry)]
+        return self._uses.unreached({self.source.file(entry).name: self._files(entry) for entry in entries})
+
+    def _files(self, entry: ast.Module) -> list[str]:
+        """The names of the files that a script is made of."""
+        return [self.source.file(module).name for module in self.names.reachable(entry)]
+
+    @cached_property
+    def _uses(self) -> Uses:
+        return Uses({file.name: file.tree for file in self.source.files}, self._wrapping)
+
+    @cached_property
+    def _wrapping(self) -> dict[str, list[int]]:
+        """The lines of the wraps, by file."""
         lines: dict[str, list[int]] = {}
         for node in (*(wrap.call for wrap in self.wraps.models), *self.wraps.functional, *self.wraps.values):
             lines.setdefault(self.source.file(node).name, []).append(node.lineno)
-        name = self.source.file(entry).name
-        if name in lines:
-            return True
-        files = {self.source.file(module).name: module for module in self.names.reachable(entry)}
-        return bool(Uses(files, lines).wraps(name, files, whole=True))
+        return lines
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

@@ -254,6 +254,7 @@ def _report(job: _Job, written: str | None) -> None:
         {job.names.shown(path): [job.names.shown(each) for each in files] for path, files in job.touched.items()},
         {job.names.shown(path): names for path, names in job.commands.items()},
         job.outcome.is_refused,
+        overview.unreached(conversions, job.names.shown),
     )
     if job.request.html is not None:
         texts = {job.names.shown(path): job.sources.source(path).text for path in conversions}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,11 @@ def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> s
     return "not converted" if any(each.notes for each in files) else None
 
 
+def unreached(conversions: Mapping[str, Conversion], names: Callable[[str], str]) -> dict[str, Sequence[str]]:
+    """What stays as it is in files that change, as no script with a wrap comes to it; by what `names` calls these."""
+    return {names(path): done.unreached for path, done in sorted(conversions.items()) if done.unreached}
+
+
 @dataclass(frozen=True)
 class Scripts:
     """What became of scripts that were given one by one.
@@ -61,6 +66,7 @@ class Scripts:
         unread: files that they import and that could not be read.
         vendored: the runtime lies beside the output.
         refused: one of them can't be converted, so nothing was written.
+        unreached: what stays as it is in their files, as no script with a wrap comes to it.
     """
 
     given: Sequence[File]
@@ -68,6 +74,7 @@ class Scripts:
     unread: Sequence[BadInput]
     vendored: bool
     refused: bool = False
+    unreached: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def found(self) -> Iterator[Found]:
         """What changed, and what needs a person, in all files."""
@@ -96,6 +103,7 @@ class Project:
         touched: other scripts that import files that changed, and which.
         commands: the commands that start entries, by the entry's name.
         refused: a script that was asked for can't be converted, so nothing was written.
+        unreached: what stays as it is in files that are converted, as no script with a wrap comes to it.
     """
 
     name: str
@@ -110,6 +118,7 @@ class Project:
     touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     refused: bool = False
+    unreached: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def found(self) -> Iterator[Found]:
         """What changed, and what needs a person, in all files; and which scripts were left alone."""

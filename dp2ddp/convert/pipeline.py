@@ -36,6 +36,10 @@ _RELEVANT = re.compile(
 Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
 
 
+#: What to call the lines of a module that run only where it is started.
+_GUARD = "its lines under `__main__`"
+
+
 @dataclass(frozen=True)
 class Conversion:
     """What became of a script.
@@ -46,6 +50,7 @@ class Conversion:
         notes: what a person has to look at, in the order of the source.
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
+        unreached: parts of it that stay as they are since no script with a wrap comes to them, by name.
         refused: something in its program can't be converted, so nothing was; the notes on that file say what.
         places: of a script that was made from a notebook, where its lines stand there.
     """
@@ -55,6 +60,7 @@ class Conversion:
     notes: Sequence[Note] = ()
     changed: bool = False
     converted_before: bool = False
+    unreached: Sequence[str] = ()
     refused: bool = False
     places: Places | None = None
 
@@ -170,8 +176,9 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
+    unreached = [getattr(part, "name", _GUARD) for part in planned.unreached if source.file(part) is file]
     if not planned.edits or not (edits or notes):
-        return Conversion(original, notes=notes, refused=planned.refused)
+        return Conversion(original, notes=notes, unreached=unreached, refused=planned.refused)
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     with blamed(file=file.name):
         new_text = _rewrite(file.text, file.name, [*edits, *comments])
@@ -179,6 +186,7 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
         new_text,
         edits=sorted(edits, key=lambda edit: edit.span.start),
         notes=notes,
+        unreached=unreached,
         changed=new_text != original,
     )
 

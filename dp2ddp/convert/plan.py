@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.convert import comments
 from dp2ddp.errors import blamed
-from dp2ddp.rewrite.edits import Edit, Finding, Note
+from dp2ddp.rewrite.edits import Done, Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules
 from dp2ddp.source.program import ParsedProgram
 
@@ -20,11 +21,13 @@ class Plan:
     Attributes:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
+        unreached: functions, classes and main guards that would have had some, and that no script with a wrap comes to.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
+    unreached: Sequence[ast.stmt] = ()
     refused: bool = False
 
 
@@ -51,11 +54,28 @@ def decide(facts: Facts, options: Options) -> Plan:
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
+    idle: list[ast.stmt] = []
+    if facts.parallel and not facts.blockers:
+        findings, idle = _reached(facts, findings)
     if facts.wraps.found and not facts.blockers:
         findings = comments.left_out(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
-    return Plan(edits, notes, refused=bool(facts.blockers))
+    return Plan(edits, notes, idle, refused=bool(facts.blockers))
+
+
+def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[ast.stmt]]:
+    """What is to be done where a script with a wrap comes to, and the parts of files that this leaves as they are."""
+    reached: list[Finding] = []
+    idle: dict[ast.stmt, None] = {}
+    spans = [(part, facts.source.span(part)) for part in facts.unreached]
+    for finding in findings:
+        part = next((part for part, span in spans if span.contains(finding.span)), None)
+        if part is None or isinstance(finding, Done):
+            reached.append(finding)
+        else:
+            idle[part] = None
+    return reached, list(idle)
 
 
 def _left_out(finding: Finding) -> Note:

@@ -54,18 +54,19 @@ class Program:
 
     @cached_property
     def wraps(self) -> bool:
-        """Whether the script may come to a wrap; true as well where it names `DataParallel`, or no file does."""
+        """Whether the script may come to a wrap; true as well where that can't be told, or no file names one."""
         return _comes_to_a_wrap(self.entry, self.files)
 
 
 @with_room
 def _comes_to_a_wrap(entry: str, files: Mapping[str, str]) -> bool:
-    naming = [path for path, text in files.items() if wrapcalls.CLASS in text or wrapcalls.FUNCTION in text]
-    if entry in naming or not naming:
+    if not any(wrapcalls.CLASS in text or wrapcalls.FUNCTION in text for text in files.values()):
         return True
     trees = {path: syntax.shared(text, path) for path, text in files.items()}
     classes = wrapcalls.subclasses(trees.values())
     lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+    if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
+        return True  # what it means, the analysis tells
     return bool(Uses(trees, lines).wraps(entry, files, whole=True))
 
 

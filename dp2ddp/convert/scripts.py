@@ -282,6 +282,7 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
         [job.names.renamed(error) for error in unread.values()],
         job.request.vendored,
         job.outcome.is_refused,
+        overview.unreached(conversions, job.names.shown),
     )
     if job.request.html is not None:
         texts = {job.names.shown(path): job.source(path).text for path in conversions}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from click import style
 
-from dp2ddp.convert.overview import File, Project, Scripts
+from dp2ddp.convert.overview import IDLE, File, Project, Scripts
 from dp2ddp.convert.report import Running, count, how_to_run, how_to_run_commands, line_of, listed
 from dp2ddp.errors import BadInput
 from dp2ddp.rewrite.edits import Edit
@@ -31,6 +31,7 @@ def scripts_lines(done: Scripts, *, verbose: bool) -> Iterator[str]:
     if done.refused:
         yield _NOTHING_WRITTEN
         return
+    yield from _unreached(done.unreached)
     yield from _warnings("not looked into", done.unread, verbose=verbose)
     if any(each.conversion.changed for each in files):
         yield from _how_to_run_scripts(done)
@@ -49,8 +50,9 @@ def to_run(done: Scripts | Project) -> Running:
     """What there is to run; only where something changed."""
     if isinstance(done, Project):
         return _to_run_project(done)
-    names = [each.name for each in done.given]
-    written = [each.output for each in done.given if each.output is not None]
+    started = [each for each in done.given if each.unchanged != IDLE]
+    names = [each.name for each in started]
+    written = [each.output for each in started if each.output is not None]
     if written or any(name.startswith("<") for name in names):
         return Running(written or ["train_ddp.py"], vendored=done.vendored)
     if len(names) == 1 and not any(each.conversion.changed for each in done.others):
@@ -86,6 +88,7 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
     if done.refused:
         yield _NOTHING_WRITTEN
         return
+    yield from _unreached(done.unreached)
     yield from _touched(done, verbose=verbose)
     yield from _warnings("to be known", done.warnings, verbose=verbose)
     if done.left_out:
@@ -158,6 +161,13 @@ def _notes(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
 def _note(name: str, rule_id: str, what: str, lines: Sequence[str]) -> str:
     place = f"{name}:{', '.join(dict.fromkeys(lines))}"
     return "  " + "  ".join(filter(None, [style(place, bold=True), rule_id and style(rule_id, fg="cyan"), what]))
+
+
+def _unreached(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """One line for what stays as it is, since no script that wraps a model comes to it."""
+    if parts:
+        found = "; ".join(f"{name}: {', '.join(names)}" for name, names in parts.items())
+        yield f"left as they are, as no script that wraps a model comes to them: {found}"
 
 
 def _touched(done: Project, *, verbose: bool) -> Iterator[str]:

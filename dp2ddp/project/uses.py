@@ -17,7 +17,11 @@ from dp2ddp.source.nodes import is_main_guard
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: By these a function may be picked by a name that is computed, or said in text.
-_PICKING = frozenset("globals locals eval exec import_module __import__ __dict__ Fire locate import_string".split())
+_PICKING = frozenset(
+    "globals locals vars eval exec import_module __import__ __dict__ Fire locate import_string".split()
+)
+#: Of these, Python's own functions: as attributes they are something else, as `model.eval()` is.
+_BUILT_IN = frozenset({"globals", "locals", "vars", "eval", "exec"})
 _ANY = "*"
 
 
@@ -76,7 +80,7 @@ class _File:
         self._modules = modules
         foreign = frozenset(name for node in imports for name in self._foreign(node))
         self.has_star = any(alias.name == _ANY for node in imports for alias in node.names if self._is_own(node, alias))
-        self.picks = any(map(_picks, nodes))
+        self.picks = any(_picks(node, foreign) for node in nodes)
         self.outside, self.guard = _Code(foreign=foreign), _Code(foreign=foreign)
         self.names: dict[str, list[_Code]] = defaultdict(list)
         for node in tree.body:
@@ -96,6 +100,10 @@ class _File:
             return self.names.get(function.split(".")[0], [])
         # A script may pick its own functions in ways that name none of them, as `fire.Fire()` does.
         return [self.guard, *(code for codes in self.names.values() for code in codes if whole or self.picks)]
+
+    def pieces(self) -> list[_Code]:
+        """What runs only where it is used, or when the file is started."""
+        return [self.guard, *(code for codes in self.names.values() for code in codes)]
 
     def _foreign(self, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         """The names that an import binds to what is no part of the project."""
@@ -136,18 +144,45 @@ class Uses:
         files = {path: self._file(path) for path in paths if path in self._trees}
         if whole and any(file.picks for file in files.values()):
             return {path: list(self._wraps[path]) for path in files if self._wraps.get(path)}
-        live = [(path, file.outside) for path, file in files.items()]
-        if entry in files:
-            live += [(entry, code) for code in files[entry].started(function, whole=whole)]
         found: dict[str, list[int]] = defaultdict(list)
-        for path, code in _spread(live, files):
+        for path, code in _used(files, entry, function, whole=whole):
             found[path] += [line for line in self._wraps.get(path, ()) if code.has(line)]
         return {path: sorted(set(lines)) for path, lines in found.items() if lines}
+
+    def unreached(self, programs: Mapping[str, Iterable[str]]) -> list[ast.stmt]:
+        """The functions, classes and main guards that wrap nothing and that none of some scripts can come to.
+
+        Args:
+            programs: the files that each script is made of.
+        """
+        used: set[_Code] = set()
+        passed: dict[_Code, str] = {}
+        for entry, paths in programs.items():
+            files = {path: self._file(path) for path in paths if path in self._trees}
+            pieces = [(path, code) for path, file in files.items() for code in file.pieces()]
+            passed.update((code, path) for path, code in pieces)
+            if any(file.picks for file in files.values()):
+                used.update(code for path, code in pieces if path == entry or code is not files[path].guard)
+            used.update(code for _, code in _used(files, entry, None, whole=True))
+        idle = [
+            code
+            for code, path in passed.items()
+            if code not in used and not any(map(code.has, self._wraps.get(path, ())))
+        ]
+        return [node for code in idle for node in code.nodes]
 
     def _file(self, path: str) -> _File:
         if path not in self._cut:
             self._cut[path] = _File(self._trees[path], self._modules)
         return self._cut[path]
+
+
+def _used(files: Mapping[str, _File], entry: str, function: str | None, *, whole: bool) -> Iterator[tuple[str, _Code]]:
+    """The pieces that a script uses; arguments as for `Uses.wraps`."""
+    live = [(path, file.outside) for path, file in files.items()]
+    if entry in files:
+        live += [(entry, code) for code in files[entry].started(function, whole=whole)]
+    return _spread(live, files)
 
 
 def _spread(live: list[tuple[str, _Code]], files: Mapping[str, _File]) -> Iterator[tuple[str, _Code]]:
@@ -186,10 +221,21 @@ def _of_others(node: ast.AST, foreign: Collection[str]) -> Iterator[str]:
         yield from (str(value.value) for value in node.args[1:2] if isinstance(value, ast.Constant))
 
 
-def _picks(node: ast.AST) -> bool:
-    """Whether a node may pick a function by a name that is computed."""
+def _picks(node: ast.AST, foreign: Collection[str]) -> bool:
+    """Whether a node may pick a function of the project by a name that is computed."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
-        return len(node.args) > 1 and not isinstance(node.args[1], ast.Constant)
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    # (Models have a method `modules`, too.)
-    return name in _PICKING or (name == "modules" and ast.unparse(node) == "sys.modules")
+        return len(node.args) > 1 and not isinstance(node.args[1], ast.Constant) and not _is_of(node.args[0], foreign)
+    if isinstance(node, ast.Attribute):
+        # (Models have a method `modules`, too.)
+        is_picking = node.attr in _PICKING - _BUILT_IN or (
+            node.attr == "modules" and ast.unparse(node) == "sys.modules"
+        )
+        return is_picking and (node.attr != "__dict__" or not _is_of(node.value, foreign))
+    return isinstance(node, ast.Name) and node.id in _PICKING
+
+
+def _is_of(node: ast.expr, names: Collection[str]) -> bool:
+    """Whether an expression is one of these names, or an attribute of one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id in names

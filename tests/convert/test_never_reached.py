@@ -1,0 +1,102 @@
+"""What no script with a wrap comes to stays as it is: whole scripts, and parts of files that they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dp2ddp.cli import main
+from dp2ddp.convert.pipeline import convert_files
+from dp2ddp.rules import Options
+
+TRAIN = """\
+import torch
+from nets import build
+
+net = build()
+for epoch in range(2):
+    torch.save(net.state_dict(), "net.pt")
+"""
+DEMO = """\
+import torch
+from torch import nn
+from nets import plain
+
+net = plain(1)
+if isinstance(net, nn.DataParallel):
+    net = net.module
+torch.save(net.cuda(1), "demo.pt")
+"""
+NETS = """\
+import torch
+from torch import nn
+
+def build():
+    return inner(nn.DataParallel(nn.Linear(4, 2)))
+
+def inner(net):
+    return net.cuda(1)
+
+def plain(gpu):
+    return nn.Linear(4, 2).cuda(gpu)
+
+if __name__ == "__main__":
+    torch.save(plain(1).cuda(1), "tried.pt")
+"""
+FILES = {"train.py": TRAIN, "demo.py": DEMO, "nets.py": NETS}
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+
+
+def convert(*args: str) -> Result:
+    result = CliRunner().invoke(main, ["convert", *args, "--in-place"])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.mark.parametrize("given", [["train.py", "demo.py"], [".", "--entry", "train.py", "--entry", "demo.py"], ["."]])
+def test_what_is_never_reached_stays(given: list[str]) -> None:
+    result = convert(*given)
+    now = Path("nets.py").read_text()
+    assert (
+        now.replace("import dp2ddp_runtime as ddp\n", "")
+        .replace("ddp.wrap_model", "nn.DataParallel")
+        .replace("net.cuda()", "net.cuda(1)")
+        == NETS
+    )
+    assert "return net.cuda()" in now
+    assert Path("demo.py").read_text() == DEMO
+    assert "never comes to a wrap" in result.output or given == ["."]
+    assert result.output.count("nets.py: plain, its lines under `__main__`") == 1
+    assert "same way" not in result.output  # only train.py is started
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "nets.plain(1)",
+        "getattr(nets, 'plain')(1)",
+        "getattr(nets, sys.argv[1])(1)",
+        "vars(nets)['plain'](1)",
+        "nets.__dict__[sys.argv[1]](1)",
+        "eval('nets.' + sys.argv[1])(1)",
+    ],
+)
+def test_what_may_be_reached_is_converted(use: str) -> None:
+    script = f"import sys, nets\nnets.build()\n{use}\n"
+    done = convert_files({"train.py": script, "nets.py": NETS}, ["train.py"], Options())
+    assert "return nn.Linear(4, 2).cuda()" in done["nets.py"].new_text
+    assert list(done["nets.py"].unreached) == ["its lines under `__main__`"]
+
+
+def test_what_is_picked_from_other_libraries_reaches_nothing_here() -> None:
+    script = "import sys, nets\nfrom torchvision import models\nnets.build()\nmodels.__dict__[sys.argv[1]]().eval()\n"
+    done = convert_files({"train.py": script, "nets.py": NETS}, ["train.py"], Options())
+    assert list(done["nets.py"].unreached) == ["plain", "its lines under `__main__`"]
