@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.control.conditions import joined, opposite
 from dp2ddp.analysis.control.loops import local_names
-from dp2ddp.analysis.existing_ddp.own_ddp import joined, opposite
 from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import visible

@@ -65,7 +65,7 @@ class Facts:
     @property
     def parallel(self) -> bool:
         """Whether anything in the script runs on several devices."""
-        return bool(self.wraps.models or self.wraps.functional or self.wraps.values)
+        return not self.wraps.on_one_device and bool(self.wraps.models or self.wraps.functional or self.wraps.values)
 
     @cached_property
     def blockers(self) -> list[Blocker]:

@@ -27,13 +27,16 @@ def written(facts: Facts, launch: Launch, node: ast.expr) -> str | None:
     return " ".join((facts.source.segment(found) if in_place else ast.unparse(found)).split())
 
 
-def told(facts: Facts, launch: Launch, node: ast.expr) -> ast.expr | None:
+def told(facts: Facts, launch: Launch, node: ast.expr, place: ast.expr | None = None) -> ast.expr | None:
     """An expression by what is known where the processes start, None where that may not be what it is further down.
 
     Names that aren't known there are followed to what they hold: parameters to arguments, `self.x` to its value.
+
+    Args:
+        place: where the expression is used; None for where it stands.
     """
     found = _Told(facts, launch).of(node)
-    return None if found is None or is_changed(facts, launch, found, node) else found
+    return None if found is None or is_changed(facts, launch, found, place or node) else found
 
 
 class _Told:
@@ -80,7 +83,7 @@ class _Told:
                 call for call in self._facts.callers.of(function) if self._facts.source.module(call) in self._modules
             ]
             return [self._given(call, function, node.id) for call in calls]
-        return [_only_value(self._facts, node)]
+        return [only_value(self._facts, node)]
 
     def _given(self, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
         arguments = self._facts.resolver.arguments(call)
@@ -165,7 +168,7 @@ def _counted(facts: Facts, node: ast.expr) -> str | None:
         inner = inner.args[0]
     if not isinstance(inner, ast.Name) or inner is node:
         return None
-    value = _only_value(facts, inner)
+    value = only_value(facts, inner)
     path = facts.names.qualified(value.func) if isinstance(value, ast.Call) else None
     return ast.unparse(node).replace(f"({inner.id})", f"({path}())") if path in DEVICE_COUNTS else None
 
@@ -213,7 +216,7 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
     )
 
 
-def _only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
+def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
     """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
     function = facts.source.function(name)
     local = function is not None and name.id in local_names(function)

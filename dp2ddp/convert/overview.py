@@ -12,6 +12,7 @@ from dp2ddp.errors import BadInput
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"
+_ONE_DEVICE = "every DataParallel in it is on one device, and it stays one process"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> s
     files = [conversions[path] for path in paths]
     if any(each.changed for each in files):
         return "needs no change itself"
+    if any(each.on_one_device for each in files):
+        return _ONE_DEVICE
     return "not converted" if any(each.notes for each in files) else None
 
 

@@ -51,6 +51,7 @@ class Conversion:
         changed: whether `new_text` differs from the original.
         converted_before: the script calls the runtime already, and was left as it is.
         unreached: parts of it that stay as they are since no script with a wrap comes to them, by name.
+        on_one_device: every wrap in its program is written for one device, so it stays one process.
         refused: something in its program can't be converted, so nothing was; the notes on that file say what.
         places: of a script that was made from a notebook, where its lines stand there.
     """
@@ -61,6 +62,7 @@ class Conversion:
     changed: bool = False
     converted_before: bool = False
     unreached: Sequence[str] = ()
+    on_one_device: bool = False
     refused: bool = False
     places: Places | None = None
 
@@ -178,7 +180,13 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     notes.sort(key=lambda note: note.span)
     unreached = [getattr(part, "name", _GUARD) for part in planned.unreached if source.file(part) is file]
     if not planned.edits or not (edits or notes):
-        return Conversion(original, notes=notes, unreached=unreached, refused=planned.refused)
+        return Conversion(
+            original,
+            notes=notes,
+            unreached=unreached,
+            on_one_device=planned.on_one_device,
+            refused=planned.refused,
+        )
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     with blamed(file=file.name):
         new_text = _rewrite(file.text, file.name, [*edits, *comments])

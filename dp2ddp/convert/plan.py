@@ -22,12 +22,14 @@ class Plan:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
         unreached: functions, classes and main guards that would have had some, and that no script with a wrap comes to.
+        on_one_device: every wrap is written for one device, so nothing is to be done.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
     unreached: Sequence[ast.stmt] = ()
+    on_one_device: bool = False
     refused: bool = False
 
 
@@ -61,7 +63,7 @@ def decide(facts: Facts, options: Options) -> Plan:
         findings = comments.left_out(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
-    return Plan(edits, notes, idle, refused=bool(facts.blockers))
+    return Plan(edits, notes, idle, facts.wraps.on_one_device, refused=bool(facts.blockers))
 
 
 def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[ast.stmt]]:

@@ -7,12 +7,13 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from click import style
 
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.rewrite.edits import Edit, Note
+from dp2ddp.rewrite.edits import Edit, InsertBefore, Note
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
@@ -81,6 +82,22 @@ class Step(NamedTuple):
     takes_arguments: bool = True
 
 
+class Starts(Enum):
+    """How many processes a converted script starts."""
+
+    VISIBLE = "one process on each visible GPU of this machine"
+    GIVEN = "one process on each GPU of its device_ids"
+    BESIDE = "its DataParallel branch, one process on each GPU; its own distributed training starts as before"
+
+
+def starts(edits: Iterable[Edit]) -> Starts:
+    """What the edits that put `ddp.setup(...)` into scripts say."""
+    lines = " ".join(line for edit in edits if isinstance(edit, InsertBefore) for line in edit.lines)
+    if "beside_ddp=True" in lines:
+        return Starts.BESIDE
+    return Starts.GIVEN if "ddp.setup(device_ids=" in lines else Starts.VISIBLE
+
+
 class Running(NamedTuple):
     """What there is to run once a conversion is done.
 
@@ -89,12 +106,14 @@ class Running(NamedTuple):
         unwritten: the option that would write them; None if they are written.
         commands: what starts functions that were converted.
         vendored: whether the runtime was copied beside the scripts.
+        starts: how many processes a start means.
     """
 
     scripts: Sequence[str]
     unwritten: str | None = None
     commands: Sequence[str] = ()
     vendored: bool = False
+    starts: Starts = Starts.VISIBLE
 
 
 #: How to run a notebook that stays one.
@@ -112,12 +131,15 @@ def line_of(finding: Edit | Note, conversion: Conversion) -> str:
     return str(line if conversion.places is None else conversion.places.of(line))
 
 
-def steps(script: str) -> Iterator[Step]:
+def steps(script: str, starts: Starts) -> Iterator[Step]:
     """How to run a script that was converted."""
     quoted = shlex.quote(script)
-    yield Step(f"python {quoted}", "one process on each visible GPU of this machine")
+    yield Step(f"python {quoted}", starts.value)
     # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
-    yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {quoted}")
+    if starts is Starts.VISIBLE:
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {quoted}")
+    elif starts is Starts.GIVEN:
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {quoted}", "N: how many device_ids it has")
 
 
 def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
@@ -137,14 +159,9 @@ def what_it_imports(scripts: int) -> str:
 FOR_COMMANDS = "once the converted project is installed where dp2ddp_runtime can be imported."
 
 
-def how_to_run(scripts: Sequence[str], *, unwritten: str | None = None, vendored: bool) -> Iterator[str]:
-    """How to run scripts that were converted; each line can be pasted as it is.
-
-    Args:
-        scripts: the files that were written, or would be.
-        unwritten: the option that would write them; None if they are written.
-        vendored: whether the runtime was copied beside them.
-    """
+def how_to_run(running: Running) -> Iterator[str]:
+    """How to run scripts that were converted; each line can be pasted as it is."""
+    scripts, unwritten = running.scripts, running.unwritten
     it = "it" if len(scripts) == 1 else "them"
     if len(scripts) == 1 and is_notebook(scripts[0]):
         yield style("How to run it:", bold=True)
@@ -154,13 +171,13 @@ def how_to_run(scripts: Sequence[str], *, unwritten: str | None = None, vendored
         if unwritten is not None:
             yield f"  Add {unwritten} to write {it}; then"
         first, *others = scripts
-        for step in steps(first):
+        for step in steps(first, running.starts):
             yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
         others = [shlex.quote(each) for each in others]
         if others:
             more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
             yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
-    if not vendored:
+    if not running.vendored:
         yield f"  {what_it_imports(len(scripts))}"
 
 

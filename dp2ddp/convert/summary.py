@@ -11,7 +11,7 @@ from pathlib import PurePath
 from click import style
 
 from dp2ddp.convert.overview import IDLE, File, Project, Scripts
-from dp2ddp.convert.report import Running, count, how_to_run, how_to_run_commands, line_of, listed
+from dp2ddp.convert.report import Running, count, how_to_run, how_to_run_commands, line_of, listed, starts
 from dp2ddp.errors import BadInput
 from dp2ddp.rewrite.edits import Edit
 from dp2ddp.rules import rule
@@ -43,13 +43,21 @@ def _how_to_run_scripts(done: Scripts) -> Iterator[str]:
     if written and written != names and any(each.conversion.changed for each in done.others):
         yield "The folder has the files that changed: copy them over a copy of the project, to run it there."
     running = to_run(done)
-    yield from how_to_run(running.scripts, unwritten=running.unwritten, vendored=done.vendored)
+    yield from how_to_run(running)
 
 
 def to_run(done: Scripts | Project) -> Running:
     """What there is to run; only where something changed."""
     if isinstance(done, Project):
-        return _to_run_project(done)
+        return _to_run_project(done)._replace(starts=starts(_edits(done.files)))
+    return _to_run_scripts(done)._replace(starts=starts(_edits([*done.given, *done.others])))
+
+
+def _edits(files: Sequence[File]) -> list[Edit]:
+    return [edit for file in files for edit in file.conversion.edits]
+
+
+def _to_run_scripts(done: Scripts) -> Running:
     started = [each for each in done.given if each.unchanged != IDLE]
     names = [each.name for each in started]
     written = [each.output for each in started if each.output is not None]
@@ -95,7 +103,7 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
         yield "left out: " + ", ".join(f"{number} {reason}" for reason, number in sorted(done.left_out.items()))
     running = to_run(done)
     if changed and running.scripts:
-        yield from how_to_run(running.scripts, unwritten=running.unwritten, vendored=done.vendored)
+        yield from how_to_run(running)
     if changed and running.commands:
         yield from how_to_run_commands(running.commands)
 

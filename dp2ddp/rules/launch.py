@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.given_devices import given_devices
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
-from dp2ddp.analysis.visible import means_all, written
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -191,11 +191,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
-        ids = [(ids, call) for ids, call in facts.wraps.device_ids if facts.source.module(call) in modules]
-        given = {written(facts, launch, each): call for each, call in ids if not means_all(facts, each)}
-        texts = list(given)
-        known = [text for text in texts if text is not None]
-        arguments = [f"device_ids={known[0]}"] if known else []
+        given = given_devices(facts, launch)
+        arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
         if launch.test is not None:
             lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
@@ -205,13 +202,12 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             "starts one process per device, before anything that all of them have to do alike",
             lines,
         )
-        others = [text for text in texts if text not in known[:1]]
-        if others:
+        if given.untold is not None:
             yield Note(
                 self.id,
-                facts.source.span(given[others[-1]]),
+                facts.source.span(given.untold),
                 "the `device_ids` of this wrap are not known where the processes start, so "
-                + (f"`{known[0]}` are used" if known else "all visible devices are used"),
+                + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
         for kind, statement in launch.late:

@@ -163,3 +163,90 @@ def test_a_folder_that_is_made_before_the_arguments_are_parsed_may_exist() -> No
     assert "    os.makedirs('runs', 0o755, exist_ok=True)\n" in result.new_text
     assert f"{_ARGS}ddp.setup(device_ids=args.gpus)\n" in result.new_text
     assert not result.notes
+
+
+_DEFINED = """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--multi", action="store_true")
+parser.add_argument("--no-cuda", action="store_true")
+args = parser.parse_args()
+args.cuda = not args.no_cuda and torch.cuda.is_available()
+has_gpus = torch.cuda.is_available()
+device = torch.device("cuda" if has_gpus else "cpu")
+count = torch.cuda.device_count()
+net = nn.Linear(4, 2)
+"""
+ALL = "net = nn.DataParallel(net)"
+TWO = "net = nn.DataParallel(net, device_ids=[0, 1])"
+CONDITIONS = {
+    # where all devices are used and there are several, this is true
+    f"if torch.cuda.device_count() > 1: {ALL}": "",
+    f"if has_gpus and count > 1: {ALL}": "",
+    f"if device.type == 'cuda': {ALL}": "",
+    f"if not torch.cuda.is_available(): print('slow')\nelse: {ALL}": "",
+    # nothing is wrapped without the option, or on one device
+    f"if args.multi: {ALL}": "device_ids=None if args.multi else [0]",
+    f"if args.cuda and args.multi: {ALL}": "device_ids=None if args.cuda and args.multi else [0]",
+    f"if not args.multi: print('one')\nelif has_gpus: {ALL}": "device_ids=None if args.multi else [0]",
+    f"if args.multi or args.cuda:\n  if args.cuda: {ALL}": (
+        "device_ids=None if (args.multi or args.cuda) and args.cuda else [0]"
+    ),
+    f"if torch.cuda.device_count() > 1: {TWO}": "device_ids=[0, 1] if ddp.device_count() > 1 else [0]",
+    f"if count == 4: {ALL}": "device_ids=None if ddp.device_count() == 4 else [0]",
+    # several wraps
+    f"if count == 2: {TWO}\nelif count == 4: {ALL}": (
+        "device_ids=[0, 1] if ddp.device_count() == 2 else None if ddp.device_count() == 4 else [0]"
+    ),
+    f"if args.multi: {TWO}\nelse: {ALL}": "device_ids=[0, 1] if args.multi else None",
+    f"if args.multi: {ALL}\nother = nn.DataParallel(nn.Linear(2, 2))": "",
+    # what isn't known where the processes start, or may be something else further down
+    f"if net.weight.numel() > 3: {ALL}": "",
+    f"args.multi = find()\nif args.multi: {ALL}": "",
+}
+
+
+@pytest.mark.parametrize("wraps", CONDITIONS)
+def test_the_devices_are_those_of_the_wraps_that_are_reached(wraps: str) -> None:
+    result = converted(_DEFINED + textwrap.indent(wraps, "") + "\n")
+    assert f"\nddp.setup({CONDITIONS[wraps]})\n" in result.new_text
+    assert not result.notes
+
+
+def test_conditions_of_the_functions_that_lead_to_a_wrap() -> None:
+    result = converted("""\
+def build(args):
+    net = nn.Linear(4, 2)
+    if args.gpu is not None:
+        return net.cuda(args.gpu)
+    return wrapped(net)
+
+def wrapped(net):
+    return nn.DataParallel(net)
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", type=int)
+    args = parser.parse_args()
+    build(args)
+
+main()
+""")
+    assert "    ddp.setup(device_ids=None if args.gpu is None else [0])\n" in result.new_text
+
+
+ONE_DEVICE = ["device_ids=[0]", "[1]", "device_ids=(0,)", "device_ids=0", "device_ids=['cuda:1']"]
+
+
+@pytest.mark.parametrize("given", ONE_DEVICE)
+def test_scripts_with_one_device_stay_one_process(given: str) -> None:
+    script = f"net = nn.DataParallel(nn.Linear(4, 2), {given})\nprint(isinstance(net, nn.DataParallel))\n"
+    result = converted(script)
+    assert result.new_text == _HEAD + script
+    assert result.on_one_device
+    assert not result.notes
+
+
+def test_one_device_among_several_wraps_is_told() -> None:
+    result = converted("a = nn.DataParallel(nn.Linear(4, 2))\nb = nn.DataParallel(nn.Linear(2, 2), device_ids=[0])\n")
+    assert result.changed
+    assert [note.span.start.line for note in result.notes] == [6]

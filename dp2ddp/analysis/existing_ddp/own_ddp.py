@@ -11,9 +11,10 @@ import re
 from collections.abc import Collection, Iterator
 from functools import cached_property
 
+from dp2ddp.analysis.control.conditions import joined, terms
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import in_order, is_main_guard
+from dp2ddp.source.nodes import in_order
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 from dp2ddp.source.spans import Span
 
@@ -78,10 +79,10 @@ class OwnDdp:
         self, node: ast.AST, modules: Collection[ast.Module], seen: frozenset[FunctionNode]
     ) -> ast.expr | None:
         """The condition on which `node` is reached, as far as the nearest function tells that has one."""
-        terms = list(self._terms(node))
-        if terms:
-            asking = [term for term in terms if _ASKS.search(ast.unparse(term))]
-            return joined(ast.And(), asking or terms[:1])
+        found = list(terms(self.source, node))
+        if found:
+            asking = [term for term in found if _ASKS.search(ast.unparse(term))]
+            return joined(ast.And(), asking or found[:1])
         function = self.source.function(node)
         if function is None or function in seen:
             return None
@@ -95,28 +96,6 @@ class OwnDdp:
         named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)))
         roles = ((n, r) for n in named for r in self.resolver.roles(n) if isinstance(r, Function))
         return in_order({n for n, r in roles if r.definition is function})
-
-    def _terms(self, node: ast.AST) -> Iterator[ast.expr]:
-        """What must be true for `node` to be reached within its function, from the inside out."""
-        for above in self.source.ancestors(node):
-            if isinstance(node, ast.stmt):
-                yield from self._not_left_before(node)
-            if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
-                return
-            if isinstance(above, ast.If):
-                yield above.test if node in above.body else _negated(above.test)
-            node = above
-
-    def _not_left_before(self, statement: ast.stmt) -> Iterator[ast.expr]:
-        """What must be true for an `if` before the statement not to return."""
-        block = self.source.block(statement)
-        for branch in reversed(block[: block.index(statement)]):
-            if isinstance(branch, ast.If):
-                going_on, leaving, otherwise = _branches(branch)
-                if leaving and otherwise:
-                    yield joined(ast.And(), [_negated(test) for test in leaving])
-                elif not otherwise and going_on:
-                    yield joined(ast.Or(), going_on)
 
     # -- its own lines ---------------------------------------------------------------------------------------------
 
@@ -168,52 +147,3 @@ def _words(module: ast.Module) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
-
-
-def _branches(branch: ast.If) -> tuple[list[ast.expr], list[ast.expr], bool]:
-    """The tests of a chain's branches that go on and of those that return, and whether its end goes on."""
-    going_on: list[ast.expr] = []
-    leaving: list[ast.expr] = []
-    while True:
-        (leaving if _leaves(branch.body) else going_on).append(branch.test)
-        if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
-            branch = branch.orelse[0]
-            continue
-        return going_on, leaving, not _leaves(branch.orelse)
-
-
-def _leaves(block: list[ast.stmt]) -> bool:
-    return bool(block) and isinstance(block[-1], (ast.Return, ast.Raise))
-
-
-def joined(op: ast.boolop, tests: list[ast.expr]) -> ast.expr:
-    """Several tests as one, each once."""
-    unique = list({ast.unparse(test): test for test in tests}.values())
-    return unique[0] if len(unique) == 1 else ast.BoolOp(op, unique)
-
-
-_OPPOSITES: dict[type, type] = {
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-
-
-def _negated(test: ast.expr) -> ast.expr:
-    """The opposite of a test, as a person writes it."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return test.operand
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPPOSITES:
-        return ast.Compare(test.left, [_OPPOSITES[type(test.ops[0])]()], test.comparators)
-    return ast.UnaryOp(ast.Not(), test)
-
-
-def opposite(source: ParsedProgram, test: ast.expr) -> str:
-    """The source of a test's opposite, as the script writes it where it does."""
-    negated = _negated(test)
-    if source.parent(negated) is not None:
-        return " ".join(source.segment(negated).split())
-    return ast.unparse(ast.fix_missing_locations(negated))

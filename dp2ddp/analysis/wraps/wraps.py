@@ -87,10 +87,18 @@ class Wraps:
             if self.names.qualified(node) == "torch.nn.DataParallel":
                 self._reference(node)
 
+    @cached_property
+    def on_one_device(self) -> bool:
+        """Whether every wrap is written for one device, which trains it in one process as well."""
+        others = self.functional or self.values or self.optimizers
+        return bool(self.models) and not others and all(_is_one(wrap.device_ids) for wrap in self.models)
+
     @property
     def found(self) -> bool:
         """Whether there is any use of `DataParallel` that can be converted."""
-        return any((self.models, self.optimizers, self.functional, self.values, self.type_checks))
+        return not self.on_one_device and any(
+            (self.models, self.optimizers, self.functional, self.values, self.type_checks)
+        )
 
     @cached_property
     def device_ids(self) -> list[tuple[ast.expr, ast.Call]]:
@@ -163,6 +171,12 @@ class Wraps:
                     outer = move
                     continue
             return outer
+
+
+def _is_one(ids: ast.expr | None) -> bool:
+    """Whether `device_ids` are one device, as it is written there: `[0]`, `0`, `"cuda:0"`."""
+    entry = ids.elts[0] if isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1 else ids
+    return isinstance(entry, ast.Constant) and re.fullmatch(r"(cuda:)?\d+", str(entry.value)) is not None
 
 
 def _is_foreign(path: str) -> bool:

@@ -1,0 +1,241 @@
+"""The devices that `ddp.setup()` is given: those that models are wrapped for, each on the condition of its wrap.
+
+A condition need not be exact. Where it is true too often, processes start that train alone, as one would; so terms that
+can't be told where the processes start are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dp2ddp.analysis.control.conditions import negated, terms
+from dp2ddp.analysis.launch.effects import ASKS_TORCH
+from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value, told, written
+
+if TYPE_CHECKING:
+    from dp2ddp.analysis.facts import Facts
+
+_ONE_PROCESS = "[0]"
+_MANY = 64  # GPUs, more than a script asks for by number
+#: What a condition may consist of to be written once more; of calls, only those that count devices.
+_PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
+_PLAIN = (*_PLAIN, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What `ddp.setup()` is given.
+
+    Attributes:
+        device_ids: as they are written there; None for all devices.
+        untold: a wrap whose `device_ids` are others, or not known there.
+        instead: what is used for that wrap; None for all devices.
+    """
+
+    device_ids: str | None
+    untold: ast.Call | None = None
+    instead: str | None = None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A wrap: its `device_ids` (None for all devices), and the conditions under which it is reached."""
+
+    call: ast.Call
+    ids: str | None
+    is_known: bool
+    tests: tuple[str, ...]
+
+
+def given_devices(facts: Facts, launch: Launch) -> Given:
+    """The devices of the wraps in the program that is started."""
+    cases = sorted(_cases(facts, launch), key=lambda case: (case.call.lineno, case.call.col_offset))
+    if cases and all(case.tests and case.is_known for case in cases):
+        return Given(_by_condition(cases))
+    known = [case for case in cases if case.is_known]
+    ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
+    others = [case for case in cases if not case.is_known or case.ids != ids]
+    return Given(ids, others[-1].call if others else None, ids)
+
+
+def _by_condition(cases: list[_Case]) -> str:
+    """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and one process where none is."""
+    found: dict[str | None, list[str]] = {}
+    passed: set[str] = set()  # what isn't true any more behind the `else`
+    otherwise: str | None = _ONE_PROCESS
+    for case in cases:
+        is_next = case.ids not in found or case.ids == [*found][-1]
+        tests = [test for test in case.tests if test not in passed or not is_next]
+        if not tests:
+            otherwise = case.ids
+            break
+        text = " and ".join(f"({test})" if " or " in test and len(tests) > 1 else test for test in tests)
+        if text not in found.setdefault(case.ids, []):
+            found[case.ids].append(text)
+        if len(tests) == 1:
+            passed.add(ast.unparse(negated(ast.parse(tests[0], mode="eval").body)))
+    return "".join(f"{ids} if {' or '.join(tests)} else " for ids, tests in found.items()) + str(otherwise)
+
+
+def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
+    modules = facts.names.reachable(launch.entry)
+    # The script's own distributed training has a condition of its own, and what else wraps isn't known to be reached.
+    by_test = launch.test is None and not facts.wraps.functional and not facts.wraps.values
+    for wrap in facts.wraps.models:
+        if facts.source.module(wrap.call) in modules and (wrap.device_ids is None or means_all(facts, wrap.device_ids)):
+            yield _Case(wrap.call, None, True, _tests(facts, launch, wrap.call, None) if by_test else ())
+    for each, call in facts.wraps.device_ids:
+        if facts.source.module(call) in modules and not means_all(facts, each):
+            ids = written(facts, launch, each)
+            yield _Case(call, ids, ids is not None, _tests(facts, launch, call, ids) if by_test else ())
+
+
+def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
+    """The conditions under which a wrap is reached, by what of them is known at the launch."""
+    found: list[str] = []
+    for term in _all_terms(facts, launch, call):
+        for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
+            there = told(facts, launch, part, call)
+            if there is not None and _is_plain(facts, there) and not _is_true_anyway(facts, part, there, ids):
+                found.append(_as_ranks_see_it(ast.unparse(there)))
+    return tuple(dict.fromkeys(reversed(found)))
+
+
+def _as_ranks_see_it(test: str) -> str:
+    """A condition that is the same in each rank, which sees one device, as in the process that starts them."""
+    for count in DEVICE_COUNTS:
+        test = test.replace(f"{count}()", "ddp.device_count()")
+    return test
+
+
+def _all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]:
+    """What must be true for a wrap to be reached from the launch, through functions that are called once."""
+    assert launch.statement is not None
+    start = facts.source.function(launch.statement)
+    passed = set()
+    while True:
+        yield from (term for term in terms(facts.source, node))
+        function = facts.source.function(node)
+        calls = facts.callers.of(function) if function is not None else []
+        if function is start or function is None or function in passed or len(calls) != 1:
+            return
+        passed.add(function)
+        node = calls[0]
+
+
+def _is_plain(facts: Facts, test: ast.expr) -> bool:
+    """Whether a condition only reads: what is written once more must be the same again, and short."""
+    parts = list(ast.walk(test))
+    counted = {part for call in parts if _counts(facts, call) for part in ast.walk(call)}
+    return all(part in counted or isinstance(part, _PLAIN) for part in parts)
+
+
+def _counts(facts: Facts, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and facts.names.qualified(node.func) in (*DEVICE_COUNTS, "builtins.len")
+
+
+def _is_true_anyway(facts: Facts, test: ast.expr, there: ast.expr, ids: str | None) -> bool:
+    """Whether a condition is true wherever there are devices for several processes."""
+    text = ast.unparse(there)
+    if ids is not None and text in (f"{each} {ask}" for each in _sizes(ids) for ask in ("> 1", ">= 2", "!= 1")):
+        return True  # for one of them one process starts
+    counts = range(2 if ids is None else 1, _MANY)
+    return all(_Guess(facts, count).is_true(test) for count in (*counts, 10 * _MANY))
+
+
+def _sizes(ids: str) -> Iterator[str]:
+    """How many `device_ids` are, as a script may write it."""
+    yield f"len({ids})"
+    for start, end in (("range(", ")"), ("list(range(", "))"), ("[*range(", ")]")):
+        if ids.startswith(start) and ids.endswith(end):
+            yield ids[len(start) : -len(end)]
+
+
+class _UnknownError(Exception):
+    """What an expression is can't be told."""
+
+
+class _Guess:
+    """What expressions are on a machine with so many GPUs."""
+
+    def __init__(self, facts: Facts, count: int) -> None:
+        self._facts = facts
+        self._count = count
+        self._asked: set[ast.AST] = set()
+
+    def is_true(self, test: ast.expr) -> bool:
+        """Whether a test is true there for sure."""
+        try:
+            return bool(self._value(test))
+        except _UnknownError:
+            return False
+
+    def _value(self, node: ast.AST | None) -> Any:
+        if node is None or node in self._asked:
+            raise _UnknownError
+        self._asked.add(node)
+        try:
+            return getattr(self, f"_{type(node).__name__.lower()}", self._other)(node)
+        finally:
+            self._asked.discard(node)
+
+    def _other(self, node: ast.AST) -> Any:
+        raise _UnknownError
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name) -> Any:
+        return self._value(only_value(self._facts, node))
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        value = self._value(node.value)
+        if node.attr != "type" or not isinstance(value, str):  # of a `torch.device`
+            raise _UnknownError
+        return value.split(":")[0]
+
+    def _call(self, node: ast.Call) -> Any:
+        path = self._facts.names.qualified(node.func) or ""
+        if path in DEVICE_COUNTS:
+            return self._count
+        if path == "torch.device" and node.args:
+            return self._value(node.args[0])
+        if not ASKS_TORCH.fullmatch(path) or ".cuda." not in path:
+            raise _UnknownError
+        return True
+
+    def _ifexp(self, node: ast.IfExp) -> Any:
+        return self._value(node.body if self._value(node.test) else node.orelse)
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        if not isinstance(node.op, ast.Not):
+            raise _UnknownError
+        return not self._value(node.operand)
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        values = [self.is_true(each) for each in node.values]
+        if isinstance(node.op, ast.Or) and any(values):
+            return True
+        if not all(values):
+            raise _UnknownError
+        return True
+
+    def _compare(self, node: ast.Compare) -> Any:
+        compare = _COMPARE.get(type(node.ops[0]))
+        if len(node.ops) != 1 or compare is None:
+            raise _UnknownError
+        return getattr(self._value(node.left), compare)(self._value(node.comparators[0])) is True
+
+
+_COMPARE: dict[type, str] = {
+    ast.Eq: "__eq__",
+    ast.NotEq: "__ne__",
+    ast.Gt: "__gt__",
+    ast.GtE: "__ge__",
+    ast.Lt: "__lt__",
+    ast.LtE: "__le__",
+}
