@@ -220,8 +220,8 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
     from dp2ddp_runtime.base import world
-    from dp2ddp_runtime.rank_zero import doors
-    from dp2ddp_runtime.ranks import group
+    from dp2ddp_runtime.rank_zero import checkpoint, doors
+    from dp2ddp_runtime.ranks import group, rng
 
     rank, fn, args, kwargs = pickle.loads(task)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
@@ -238,7 +238,8 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         device = torch.device("cuda", 0) if on_device else torch.device("cpu")
         world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
         if n > 1:
-            doors.install(store)
+            doors.install(store, checkpoint.onto_own_device(torch.load))
+            rng.watch_seeding()
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
 

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
-from dp2ddp.analysis.control.epochs import Epochs
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
@@ -146,11 +145,6 @@ class Facts:
     def model_loops(self) -> list[DataLoop]:
         """The loops over loaders that feed a model."""
         return [loop for loop in self.loops.data_loops if self.loops.uses_model(loop)]
-
-    @cached_property
-    def epochs(self) -> Epochs:
-        """The loops over epochs."""
-        return Epochs(self.loops)
 
     @cached_property
     def loader_sites(self) -> list[ast.Call]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.changes import is_changed
+from dp2ddp.analysis.control.caller_names import written_by_caller
 from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.roles.resolver import defaults
@@ -212,7 +213,7 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
     calls = [c for c in facts.source.calls for f in facts.resolver.functions_called(c) if f.definition is function]
     there = facts.source.module(launch.statement)
     return bool(calls) and all(
-        facts.epochs.written_by_caller(c, function, name) == name and facts.source.module(c) is there for c in calls
+        written_by_caller(facts.source, c, function, name) == name and facts.source.module(c) is there for c in calls
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.control.loops import is_path
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, InsertAfter, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its share of every batch; the batches stay the original's"
@@ -44,8 +46,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import dp2ddp_runtime as ddp
 
 data = TensorDataset(torch.randn(100, 4), torch.zeros(100).long())
-loader = ddp.shard_loader(DataLoader(data, batch_size=16,
-                    shuffle=True))  # reshuffled every epoch
+loader = DataLoader(data, batch_size=16,
+                    shuffle=True)  # reshuffled every epoch
+loader = ddp.shard_loader(loader)
 net = nn.DataParallel(nn.Linear(4, 2))
 for x, y in loader:
     nn.functional.cross_entropy(net(x), y).backward()
@@ -95,9 +98,18 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
         if not facts.parallel:
             return
         for site in facts.loader_sites:
-            span = facts.source.span(site)
-            yield ReplaceExpr(self.id, span, _REASON, "ddp.shard_loader(__h_it__)", {"it": span})
+            yield self._sharded(facts, site)
         for iterated in facts.foreign_loaders:
             span = facts.source.span(iterated)
             reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
             yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})
+
+    def _sharded(self, facts: Facts, site: ast.Call) -> Finding:
+        """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
+        span, above = facts.source.span(site), facts.source.parent(site)
+        if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
+            name = above.targets[0]
+            if is_path(name):
+                line = f"{facts.source.segment(name)} = ddp.shard_loader({facts.source.segment(name)})"
+                return InsertAfter(self.id, facts.source.span(above), _REASON, [line])
+        return ReplaceExpr(self.id, span, _REASON, "ddp.shard_loader(__h_it__)", {"it": span})

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from .base import waiting, world
 from .base.location import here
 from .launch import devices, failure, launcher, watchdog
-from .launch.quiet import hold_until_setup, quiet
+from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
-from .rank_zero import doors
+from .rank_zero import checkpoint, doors
 from .ranks import collectives, file_sync, group, rng, signals
 from .ranks.exchange import exchange
 
@@ -139,10 +139,12 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     with waiting.Waiting("the other ranks in ddp.setup()"):
         group.join(backend, place)
     group.hide_variables()
+    adopt_terminal(place.store)
     failure.install()
     signals.install()
     steps.watch()
-    doors.install(place.store)
+    rng.watch_seeding()
+    doors.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
 
 

@@ -87,7 +87,7 @@ CONDITIONS = {
         worker()
         """,
         "if not args.world_size > 1:",
-        "ddp.seed_everything(0)",
+        "torch.manual_seed(0)",
     ),
     "a flag that is computed from one that is set": (
         """

@@ -48,7 +48,7 @@ def stub_plan(source: ParsedProgram, options: Options) -> Plan:
             holes = {"m": source.span(node.args[0])}
             edits.append(ReplaceExpr("DDP002", source.span(node), "one replica", "ddp.wrap_model(__h_m__)", holes))
     names = [node for node in source.nodes if isinstance(node, ast.Name) and node.id == "odd"]
-    notes = [Note("DDP009", source.span(name), "it is odd", "look at it") for name in names]
+    notes = [Note("DDP008", source.span(name), "it is odd", "look at it") for name in names]
     return Plan(edits, notes)
 
 
@@ -98,7 +98,7 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
         "train.py -> my out.py: 1 change",
         "    1  wraps the model: one replica in each process",
         "1 note, to be looked at by a person:",
-        "  train.py:4  DDP009  it is odd; look at it",
+        "  train.py:4  DDP008  it is odd; look at it",
         "How to run it, with your own arguments:",
         "  python 'my out.py'   # one process on each visible GPU of this machine",
         "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu 'my out.py'",
@@ -111,7 +111,7 @@ def test_the_summary_as_json(script: Path) -> None:
     result = run("convert", "train.py", "-o", "out.py", "--format", "json")
     assert result.stderr == ""
     change = {"line": 3, "column": 7, "rule": "DDP002", "kind": "change", "message": "one replica"}
-    note = {"line": 4, "column": 1, "rule": "DDP009", "kind": "note", "message": "it is odd; look at it"}
+    note = {"line": 4, "column": 1, "rule": "DDP008", "kind": "note", "message": "it is odd; look at it"}
     file = {"input": "train.py", "output": "out.py", "changed": True, "converted_before": False, "refused": False}
     assert json.loads(result.stdout) == {
         "version": 1,
@@ -129,7 +129,7 @@ def test_the_summary_as_json(script: Path) -> None:
 def test_other_forms_have_what_needs_a_person_instead_of_the_diff(script: Path) -> None:
     script.write_text(f"{SCRIPT}odd = 1\n")
     result = run("convert", "train.py", "--format", "github")
-    assert result.stdout == "::warning file=train.py,line=4,col=1,title=dp2ddp DDP009::it is odd; look at it\n"
+    assert result.stdout == "::warning file=train.py,line=4,col=1,title=dp2ddp DDP008::it is odd; look at it\n"
     assert result.stderr == ""
     script.write_text(SCRIPT)
     assert run("convert", "train.py", "--format", "github").stdout == ""
@@ -249,7 +249,7 @@ def test_strict_fails_while_notes_are_open(script: Path) -> None:
 def test_notes_can_be_written_into_the_script(script: Path) -> None:
     script.write_text(f"{SCRIPT}\nif a:\n    b(\n        odd)\nelif odd:\n    c\n")
     result = run("convert", "train.py", "--annotate", "-o", "-")
-    note = "# dp2ddp: DDP009: it is odd; look at it"
+    note = "# dp2ddp: DDP008: it is odd; look at it"
     assert result.stdout == f"{CONVERTED}\n{note}\nif a:\n    {note}\n    b(\n        odd)\nelif odd:\n    c\n"
 
 

@@ -53,7 +53,7 @@ def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[s
                 raise BadInput(path, line=1, what="it is refused")
             is_changed = new(text) != text
             edits = [RemoveStatement("DDP001", SPAN, "because")] if is_changed else []
-            notes = [Note("DDP009", SPAN, "it is odd", "look at it")] if "ODD" in text else []
+            notes = [Note("DDP008", SPAN, "it is odd", "look at it")] if "ODD" in text else []
             found[path] = Conversion(new(text), edits, notes, changed=is_changed)
     return found
 
@@ -248,7 +248,7 @@ def test_without_any_wrap_all_is_copied(project: Path) -> None:
 
 def test_notes_on_imported_files_are_shown(project: Path) -> None:
     write(project, {"plain.py": "x = 1  # ODD\n"})
-    note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP009  it is odd; look at it\n"
+    note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP008  it is odd; look at it\n"
     for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
         said = run(*command).stderr
         assert "project/plain.py: not converted\n" in said
@@ -262,7 +262,7 @@ def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[s
     result = run(*command)
     assert result.exit_code == 0, result.output
     assert "project/train.py: not converted\n" in result.stderr
-    assert "  project/nets.py:1  DDP009  it is odd; look at it\n" in result.stderr
+    assert "  project/nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
     assert "nothing to convert" not in result.stderr
     assert "How to run" not in result.stderr
 

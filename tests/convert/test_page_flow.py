@@ -44,9 +44,9 @@ def test_which_loader_feeds_which_model() -> None:
     assert flow.links == (Link(0, 0, True), Link(1, 1, False))
 
 
-def test_who_writes_and_who_reads() -> None:
+def test_who_writes() -> None:
     deeds = {(deed.what, deed.who, deed.name, deed.line, deed.models) for deed in _flow(SCRIPT).deeds}
-    assert deeds == {("writes", "alone", "out/net.pt", 14, (0,)), ("reads", "every", "out/net.pt", 16, ())}
+    assert deeds == {("writes", "alone", "out/net.pt", 14, (0,))}
 
 
 def test_a_name_is_what_it_was_given_last() -> None:
@@ -142,7 +142,6 @@ def test_the_table_follows_the_script() -> None:
     rows = {task.what: (task.first, task.others, [part.line for part in task.parts]) for task in tasks(_flow(SCRIPT))}
     assert rows["Loads samples"] == ("its part of each batch", "their parts of it", [6, 7])
     assert rows["Writes files, reports"] == ("yes", "go on without", [14])
-    assert rows["Reads what the script may have written"][2] == [16]
     assert "Downloads, unpacks" not in rows
     only_tested = SCRIPT.replace(".backward()", "")
     assert "Averages the gradients, takes the optimizer's step" not in {task.what for task in tasks(_flow(only_tested))}

@@ -114,7 +114,7 @@ def test_it_converts_checks_and_vendors_without_torch(kind: str, built: dict[str
     converted = run("convert", "train.py", "-o", "train_ddp.py")
     assert converted.returncode == 0, converted.stderr
     assert "pip install dp2ddp-runtime" in converted.stderr
-    assert "ddp.wrap_model(nn.Linear(4, 2))" in (work / "train_ddp.py").read_text()
+    assert "ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1])" in (work / "train_ddp.py").read_text()
     assert run("convert", "train.py", "-o", "out/", "--vendor").returncode == 0
     assert _sources(work / "out" / "dp2ddp_runtime") == _sources(dp2ddp.RUNTIME_SOURCE)
     refused = run("verify", "train.py")

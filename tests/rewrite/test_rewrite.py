@@ -387,21 +387,21 @@ def test_other_imports_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (ReplaceExpr("DDP009", Span.of(1, 0, 1, 3), WHY, "x"), "DDP009: no expression at 1:0-1:3"),
-        (RemoveStatement("DDP009", Span.of(1, 4, 1, 8), WHY), "DDP009: no statement at 1:4-1:8"),
-        (ReplaceExpr("DDP009", Span.of(1, 4, 1, 8), WHY, "g(__h_a__)"), "the holes"),
-        (ReplaceExpr("DDP009", Span.of(1, 4, 1, 8), WHY, "x", {"a": Span.of(1, 6, 1, 7)}), "the holes"),
-        (ReplaceExpr("DDP009", Span.of(1, 6, 1, 7), WHY, "__h_a__", {"a": Span.of(1, 4, 1, 8)}), "is outside"),
-        (ReplaceExpr("DDP009", Span.of(1, 4, 1, 8), WHY, "x ="), "no expression: 'x ='"),
-        (InsertAfter("DDP009", Span.of(1, 0, 1, 8), WHY, ["x = ="]), "no statements: 'x = ='"),
-        (WrapStatement("DDP009", Span.of(1, 0, 1, 8), WHY, "with x"), "no statements"),
-        (InsertAfter("DDP009", Span.of(1, 0, 1, 8), WHY, ["g(__h_y__)"], {"y": Span.of(3, 0, 3, 5)}), "no expression"),
+        (ReplaceExpr("DDP008", Span.of(1, 0, 1, 3), WHY, "x"), "DDP008: no expression at 1:0-1:3"),
+        (RemoveStatement("DDP008", Span.of(1, 4, 1, 8), WHY), "DDP008: no statement at 1:4-1:8"),
+        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "g(__h_a__)"), "the holes"),
+        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x", {"a": Span.of(1, 6, 1, 7)}), "the holes"),
+        (ReplaceExpr("DDP008", Span.of(1, 6, 1, 7), WHY, "__h_a__", {"a": Span.of(1, 4, 1, 8)}), "is outside"),
+        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x ="), "no expression: 'x ='"),
+        (InsertAfter("DDP008", Span.of(1, 0, 1, 8), WHY, ["x = ="]), "no statements: 'x = ='"),
+        (WrapStatement("DDP008", Span.of(1, 0, 1, 8), WHY, "with x"), "no statements"),
+        (InsertAfter("DDP008", Span.of(1, 0, 1, 8), WHY, ["g(__h_y__)"], {"y": Span.of(3, 0, 3, 5)}), "no expression"),
         (
-            InsertAfter("DDP009", Span.of(3, 4, 3, 5), WHY, ["g(__h_z__)"], {"z": Span.of(4, 0, 4, 1)}),
+            InsertAfter("DDP008", Span.of(3, 4, 3, 5), WHY, ["g(__h_z__)"], {"z": Span.of(4, 0, 4, 1)}),
             "after the place",
         ),
-        (RemoveStatement("DDP009", Span.of(6, 0, 6, 9), WHY), "DDP009: the statement at 6:0-6:9 is an `elif`"),
-        (Edit("DDP009", Span.of(1, 0, 1, 8), WHY), "unknown edit Edit"),
+        (RemoveStatement("DDP008", Span.of(6, 0, 6, 9), WHY), "DDP008: the statement at 6:0-6:9 is an `elif`"),
+        (Edit("DDP008", Span.of(1, 0, 1, 8), WHY), "unknown edit Edit"),
     ],
 )
 def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:

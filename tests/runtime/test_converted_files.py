@@ -22,7 +22,7 @@ import errno, glob, os, shutil, sys, tempfile, threading, time, urllib.request, 
 import torch, torch.nn as nn
 net = nn.DataParallel(nn.Linear(4, 2))
 """
-_RULES = frozenset({"DDP008", "DDP009", "DDP011", "DDP012", "DDP018", "DDP019"})
+_RULES = frozenset({"DDP008", "DDP011", "DDP012", "DDP018", "DDP019"})
 
 
 def _converted(body: str) -> str:

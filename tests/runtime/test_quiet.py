@@ -170,3 +170,26 @@ thread.start()
 thread.join()
 """
     assert run(script, tmp_path).stderr.count("ZeroDivisionError") == 1
+
+
+TERMINAL = """
+import sys
+import dp2ddp_runtime as ddp
+ddp.setup()
+assert [sys.stdout.isatty(), sys.stderr.isatty()] == [True, False], ddp.rank()
+print("alike")
+"""
+
+
+def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TERMINAL)
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DP2DDP_NPROC": "2", "DP2DDP_DEVICE": "cpu"}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    assert os.read(ours, 100) == b"alike\r\n"
+    os.close(ours)

@@ -282,3 +282,20 @@ def test_only_numpys_generators_are_made_by_name(kind: str) -> None:
     with pytest.raises(KeyError, match=kind):
         rng.restore(state._replace(numpy={"bit_generator": kind}))
     assert rng.alike(state, rng.capture())
+
+
+def _streams_after_seeding() -> list[float]:
+    found = []
+    for seed in (3, 3, 40):
+        torch.manual_seed(seed)
+        with rng.forward:
+            found.append(torch.rand(1).item())
+        with rng.forward:  # goes on
+            found.append(torch.rand(1).item())
+    return found
+
+
+def test_own_streams_begin_anew_where_the_script_seeds_torch(ranks: RankPool) -> None:
+    first, second = ranks(2, _streams_after_seeding)
+    assert first[:2] == first[2:4]  # also with the seed that it had
+    assert len({*first, *second}) == 8

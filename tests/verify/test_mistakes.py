@@ -12,7 +12,7 @@ from tiny import edited
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.steps import StepDifference
 
-EPOCH = "    ddp.set_epoch(loader, epoch)\n"
+EPOCH = "    correct = total = 0\n"
 
 #: text edits, the kind of the first finding, words of its cause, and the step (from 1) at which it is seen.
 MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {

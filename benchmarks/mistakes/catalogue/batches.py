@@ -83,7 +83,7 @@ _ORDER = [
     *kind(
         "shuffle seeded anew in each epoch",
         "seed, repeated, shuffle",
-        plant("signals", "ddp.set_epoch(train_loader, epoch)", "torch.manual_seed(args.seed)", 1),
+        plant("signals", "        model.train()\n", "        model.train()\n        torch.manual_seed(args.seed)\n", 1),
         plant("words", "        model.train()\n", "        model.train()\n        torch.manual_seed(args.seed)\n", 1),
     ),
 ]

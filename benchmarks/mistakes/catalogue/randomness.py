@@ -28,14 +28,14 @@ MISTAKES: list[Mistake] = [
     *kind(
         "a split with each rank's seed",
         f"{_DRAW}, ranks",
-        plant("stopping", "ddp.seed_everything(args.seed)", "ddp.seed_everything(args.seed + ddp.rank())", 1),
+        plant("stopping", "torch.manual_seed(args.seed)", "ddp.seed_everything(args.seed + ddp.rank())", 1),
         fails=True,
     ),
     *kind(
         "another seed",
         f"{_DRAW}, initialis, start",
-        plant("resume", "ddp.seed_everything(args.seed)", "ddp.seed_everything(0)", 1),
-        plant("denoise", "    ddp.seed_everything(args.seed)\n", "", 1),
+        plant("resume", "torch.manual_seed(args.seed)", "torch.manual_seed(0)", 1),
+        plant("denoise", "    torch.manual_seed(args.seed)\n", "", 1),
     ),
     *kind(
         "a draw too many",

@@ -1,4 +1,4 @@
-"""What each rank would decide for itself: by its clock, its log level, its terminal."""
+"""What each rank would decide for itself: by its clock, its log level."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
 
-_METHODS = frozenset({"isEnabledFor", "getEffectiveLevel", "isatty", "tell"})
+_METHODS = frozenset({"isEnabledFor", "getEffectiveLevel", "tell"})
 _TESTING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 
 class Clocks:
-    """Recognises what a rank's own clock, log level or terminal tells."""
+    """Recognises what a rank's own clock or log level tells."""
 
     def __init__(self, source: ParsedProgram, names: Names) -> None:
         self.source = source

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.files.opened import CHANGING
-from dp2ddp.convert.page.flow import ALONE, EVERY, MACHINE, TOLD, Deed, Part
+from dp2ddp.convert.page.flow import ALONE, MACHINE, TOLD, Deed, Part
 from dp2ddp.convert.page.held import Held
 from dp2ddp.rewrite.edits import Edit, InsertBefore, ReplaceExpr, WrapStatement
 from dp2ddp.source.nodes import argument, keyword
@@ -17,7 +17,6 @@ from dp2ddp.source.spans import Span
 _DEEDS = {
     "ddp.save": ("writes", ALONE),
     "ddp.main_only": ("writes", ALONE),
-    "ddp.load": ("reads", EVERY),
     "ddp.broadcast": ("decides", TOLD),
     "ddp.main_first": ("fetches", MACHINE),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Who does it: every process, process 0 for all, process 0 alone, the first process of each machine.
-EVERY, TOLD, ALONE, MACHINE = "every", "told", "alone", "machine"
+TOLD, ALONE, MACHINE = "told", "alone", "machine"
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Deed(Part):
     """Something that isn't done by every process alike.
 
     Attributes:
-        what: ``writes``, ``reads``, ``decides``, ``fetches``.
-        who: `EVERY`, `TOLD`, `ALONE` or `MACHINE`.
+        what: ``writes``, ``decides``, ``fetches``.
+        who: `TOLD`, `ALONE` or `MACHINE`.
         models: the numbers of the models that go into it.
     """
 

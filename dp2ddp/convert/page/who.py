@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dp2ddp.convert.page.flow import ALONE, EVERY, MACHINE, TOLD, Flow, Part
+from dp2ddp.convert.page.flow import ALONE, MACHINE, TOLD, Flow, Part
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ def tasks(flow: Flow) -> Iterator[Task]:
 def _deeds(flow: Flow) -> Iterator[Task]:
     kinds = (
         (ALONE, "Writes files, reports", "yes", "go on without"),
-        (EVERY, "Reads what the script may have written", "yes", "once process 0 has written it"),
         (TOLD, "Decides: which files are there, names, the time", "yes", "are told its answer"),
         (MACHINE, "Downloads, unpacks", "first, where it is the machine's first", "once that is there"),
     )

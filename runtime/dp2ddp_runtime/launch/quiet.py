@@ -7,7 +7,9 @@ the ranks may have to find out a tensor's text together. An error that ends the 
 from __future__ import annotations
 
 import atexit
+import functools
 import io
+import json
 import linecache
 import logging
 import logging.handlers
@@ -24,6 +26,8 @@ from ..base import world
 from ..base.location import files
 from . import launcher
 from .failure import flush
+
+_TERMINAL = "dp2ddp/terminal"
 
 
 class HeldOutput:
@@ -59,6 +63,16 @@ class HeldOutput:
                 shutil.copyfileobj(self._file, real)
         os.close(self._real)
         self._file.close()
+
+
+def adopt_terminal(store: Any) -> None:
+    """Whether output goes to a terminal is rank 0's answer on all ranks: scripts decide by it what to do."""
+    streams = (sys.stdout, sys.stderr)
+    if world.is_main():
+        store.set(_TERMINAL, json.dumps([stream.isatty() for stream in streams]))
+        return
+    for stream, is_terminal in zip(streams, json.loads(store.get(_TERMINAL))):
+        stream.isatty = functools.partial(bool, is_terminal)  # type: ignore[method-assign]
 
 
 def _lead_output(descriptor: int) -> None:
@@ -99,7 +113,6 @@ def quiet() -> None:
     with open(os.devnull, "wb") as nothing:
         _lead_output(nothing.fileno())
     nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
-    nowhere.isatty = sys.stderr.isatty  # type: ignore[method-assign] # by which bars are disabled, or not
     sys.stderr = nowhere
     sys.breakpointhook = lambda *args, **kwargs: None
     _silence_logging()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import io
 import os
@@ -131,7 +132,7 @@ class _Size(io.RawIOBase):
 
 
 def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`torch.load`, onto this rank's device.
+    """`torch.load`, onto this rank's device. After `setup` `torch.load` itself does so, where there are several ranks.
 
     Args:
         f, *args, **kwargs: as `torch.load` takes them.
@@ -146,9 +147,25 @@ def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
 
     See https://pytorch.org/docs/stable/generated/torch.load.html.
     """
-    if map_location is None and torch.cuda.is_available():
-        map_location = _to_own_device
-    obj = torch.load(f, map_location, *args, **kwargs)
+    return onto_own_device(torch.load)(f, map_location, *args, **kwargs)
+
+
+def onto_own_device(real: Any) -> Any:
+    """`torch.load` as `load` is. (What was saved from `cuda:1` has no such device on a rank, which sees one.)"""
+    if hasattr(real, "of_dp2ddp"):
+        return real
+
+    @functools.wraps(real)
+    def loaded(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if map_location is None and torch.cuda.is_available():
+            map_location = _to_own_device
+        return _with_wrapped(real(f, map_location, *args, **kwargs))
+
+    loaded.of_dp2ddp = True  # type: ignore[attr-defined]
+    return loaded
+
+
+def _with_wrapped(obj: Any) -> Any:
     if isinstance(obj, dict):
         for key, value in obj.items():
             obj[key] = _wrapped(value)

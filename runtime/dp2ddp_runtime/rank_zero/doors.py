@@ -122,11 +122,12 @@ _DOORS = [
 ]
 
 
-def install(store: Any) -> None:
+def install(store: Any, load: Any = None) -> None:
     """From now on this rank has no hands; rank 0 tells what it does. Also under names that modules have imported.
 
     Args:
         store: the ranks'; None in a child of a rank that has no hands, which asks nobody.
+        load: what stands in the place of `torch.load`, if anything does.
     """
     global _journal, _is_installed
     if _is_installed:
@@ -144,7 +145,8 @@ def install(store: Any) -> None:
     made[id(_real_open)], made[id(_real_os_open)] = open_file, _open_descriptor
     builtins.open = io.open = open_file  # type: ignore[assignment]
     os.open = _open_descriptor
-    torch.save = _saving(torch.save)
+    made[id(torch.load)] = load or torch.load
+    torch.save, torch.load = _saving(torch.save), load or torch.load
     subprocess.Popen.__init__ = _starting(subprocess.Popen.__init__)  # type: ignore[method-assign]
     kept = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
     for namespace in [*map(vars, list(filter(_is_python, list(sys.modules.values()))))]:
@@ -356,7 +358,8 @@ def _saving(real: Any) -> Any:
         if call is None or (not call.shared and file_sync.writes()):
             real(obj, f, *args, **kwargs)
         elif call.shared:
-            _through_call(_Door(torch, "save", removes=True), call, lambda: real(obj, f, *args, **kwargs))
+            door = _Door(torch, "save", removes=_is_there(f))
+            _through_call(door, call, lambda: real(obj, f, *args, **kwargs))
 
     return save
 

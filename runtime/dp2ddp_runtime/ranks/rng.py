@@ -9,6 +9,7 @@ instead, so whatever a shard draws there leaves the shared stream as it was.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -216,6 +217,24 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
     if deterministic:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+
+
+def watch_seeding() -> None:
+    """Let the ranks' own streams begin anew wherever the script seeds torch, also with the seed that it had."""
+    real = torch.manual_seed
+    if hasattr(real, "of_dp2ddp"):
+        return
+
+    @functools.wraps(real)
+    def manual_seed(seed: Any) -> torch.Generator:
+        generator = real(seed)
+        if _active is None:
+            forward.restart()
+            loading.restart(epoch=0)
+        return generator
+
+    manual_seed.of_dp2ddp = True  # type: ignore[attr-defined]
+    torch.manual_seed = torch.random.manual_seed = manual_seed
 
 
 def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
