@@ -67,12 +67,13 @@ class HeldOutput:
 
 def adopt_terminal(store: Any) -> None:
     """Whether output goes to a terminal is rank 0's answer on all ranks: scripts decide by it what to do."""
-    streams = (sys.stdout, sys.stderr)
+    streams: list[Any] = [sys.stdout, sys.stderr]  # a script's own may have no such method
     if world.is_main():
-        store.set(_TERMINAL, json.dumps([stream.isatty() for stream in streams]))
+        store.set(_TERMINAL, json.dumps([hasattr(stream, "isatty") and stream.isatty() for stream in streams]))
         return
     for stream, is_terminal in zip(streams, json.loads(store.get(_TERMINAL))):
-        stream.isatty = functools.partial(bool, is_terminal)  # type: ignore[method-assign]
+        if hasattr(stream, "isatty"):
+            stream.isatty = functools.partial(bool, is_terminal)
 
 
 def _lead_output(descriptor: int) -> None:
