@@ -137,6 +137,8 @@ def install(store: Any, load: Any = None) -> None:
     if not file_sync.writes():
         os.environ[file_sync.HANDLESS] = str(os.getpid())
     tempfile.gettempdir()  # which looks for it the first time
+    private: Any = tempfile
+    private._sanitize_params = _among_temporary_files(private._sanitize_params)
     made: dict[int, Any] = {}
     for door in _DOORS:
         real = getattr(door.owner, door.name)
@@ -163,6 +165,18 @@ def _is_python(module: Any) -> bool:
     """Whether a module's own imported names lead to doors; those that serve Python itself keep the real ones."""
     file = getattr(module, "__file__", None)
     return isinstance(module, ModuleType) and bool(file) and not callsites.is_aside(str(file))
+
+
+def _among_temporary_files(real: Any) -> Any:
+    """What `tempfile` makes of its arguments: no rank has files of its own in a folder that rank 0 may list."""
+
+    @functools.wraps(real)
+    def sanitized(prefix: Any, suffix: Any, dir: Any) -> Any:
+        if dir is not None and not file_sync.writes():
+            dir = tempfile.gettempdirb() if isinstance(os.fspath(dir), bytes) else tempfile.gettempdir()
+        return real(prefix, suffix, dir)
+
+    return sanitized
 
 
 def end() -> None:

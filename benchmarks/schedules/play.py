@@ -1,0 +1,237 @@
+"""One schedule: a converted script on late ranks, and whether it does what the original does."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from faults import run
+
+from .delays import Delays
+
+SCRIPTS = Path(__file__).with_name("scripts")
+_PATIENCE = 90.0  # seconds for a schedule
+_CLEARED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What decides how a run goes.
+
+    Args:
+        machines: how many folders the ranks have: the last rank has one of its own, if two.
+        late: the rank that sleeps ten times as often; -1 for none.
+    """
+
+    script: str
+    number: int
+    seed: int
+    ranks: int
+    machines: int
+    late: int
+    often: float
+
+    @classmethod
+    def drawn(cls, scripts: Sequence[str], seed: int, number: int) -> Schedule:
+        """The schedule of a number."""
+        chance = random.Random(f"{seed}/{number}")
+        ranks = chance.choice([2, 2, 3])
+        script = scripts[number % len(scripts)]
+        machines = chance.choice([1, 2]) if runs_on_two_machines(script) else 1
+        return cls(script, number, seed, ranks, machines, chance.randrange(-1, ranks), chance.choice([0.02, 0.1, 0.4]))
+
+    def machine(self, rank: int) -> int:
+        """The machine that a rank is on."""
+        return int(self.machines == 2 and rank == self.ranks - 1)
+
+
+@dataclass
+class Outcome:
+    """What came of a schedule: the seconds it took, and what was wrong."""
+
+    schedule: Schedule
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def runs_on_two_machines(script: str) -> bool:
+    """Whether all that a script reads is there on a second machine, or is fetched or made there."""
+    return "two machines" in (SCRIPTS / script).read_text().partition('"""\n')[0]
+
+
+def prepare(folder: Path) -> None:
+    """Convert all scripts, and run each original, below `folder`.
+
+    Raises:
+        subprocess.CalledProcessError: the command refuses, or an original fails.
+    """
+    converted = folder / "converted"
+    command = [sys.executable, "-m", "dp2ddp", "convert", os.fspath(SCRIPTS), "-o", os.fspath(converted), "-q"]
+    subprocess.run(command, check=True)
+    for script in SCRIPTS.glob("*.py"):
+        if script.name.startswith("_"):
+            continue
+        at = folder / "originals" / script.stem
+        at.mkdir(parents=True)
+        child = _forked(SCRIPTS / script.name, at, {}, None)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise subprocess.CalledProcessError(1, script.name, stderr=(at / "stderr").read_text())
+
+
+def play(schedule: Schedule, folder: Path, plant: Callable[[], None] | None = None) -> Outcome:
+    """Run a schedule.
+
+    Args:
+        folder: that `prepare` was given.
+        plant: breaks something in each rank before it starts.
+    """
+    began, outcome = time.monotonic(), Outcome(schedule)
+    stem = Path(schedule.script).stem
+    machines = [folder / f"machine{number}" for number in range(schedule.machines)]
+    for machine in machines:
+        shutil.rmtree(machine, ignore_errors=True)
+        machine.mkdir()
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    children: dict[int, int] = {}
+    outputs: list[Path] = []
+    for rank in range(schedule.ranks):
+        where = schedule.machine(rank)
+        mates = [other for other in range(schedule.ranks) if schedule.machine(other) == where]
+        places = {"RANK": rank, "WORLD_SIZE": schedule.ranks}
+        places |= {"LOCAL_RANK": mates.index(rank), "LOCAL_WORLD_SIZE": len(mates), "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        often = min(0.8, schedule.often * (10 if rank == schedule.late else 1))
+        delays = Delays(f"{schedule.seed}/{schedule.number}/{rank}", often, 2.0 if rank == schedule.late else 0.6)
+        outputs.append(folder / f"rank{rank}")
+        shutil.rmtree(outputs[-1], ignore_errors=True)
+        outputs[-1].mkdir()
+
+        def before(delays: Delays = delays) -> None:
+            if plant:
+                plant()
+            delays.install()
+
+        script = folder / "converted" / schedule.script
+        children[_forked(script, machines[where], variables, before, outputs[-1])] = rank
+    _wait(children, outcome)
+    for rank, output in enumerate(outputs):
+        if error := (output / "stderr").read_text().strip():
+            outcome.wrong.append(f"rank {rank} says: {error[-1500:]}")
+    original = folder / "originals" / stem
+    printed, wanted = (outputs[0] / "stdout").read_text(), (original / "stdout").read_text()
+    if printed != wanted:
+        outcome.wrong.append(f"printed {printed!r} instead of {wanted!r}")
+    for number, machine in enumerate(machines):
+        outcome.wrong += differences(_files(original), _files(machine), needs_all=number == 0)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def differences(wanted: Mapping[str, Path], found: Mapping[str, Path], needs_all: bool) -> list[str]:
+    """How files differ from the original's.
+
+    Args:
+        needs_all: whether all of them have to be there; a second machine has what it fetched or made.
+    """
+    wrong = [f"{name} is one too many" for name in found.keys() - wanted.keys()]
+    wrong += [f"{name} is missing" for name in wanted.keys() - found.keys()] if needs_all else []
+    for name in found.keys() & wanted.keys():
+        with suppress(IsADirectoryError):
+            ours, theirs = found[name].read_bytes(), wanted[name].read_bytes()
+            if ours != theirs and not (name.endswith(".pt") and _are_close(found[name], wanted[name])):
+                wrong.append(f"{name} has {ours[:200]!r} instead of {theirs[:200]!r}")
+    return wrong
+
+
+def _are_close(one: Path, other: Path) -> bool:
+    """Whether two saved states are the same but for the order in which gradients are summed."""
+    with suppress(RuntimeError, EOFError):  # half a file
+        ours, theirs = torch.load(one), torch.load(other)
+        return ours.keys() == theirs.keys() and all(
+            torch.allclose(torch.as_tensor(ours[name]), torch.as_tensor(theirs[name]), rtol=1e-9) for name in ours
+        )
+    return False
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    own = ("stdout", "stderr")
+    return {os.fspath(path.relative_to(folder)): path for path in folder.rglob("*") if path.name not in own}
+
+
+def _forked(
+    script: Path,
+    folder: Path,
+    variables: Mapping[str, str],
+    before: Callable[[], None] | None,
+    output: Path | None = None,
+) -> int:
+    """A process that runs a script, as a copy of this one, which has imported torch."""
+    child = os.fork()
+    if not child:
+        _run_script(script, folder, variables, before, output or folder)
+    return child
+
+
+def _run_script(
+    script: Path, folder: Path, variables: Mapping[str, str], before: Callable[[], None] | None, output: Path
+) -> NoReturn:
+    os.setsid()
+    for name in _CLEARED:
+        os.environ.pop(name, None)
+    os.environ.update(variables, DP2DDP_DEVICE="cpu", OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    torch.set_num_threads(1)
+    sys.argv = [os.fspath(script)]
+    sys.path.insert(0, os.fspath(script.parent))
+    if before:
+        before()
+    run(os.fspath(script), os.fspath(folder))
+
+
+def _wait(children: Mapping[int, int], outcome: Outcome) -> None:
+    """Wait for the ranks; what hangs is ended."""
+    left, end = dict(children), time.monotonic() + _PATIENCE
+    while left:
+        for child in list(left):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                rank, code = left.pop(child), os.waitstatus_to_exitcode(status)
+                if code:
+                    outcome.wrong.append(f"rank {rank} ended with {code}")
+                    end = min(end, time.monotonic() + 20)
+        if left and time.monotonic() > end:
+            outcome.wrong.append(f"rank {sorted(left.values())} hung")
+            for child in left:
+                with suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            return
+        time.sleep(0.005)
+
+
+def plants() -> dict[str, Callable[[], Any]]:
+    """Mistakes that can be planted into each rank, to see that they are found."""
+    from dp2ddp_runtime.rank_zero import journal  # the ranks' own copy
+
+    def no_turn() -> None:
+        journal.Journal.let_pass = lambda self, *args: None  # type: ignore[method-assign]
+
+    def no_wait() -> None:
+        journal.Journal.hear = lambda self, *args: None  # type: ignore[method-assign]
+
+    return {"removes at once": no_turn, "reads at once": no_wait}
