@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import textwrap
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from dp2ddp_runtime.base import waiting, world
-from dp2ddp_runtime.launch import watchdog
+from dp2ddp_runtime.base.location import located
+from dp2ddp_runtime.launch import stacks, watchdog
 from dp2ddp_runtime.ranks.file_sync import tell
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Started, Warm, write
@@ -234,3 +237,28 @@ def test_a_slow_save_is_named_and_waited_for(warm: Warm, tmp_path: Path) -> None
     assert re.search(r"  rank 0 at train\.py:8 for \d+ s: is at work: time\.sleep\(5\)\n", done.stderr)
     assert re.search(r"  rank 1 at train\.py:10 for \d+ s: waits for rank 0's ddp\.save in train\.py:10\n", done.stderr)
     assert done.stderr.endswith("The job goes on when they do, and ends if nothing moves for 60 s.\n")
+
+
+def test_where_a_thread_stands_is_told_without_its_frames() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    class Kept:
+        """What a function has in a variable, as `json.dump` has a file."""
+
+    def function() -> None:
+        kept = Kept()
+        refs.append(weakref.ref(kept))
+        inside.set()
+        leave.wait()
+
+    refs: list[weakref.ref[Kept]] = []
+    thread = threading.Thread(target=function)
+    thread.start()
+    inside.wait()
+    lines = stacks.all_threads()
+    leave.set()
+    thread.join()
+    assert refs[0]() is None, "a frame is held"
+    own = [line for line in lines[thread.ident or 0] if line.filename == __file__]
+    assert [line.number - function.__code__.co_firstlineno for line in own] == [4]
+    assert located(lines[threading.get_ident()]).line.startswith("test_watchdog.py:")

@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
@@ -34,16 +34,23 @@ class Location(NamedTuple):
 
 
 def here(of: FrameType | None = None) -> Location:
-    """Where the script is now, or in another thread's frame. Lines of torch, packages and this runtime don't count.
+    """Where the script is now, or in a frame of this thread's. Lines of torch, packages and this runtime don't count.
 
     Of a program that is installed as a package itself, started by a command, all lines but Python's and torch's do.
     """
+    return located(_lines(of or sys._getframe()))
+
+
+def located(lines: Iterable[tuple[str, int]]) -> Location:
+    """The location that lines are, each a file's path and a number, from the innermost one."""
     own: list[str] = []
     installed: list[str] = []
-    for frame, name, is_installed in _frames(of or sys._getframe()):
-        (installed if is_installed else own).append(f"{name}:{frame.f_lineno}")
-    lines = own or installed or [""]
-    return Location(lines[0], zlib.crc32("\n".join(lines).encode()))
+    for filename, number in lines:
+        name, is_installed = _origin(filename)
+        if name:
+            (installed if is_installed else own).append(f"{name}:{number}")
+    found = own or installed or [""]
+    return Location(found[0], zlib.crc32("\n".join(found).encode()))
 
 
 def leave_out(folder: str) -> None:
@@ -54,16 +61,13 @@ def leave_out(folder: str) -> None:
 
 def files() -> Iterator[str]:
     """The paths of all files that are run or imported right now, but for Python's, torch's and this runtime's."""
-    for frame, *_ in _frames(sys._getframe()):
-        yield frame.f_code.co_filename
+    return (filename for filename, _ in _lines(sys._getframe()) if _origin(filename)[0])
 
 
-def _frames(frame: FrameType | None) -> Iterator[tuple[FrameType, str, bool]]:
-    """The lines that led to `frame`, from the innermost one, with what `_origin` says of their files."""
+def _lines(frame: FrameType | None) -> Iterator[tuple[str, int]]:
+    """The lines that led to `frame`, from the innermost one."""
     while frame is not None:
-        name, is_installed = _origin(frame.f_code.co_filename)
-        if name:
-            yield frame, name, is_installed
+        yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
 
 

@@ -7,6 +7,7 @@ where they are; the lowest one that can still tell (mostly rank 0) reads that, a
 from __future__ import annotations
 
 import atexit
+import bdb
 import json
 import linecache
 import os
@@ -16,14 +17,13 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
 from ..base import waiting, world
-from ..base.location import here
+from ..base.location import located
 from ..ranks import signals
 from ..ranks.file_sync import counted, tell
-from . import failure
+from . import failure, stacks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -173,12 +173,12 @@ def _is_stopped(stat: Path) -> bool:
 
 def _state(turn: int) -> dict[str, Any]:
     """Where this rank is."""
-    own, frames = waiting.oldest(), sys._current_frames()
-    main = frames.get(threading.main_thread().ident or 0)
-    place = here(frames.get(own.thread)) if own else here(main)
-    line = place.line or here(main).line or "an unknown line"
+    own, lines = waiting.oldest(), stacks.all_threads()
+    main = lines.get(threading.main_thread().ident or 0, [])
+    place = located(lines.get(own.thread, [])) if own else located(main)
+    line = place.line or located(main).line or "an unknown line"
     since = own.since if own else waiting.passed_at
-    debugs = any(_is_debugger(frame) for frame in _up(main))
+    debugs = any(_is_debugger(line.filename) for line in main)
     if debugs:
         waiting.passed_at = waiting.clock
     return {
@@ -195,24 +195,16 @@ def _state(turn: int) -> dict[str, Any]:
     }
 
 
-def _up(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+def _is_debugger(filename: str) -> bool:
+    return filename == bdb.__file__ or "pydevd" in Path(filename).stem
 
 
-def _is_debugger(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("bdb", "pydevd", "_pydevd_bundle")
-
-
-def _source(main: FrameType | None) -> str:
+def _source(main: list[stacks.Line]) -> str:
     """The text of the script's line."""
-    line = here(main).line
-    for frame in _up(main):
-        if f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" == line:
-            return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    script = located(main).line
+    for line in main:
+        if f"{os.path.basename(line.filename)}:{line.number}" == script:
+            return linecache.getline(*line).strip()
     return ""
 
 
