@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.convert import comments
 from dp2ddp.errors import blamed
+from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Done, Edit, Finding, Note
 from dp2ddp.rules import Decisions, Options, all_rules
 from dp2ddp.source.program import ParsedProgram
@@ -35,7 +36,7 @@ class Plan:
 
 def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
-    if not source.mentions("DataParallel") and not source.mentions("data_parallel"):
+    if not any(map(source.mentions, wrapcalls.CALLED)):
         return Plan()
     return decide(Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp), options)
 

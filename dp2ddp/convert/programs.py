@@ -26,7 +26,7 @@ from dp2ddp.source.depth import with_room
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-_NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}")
+_NAMED = re.compile(rf"(?<!Distributed)(?<!Sharded){wrapcalls.CLASS}|{wrapcalls.FUNCTION}|{wrapcalls.STEP}")
 #: Below so many groups of scripts, starting processes costs more than it saves.
 _MANY = 4
 
@@ -60,7 +60,7 @@ class Program:
 
 @with_room
 def _comes_to_a_wrap(entry: str, files: Mapping[str, str]) -> bool:
-    if not any(wrapcalls.CLASS in text or wrapcalls.FUNCTION in text for text in files.values()):
+    if not any(wrapcalls.mentions(text.encode()) for text in files.values()):
         return True
     trees = {path: syntax.shared(text, path) for path, text in files.items()}
     classes = wrapcalls.subclasses(trees.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,7 +14,8 @@ from dp2ddp.project.searchpath import Addition, additions
 from dp2ddp.source import syntax
 
 STAR = "*"
-_DYNAMIC = ("import_module", "__import__")
+#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`.
+_PICKING = re.compile(r"\w*import\w*(?=\()")
 
 
 class Import(NamedTuple):
@@ -59,7 +61,7 @@ def read(text: str, path: str) -> FileImports:
         return FileImports(is_python=False)
     statements = list(_statements(tree.body))
     # Whole trees take long to walk, and few files need it.
-    nodes = list(ast.walk(tree)) if any(mark in text for mark in _DYNAMIC) else []
+    nodes = list(ast.walk(tree)) if _PICKING.search(text) else []
     bound = _Bound()
     bound.visit(tree.body)
     return FileImports(
@@ -92,6 +94,9 @@ def _imports(node: ast.AST) -> Iterator[Import]:
         name = node.args[0].value
         if isinstance(name, str) and name and not name.startswith("."):
             yield Import(name)
+            module, dot, last = name.rpartition(".")
+            if dot:  # a class or function of a module
+                yield Import(module, name=last)
 
 
 def _folders(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -123,7 +128,7 @@ def _beginning(text: ast.expr) -> str:
 
 def _picks_module(node: ast.Call) -> bool:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in _DYNAMIC and bool(node.args)
+    return "import" in name and bool(node.args)
 
 
 def _public(tree: ast.Module) -> frozenset[str] | None:

@@ -13,7 +13,11 @@ from dp2ddp.source.nodes import attribute_got
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"
-_MARKS = (CLASS.encode(), FUNCTION.encode())
+#: What writes DataParallel's forward out calls it.
+STEP = "parallel_apply"
+_MARKS = (CLASS.encode(), FUNCTION.encode(), STEP.encode())
+#: Names by which a file may have to do with DataParallel.
+CALLED = (CLASS, FUNCTION, STEP)
 
 
 def mentions(data: bytes) -> bool:
@@ -33,7 +37,7 @@ def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
 
 
 def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
-    """The calls of `DataParallel`, of `data_parallel`, and of the subclasses named `classes`."""
+    """The calls of `DataParallel`, `data_parallel` and `parallel_apply`, and of the subclasses named `classes`."""
     nodes = list(ast.walk(tree))
     names = {CLASS, *classes, *_imported_as(nodes)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
@@ -107,17 +111,17 @@ def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> 
         return func.id in names
     got = attribute_got(func)
     if got is not None:
-        return got[1] in (CLASS, FUNCTION)
+        return got[1] in CALLED
     if not isinstance(func, ast.Attribute):
         return False
     # Methods of the name `data_parallel` are something else.
-    return func.attr == CLASS or func.attr in classes or (func.attr == FUNCTION and _last(func.value) in _MODULES)
+    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and _last(func.value) in _MODULES)
 
 
 def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            yield from (alias.asname or alias.name for alias in node.names if alias.name in (CLASS, FUNCTION))
+            yield from (alias.asname or alias.name for alias in node.names if alias.name in CALLED)
 
 
 def _last(node: ast.expr) -> str:
@@ -126,5 +130,5 @@ def _last(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-_MODULES = frozenset({"nn", "parallel", FUNCTION})
+_MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})
 _SAID = re.compile(rf"(?:^|\.){CLASS}$")

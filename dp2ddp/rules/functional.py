@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.spans import Span
@@ -59,6 +59,29 @@ class Generator(nn.Module):
         return self.main(x)
 """,
         ),
+        Example(
+            before="""\
+import torch.nn as nn
+
+def data_parallel(module, input, device_ids, output_device):
+    if not device_ids:
+        return module(input)
+    replicas = nn.parallel.replicate(module, device_ids)
+    inputs = nn.parallel.scatter(input, device_ids)
+    replicas = replicas[:len(inputs)]
+    outputs = nn.parallel.parallel_apply(replicas, inputs)
+    return nn.parallel.gather(outputs, output_device)
+""",
+            after="""\
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+def data_parallel(module, input, device_ids, output_device):
+    if not device_ids:
+        return module(input)
+    return ddp.data_parallel(module, input)
+""",
+        ),
     )
     valid = (
         Example("""\
@@ -72,8 +95,16 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
+        reason = "splits the inputs over the ranks and gathers the outputs"
         for call in facts.wraps.functional:
-            holes: dict[str, Span] = {}
+            written = facts.wraps.written_out.get(call)
+            if written is not None:
+                for statement in written.steps:
+                    yield RemoveStatement(self.id, facts.source.span(statement), "is `ddp.data_parallel`'s")
+                given = [facts.source.segment(written.module), facts.source.segment(written.inputs)]
+                yield ReplaceExpr(self.id, facts.source.span(call), reason, f"ddp.data_parallel({', '.join(given)})")
+                continue
+            holes = {}
             given = []
             for position, name in enumerate(
                 ("module", "inputs", "device_ids", "output_device", "dim", "module_kwargs")
@@ -83,7 +114,6 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
                     continue
                 holes[name] = facts.source.span(value)
                 given.append(f"__h_{name}__" if position < len(("module", "inputs")) else f"{name}=__h_{name}__")
-            reason = "splits the inputs over the ranks and gathers the outputs"
             template = f"ddp.data_parallel({', '.join(given)})"
             yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
 

@@ -35,6 +35,7 @@ def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
         ("try:\n    import a\nexcept ImportError:\n    a = None", ["a.py"]),
         ("import importlib\nm = importlib.import_module('a.b')", ["a/b.py"]),
         ("m = __import__('a')", ["a.py"]),
+        ("m = import_class('a.b.Net')", ["a/b.py"]),
         ("m = import_module('a.' + name)", ["a/__init__.py", "a/b.py", "a/c.py"]),
         ("m = import_module(f'a.{name}')", ["a/__init__.py", "a/b.py"]),
         ("m = import_module('a.b.%s_model' % name)", ["a/b/__init__.py", "a/b/c.py"]),

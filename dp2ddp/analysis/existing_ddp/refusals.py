@@ -19,7 +19,7 @@ _FRAMEWORKS = {
 }
 _WRAPPER = "DistributedDataParallel"
 _JOIN = "init_process_group"
-_CONVERTED = ("DataParallel", "data_parallel")
+_CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
 
 
 def is_converted(file: File) -> bool:

@@ -100,8 +100,15 @@ class Replicas:
     def _takes_devices(self, call: ast.Call, steps: frozenset[str]) -> bool:
         """Whether one of torch's functions is called that is given several devices: one of these steps, or a copy."""
         package, _, name = (self._names.qualified(call.func) or "").rpartition(".")
+        if self._is_written_out(call):
+            return False
         is_step = name in steps and f"{package}.".startswith("torch.nn.parallel.")
         return is_step or package in ("torch.cuda.comm", "torch.nn.parallel.comm")
+
+    def _is_written_out(self, call: ast.Call) -> bool:
+        """Whether it is part of a forward that becomes `ddp.data_parallel`."""
+        found = self._wraps.written_out.values()
+        return any(call in ast.walk(part) for each in found for part in (each.call, *each.steps))
 
     @cached_property
     def patches(self) -> list[ast.Call]:

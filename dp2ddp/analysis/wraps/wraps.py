@@ -9,6 +9,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.control.reached import is_reached
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
+from dp2ddp.analysis.wraps.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, keyword
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
@@ -59,7 +60,8 @@ class Wraps:
         self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
         self.values: list[ast.expr] = []  # `DataParallel` handed on, derived from, or called with what isn't known
         self.refused: list[tuple[ast.AST, str]] = []  # uses of `DataParallel` that can't be converted, and why
-        self.functional: list[ast.Call] = []
+        self.functional: list[ast.Call] = []  # what gives the outputs of a model that is split for one call
+        self.written_out: dict[ast.Call, WrittenOut] = {}  # by those of them that are `gather`
         self._find()
 
     def _find(self) -> None:
@@ -76,6 +78,9 @@ class Wraps:
                     self.models.append(self._wrap(call))
             elif path == "torch.nn.parallel.data_parallel":
                 self.functional.append(call)
+            elif (found := written_out(self.source, self.names, call)) is not None:
+                self.functional.append(call)
+                self.written_out[call] = found
             elif path is not None and _is_foreign(path):
                 module, _, name = path.rpartition(".")
                 hint = _SYNC_HINT if "Callback" in name else ""
