@@ -78,6 +78,8 @@ def _by_condition(cases: list[_Case]) -> str:
             found[case.ids].append(text)
         if len(tests) == 1:
             passed.add(ast.unparse(negated(ast.parse(tests[0], mode="eval").body)))
+    if [*found] == [None] and len(found[None]) == 1 and found[None][0].startswith("not ") and otherwise is not None:
+        return f"{otherwise} if {found[None][0][len('not ') :]} else None"
     return "".join(f"{ids} if {' or '.join(tests)} else " for ids, tests in found.items()) + str(otherwise)
 
 
@@ -118,7 +120,7 @@ def _all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr
     start = facts.source.function(launch.statement)
     passed = set()
     while True:
-        yield from (term for term in terms(facts.source, node))
+        yield from terms(facts.source, node, raising=False)
         function = facts.source.function(node)
         calls = facts.callers.of(function) if function is not None else []
         if function is start or function is None or function in passed or len(calls) != 1:

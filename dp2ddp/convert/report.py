@@ -90,12 +90,14 @@ class Starts(Enum):
     BESIDE = "its DataParallel branch, one process on each GPU; its own distributed training starts as before"
 
 
-def starts(edits: Iterable[Edit]) -> Starts:
-    """What the edits that put `ddp.setup(...)` into scripts say."""
+def starts(edits: Iterable[Edit]) -> Starts | None:
+    """What the edits that put `ddp.setup(...)` into scripts say; None where there are none."""
     lines = " ".join(line for edit in edits if isinstance(edit, InsertBefore) for line in edit.lines)
     if "beside_ddp=True" in lines:
         return Starts.BESIDE
-    return Starts.GIVEN if "ddp.setup(device_ids=" in lines else Starts.VISIBLE
+    if "ddp.setup(device_ids=" in lines:
+        return Starts.GIVEN
+    return Starts.VISIBLE if "ddp.setup(" in lines else None
 
 
 class Running(NamedTuple):
@@ -106,14 +108,14 @@ class Running(NamedTuple):
         unwritten: the option that would write them; None if they are written.
         commands: what starts functions that were converted.
         vendored: whether the runtime was copied beside the scripts.
-        starts: how many processes a start means.
+        starts: how many processes a start of each script means.
     """
 
     scripts: Sequence[str]
     unwritten: str | None = None
     commands: Sequence[str] = ()
     vendored: bool = False
-    starts: Starts = Starts.VISIBLE
+    starts: Sequence[Starts] = ()
 
 
 #: How to run a notebook that stays one.
@@ -170,13 +172,14 @@ def how_to_run(running: Running) -> Iterator[str]:
         yield style(f"How to run {it}, with your own arguments:", bold=True)
         if unwritten is not None:
             yield f"  Add {unwritten} to write {it}; then"
-        first, *others = scripts
-        for step in steps(first, running.starts):
-            yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
-        others = [shlex.quote(each) for each in others]
-        if others:
-            more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-            yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
+        for kind in dict.fromkeys(running.starts):
+            first, *others = (each for each, its in zip(scripts, running.starts) if its is kind)
+            for step in steps(first, kind):
+                yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
+            others = [shlex.quote(each) for each in others]
+            if others:
+                more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
+                yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
     if not running.vendored:
         yield f"  {what_it_imports(len(scripts))}"
 

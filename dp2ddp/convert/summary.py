@@ -11,7 +11,7 @@ from pathlib import PurePath
 from click import style
 
 from dp2ddp.convert.overview import IDLE, File, Project, Scripts
-from dp2ddp.convert.report import Running, count, how_to_run, how_to_run_commands, line_of, listed, starts
+from dp2ddp.convert.report import Running, Starts, count, how_to_run, how_to_run_commands, line_of, listed, starts
 from dp2ddp.errors import BadInput
 from dp2ddp.rewrite.edits import Edit
 from dp2ddp.rules import rule
@@ -48,26 +48,28 @@ def _how_to_run_scripts(done: Scripts) -> Iterator[str]:
 
 def to_run(done: Scripts | Project) -> Running:
     """What there is to run; only where something changed."""
-    if isinstance(done, Project):
-        return _to_run_project(done)._replace(starts=starts(_edits(done.files)))
-    return _to_run_scripts(done)._replace(starts=starts(_edits([*done.given, *done.others])))
+    return _to_run_project(done) if isinstance(done, Project) else _to_run_scripts(done)
 
 
-def _edits(files: Sequence[File]) -> list[Edit]:
-    return [edit for file in files for edit in file.conversion.edits]
+def _starts(scripts: Sequence[File], files: Sequence[File]) -> tuple[Starts, ...]:
+    """What a start of each script means: what its own `ddp.setup()` says, or that of the files that it imports."""
+    everywhere = starts(edit for file in files for edit in file.conversion.edits)
+    return tuple(starts(script.conversion.edits) or everywhere or Starts.VISIBLE for script in scripts)
 
 
 def _to_run_scripts(done: Scripts) -> Running:
     started = [each for each in done.given if each.unchanged != IDLE]
+    outputs = [each for each in started if each.output is not None]
+    kinds = _starts(outputs or started, [*done.given, *done.others])
     names = [each.name for each in started]
     written = [each.output for each in started if each.output is not None]
     if written or any(name.startswith("<") for name in names):
-        return Running(written or ["train_ddp.py"], vendored=done.vendored)
+        return Running(written or ["train_ddp.py"], vendored=done.vendored, starts=kinds)
     if len(names) == 1 and not any(each.conversion.changed for each in done.others):
         fresh = f"{PurePath(names[0]).stem}_ddp.py"
-        return Running([fresh], unwritten=f"-o {shlex.quote(fresh)}", vendored=done.vendored)
+        return Running([fresh], unwritten=f"-o {shlex.quote(fresh)}", vendored=done.vendored, starts=kinds)
     # Beside files that don't change; those are not copied for scripts that are given one by one.
-    return Running(names, unwritten="--in-place", vendored=done.vendored)
+    return Running(names, unwritten="--in-place", vendored=done.vendored, starts=kinds)
 
 
 def _to_run_project(done: Project) -> Running:
@@ -75,7 +77,8 @@ def _to_run_project(done: Project) -> Running:
     fresh = [os.path.join(_FOLDER, os.path.relpath(each.name, done.name)) for each in scripts]
     files = [each.output or new for each, new in zip(scripts, fresh)]
     commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
-    return Running(files, None if done.output else f"-o {_FOLDER}", commands, done.vendored)
+    kinds = _starts(scripts, done.files)
+    return Running(files, None if done.output else f"-o {_FOLDER}", commands, done.vendored, kinds)
 
 
 def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:

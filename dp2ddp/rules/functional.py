@@ -9,7 +9,6 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import argument
-from dp2ddp.source.spans import Span
 
 
 class FunctionalRule(Rule):

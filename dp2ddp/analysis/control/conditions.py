@@ -9,11 +9,15 @@ from dp2ddp.source.nodes import is_main_guard
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 
-def terms(source: ParsedProgram, node: ast.AST) -> Iterator[ast.expr]:
-    """What must be true for `node` to be reached within its function, from the inside out."""
+def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iterator[ast.expr]:
+    """What must be true for `node` to be reached within its function, from the inside out.
+
+    Args:
+        raising: whether that something else raises is one of these conditions: it ends the script.
+    """
     for above in source.ancestors(node):
         if isinstance(node, ast.stmt):
-            yield from _not_left_before(source, node)
+            yield from _not_left_before(source, node, raising)
         if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
             return
         if isinstance(above, ast.If):
@@ -23,28 +27,33 @@ def terms(source: ParsedProgram, node: ast.AST) -> Iterator[ast.expr]:
         node = above
 
 
-def _not_left_before(source: ParsedProgram, statement: ast.stmt) -> Iterator[ast.expr]:
+def _not_left_before(source: ParsedProgram, statement: ast.stmt, raising: bool) -> Iterator[ast.expr]:
     """What must be true for an `if` before the statement not to return."""
     block = source.block(statement)
     for branch in reversed(block[: block.index(statement)]):
         if isinstance(branch, ast.If):
-            going_on, leaving, otherwise = _branches(branch)
+            going_on, leaving, otherwise = _branches(branch, raising)
             if leaving and otherwise:
                 yield joined(ast.And(), [negated(test) for test in leaving])
             elif not otherwise and going_on:
                 yield joined(ast.Or(), going_on)
 
 
-def _branches(branch: ast.If) -> tuple[list[ast.expr], list[ast.expr], bool]:
+def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.expr], bool]:
     """The tests of a chain's branches that go on and of those that return, and whether its end goes on."""
     going_on: list[ast.expr] = []
     leaving: list[ast.expr] = []
     while True:
-        (leaving if _leaves(branch.body) else going_on).append(branch.test)
+        if raising or not _raises(branch.body):
+            (leaving if _leaves(branch.body) else going_on).append(branch.test)
         if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
             branch = branch.orelse[0]
             continue
-        return going_on, leaving, not _leaves(branch.orelse)
+        return going_on, leaving, not _leaves(branch.orelse) or (not raising and _raises(branch.orelse))
+
+
+def _raises(block: list[ast.stmt]) -> bool:
+    return bool(block) and isinstance(block[-1], ast.Raise)
 
 
 def _leaves(block: list[ast.stmt]) -> bool:

@@ -173,7 +173,8 @@ def _running(summary: Summary, inputs: Sequence[str], *, changed: bool) -> tuple
         if running.unwritten is not None:
             command = f"dp2ddp convert {shlex.join(inputs)} {running.unwritten}"
             steps.append(report.Step(command, "writes what is shown here; then", False))
-        steps += (step for script in running.scripts for step in report.steps(script, running.starts))
+        pairs = zip(running.scripts, running.starts)
+        steps += (step for script, starts in pairs for step in report.steps(script, starts))
     if running.scripts and not running.vendored:
         remarks.append(report.what_it_imports(len(running.scripts)))
     steps += report.steps_for_commands(running.commands)
