@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.control.loops import is_path
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles.libraries import loads_whole_batches
 from dp2ddp.rewrite.edits import Finding, InsertAfter, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its share of every batch; the batches stay the original's"
+_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its share of them"
 
 
 class LoadersRule(Rule):
@@ -107,9 +109,10 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
     def _sharded(self, facts: Facts, site: ast.Call) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""
         span, above = facts.source.span(site), facts.source.parent(site)
+        reason = _WHOLE if loads_whole_batches(site) else _REASON
         if span.start.line < span.end.line and isinstance(above, ast.Assign) and len(above.targets) == 1:
             name = above.targets[0]
             if is_path(name):
                 line = f"{facts.source.segment(name)} = ddp.shard_loader({facts.source.segment(name)})"
-                return InsertAfter(self.id, facts.source.span(above), _REASON, [line])
-        return ReplaceExpr(self.id, span, _REASON, "ddp.shard_loader(__h_it__)", {"it": span})
+                return InsertAfter(self.id, facts.source.span(above), reason, [line])
+        return ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})

@@ -143,6 +143,11 @@ def test_the_table_follows_the_script() -> None:
     assert rows["Loads samples"] == ("its part of each batch", "their parts of it", [6, 7])
     assert rows["Writes files, reports"] == ("yes", "go on without", [14])
     assert "Downloads, unpacks" not in rows
+    mixed = next(line for line in SCRIPT.splitlines() if "DataLoader(" in line and "import" not in line)
+    whole = SCRIPT.replace(mixed, mixed[: mixed.rindex(")")] + ", collate_fn=mix)")
+    rows = {task.what: (task.first, [part.line for part in task.parts]) for task in tasks(_flow(whole))}
+    assert rows["Loads samples, with a collate_fn that may mix rows"] == ("whole batches", [6])
+    assert rows["Loads samples"] == ("its part of each batch", [7])
     only_tested = SCRIPT.replace(".backward()", "")
     assert "Averages the gradients, takes the optimizer's step" not in {task.what for task in tasks(_flow(only_tested))}
 

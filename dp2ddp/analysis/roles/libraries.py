@@ -18,6 +18,7 @@ from dp2ddp.analysis.roles.kinds import (
     WrappedOptimizer,
     Wrapper,
 )
+from dp2ddp.source.nodes import keyword
 
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
@@ -30,6 +31,12 @@ DRAWING = frozenset(
 PROGRESS_BARS = frozenset(
     {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.tqdm_notebook", "rich.progress.track"}
 )
+
+
+def loads_whole_batches(loader: ast.Call) -> bool:
+    """Whether a `DataLoader(...)` is visibly one whose batches can't be told apart by rows: it has a `collate_fn`."""
+    given = keyword(loader, "collate_fn")
+    return given is not None and not (isinstance(given, ast.Constant) and given.value is None)
 
 
 def library_call(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset[Role]]) -> frozenset[Role]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dp2ddp.convert.page.flow import ALONE, Deed, Flow, Part
+from dp2ddp.convert.page.flow import ALONE, Deed, Flow, Loader, Part
 
 TITLES = (
-    ("Every process loads", "its part of each batch"),
+    ("Every process loads", "its rows of each batch"),
     ("Every process has a copy", "and sums its gradients"),
     ("Process 0 alone writes", "these files"),
 )
+#: Where batches can't be told apart by rows.
+WHOLE = ("Every process loads", "whole batches")
 EMPTY = ("no loader: each makes the same batches", "", "nothing is written")
 _MOST = 8  # boxes in a lane
 _LANE, _GAP, _PAD, _HEAD = 284, 54, 14, 56  # width of a lane, between lanes, in a lane, its title; pixels
@@ -94,7 +96,8 @@ def drawn(flow: Flow, *, upright: bool) -> Drawing:
         height = heights[number] if upright else drawing.height
         width = drawing.width if upright else _LANE
         left = _GUTTER if upright else x + _PAD
-        drawing.lanes.append(Lane(x, y, width, height, left, TITLES[number], "" if parts else EMPTY[number]))
+        title = WHOLE if any(isinstance(part, Loader) and part.whole for part in parts) else TITLES[number]
+        drawing.lanes.append(Lane(x, y, width, height, left, title, "" if parts else EMPTY[number]))
         placed.append(list(_boxes(kind, parts, left, y + _HEAD, x + width - _PAD - left)))
         y += height + _BETWEEN if upright else 0
     drawing.boxes += [box for boxes in placed for box in boxes]

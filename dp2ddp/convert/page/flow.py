@@ -26,6 +26,13 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Loader(Part):
+    """A loader; `whole` if its batches can't be told apart by rows, so that every process loads all of them."""
+
+    whole: bool = False
+
+
+@dataclass(frozen=True)
 class Deed(Part):
     """Something that isn't done by every process alike.
 
@@ -54,7 +61,7 @@ class Flow:
     """One script's: its loaders, models, the loops between them, what single processes do, where processes start."""
 
     entry: str
-    loaders: tuple[Part, ...]
+    loaders: tuple[Loader, ...]
     models: tuple[Part, ...]
     links: tuple[Link, ...]
     deeds: tuple[Deed, ...]

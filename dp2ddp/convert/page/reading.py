@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Module
+from dp2ddp.analysis.roles.libraries import loads_whole_batches
 from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.convert.page.deeds import Deeds
-from dp2ddp.convert.page.flow import Flow, Link, Part
+from dp2ddp.convert.page.flow import Flow, Link, Loader, Part
 from dp2ddp.convert.page.held import Held
 from dp2ddp.convert.plan import Plan
 from dp2ddp.project.uses import Uses
@@ -59,12 +60,16 @@ class _Reader:
         deeds = Deeds(self.facts, self._models, self._edits)
         return Flow(
             self.entry,
-            tuple(map(self._held.part, self._loaders)),
+            tuple(map(self._loader, self._loaders)),
             tuple(map(self._model, self._models)),
             tuple(dict.fromkeys(self._links())),
             tuple(deeds.found()),
             tuple(deeds.starts()),
         )
+
+    def _loader(self, node: ast.expr) -> Loader:
+        part, whole = self._held.part(node), isinstance(node, ast.Call) and loads_whole_batches(node)
+        return Loader(part.name, part.detail, part.path, part.line, whole)
 
     def _links(self) -> Iterator[Link]:
         loops, loaders = self.facts.loops, self._loaders

@@ -23,8 +23,11 @@ def tasks(flow: Flow) -> Iterator[Task]:
     if flow.starts:
         yield Task("Runs the script up to where the processes start", "yes", "each starts there by itself", flow.starts)
     yield Task("Runs every line of the script from there", "yes", "yes")
-    if flow.loaders:
-        yield Task("Loads samples", "its part of each batch", "their parts of it", flow.loaders)
+    shared, whole = ([each for each in flow.loaders if each.whole is one] for one in (False, True))
+    if shared:
+        yield Task("Loads samples", "its part of each batch", "their parts of it", shared)
+    if whole:
+        yield Task("Loads samples, with a collate_fn that may mix rows", "whole batches", "whole batches", whole)
     trains = any(link.trains for link in flow.links) or not flow.links
     yield Task("Runs the model forward" + " and backward" * trains, "on its part", "on theirs", flow.models)
     if trains:
