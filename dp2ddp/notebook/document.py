@@ -52,7 +52,7 @@ def write(document: Any) -> bytes:
 
 def _parsed(text: str, name: str) -> Any:
     if find_spec("nbformat") is None:
-        raise BadInput(name, what="notebooks need nbformat", todo='pip install "dp2ddp[notebook]"')
+        raise BadInput(name, what="notebooks need nbformat", todo="pip install nbformat")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

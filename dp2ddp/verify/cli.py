@@ -158,7 +158,7 @@ def verify(
     ctx.with_resource(ending_orderly())
 
     if find_spec("torch") is None:
-        raise BadInput("verify", what="torch is not installed", todo='pip install "dp2ddp[verify]"')
+        raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp import page
     from dp2ddp.verify.command import verifying
     from dp2ddp.verify.progress import showing

@@ -222,7 +222,7 @@ def test_names_that_a_shell_would_split_are_not_given_to_one() -> None:
 def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document, "find_spec", lambda name: None)
     done = run("convert", "train.ipynb", "-o", "out.py")
-    message = 'notebooks need nbformat; pip install "dp2ddp[notebook]"'
+    message = "notebooks need nbformat; pip install nbformat"
     assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")
     # One among other files doesn't keep these from being checked, and isn't passed over either.
     Path("train.py").write_text(f"{WRAP}\n")
