@@ -154,9 +154,7 @@ def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
 def what_it_imports(scripts: int) -> str:
     """What has to be installed where so many converted scripts run."""
     runs = "it runs" if scripts == 1 else "they run"
-    return (
-        f"dp2ddp_runtime must be there where {runs}: convert with --vendor, or pip install ./runtime in dp2ddp's clone."
-    )
+    return f"dp2ddp_runtime must be there where {runs}: convert with --vendor, or pip install ./runtime (of dp2ddp)."
 
 
 #: Said of what commands start.

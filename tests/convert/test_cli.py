@@ -102,7 +102,7 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
         "How to run it, with your own arguments:",
         "  python 'my out.py'   # one process on each visible GPU of this machine",
         "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu 'my out.py'",
-        "  dp2ddp_runtime must be there where it runs: convert with --vendor, or pip install ./runtime in dp2ddp's clone.",
+        "  dp2ddp_runtime must be there where it runs: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
 
 

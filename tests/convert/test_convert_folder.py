@@ -124,7 +124,7 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "  python out/tools/test.py   # one process on each visible GPU of this machine",
         "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu out/tools/test.py",
         "  and in the same way out/train.py",
-        "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime in dp2ddp's clone.",
+        "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
 
 
