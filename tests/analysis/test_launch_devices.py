@@ -250,3 +250,20 @@ def test_one_device_among_several_wraps_is_told() -> None:
     result = converted("a = nn.DataParallel(nn.Linear(4, 2))\nb = nn.DataParallel(nn.Linear(2, 2), device_ids=[0])\n")
     assert result.changed
     assert [note.span.start.line for note in result.notes] == [6]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "if args.data == 'a': n = 2\nelif args.data == 'b': n = 3\nelse: raise ValueError(args.data)",
+        "if args.data != 'a': raise ValueError(args.data)",
+    ],
+)
+def test_what_raises_is_no_condition(before: str) -> None:
+    result = converted(f"{_ARGS}{before}\nnet = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)\n")
+    assert "ddp.setup(device_ids=args.gpus)\n" in result.new_text
+
+
+def test_the_condition_that_leaves_one_device_is_said_as_it_is() -> None:
+    wrap = "net = nn.Linear(4, 2)\nif not args.plain:\n    net = nn.DataParallel(net)\n"
+    assert "ddp.setup(device_ids=[0] if args.plain else None)\n" in converted(f"{_ARGS}{wrap}").new_text
