@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Done, Finding
+from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.spans import Span
 
+#: torchvision's classes that have another name, with the same arguments.
+_RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
+
+_VOLATILE = ("`volatile` has no effect", "`with torch.no_grad():`")
+_FIRST = ("`.data[0]` of a loss raises", "`.item()`")
+
 
 class OldNamesRule(Rule):
-    """`.cuda(async=True)` becomes `.cuda(non_blocking=True)`."""
+    """`.cuda(async=True)` becomes `.cuda(non_blocking=True)`; `transforms.Scale` becomes `transforms.Resize`."""
 
     id = "DDP021"
-    title = "Rename what has become a keyword"
-    effect = "renames what has become a keyword"
+    title = "Rename what PyTorch has renamed"
+    effect = "renames what PyTorch has renamed"
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
-        "that says `async=True` is no Python any more, so it is renamed before anything else is read."
+        "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
+        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by their new names. `loss.data[0]`,"
+        " which today's PyTorch can't run, and `volatile=True`, which it ignores, get a note."
     )
     essential = True
     examples = (
@@ -38,6 +47,24 @@ import dp2ddp_runtime as ddp
 
 net = ddp.wrap_model(nn.Linear(4, 2))
 x = torch.ones(3, 4).cuda(non_blocking=True)
+""",
+        ),
+        Example(
+            also=("DDP002",),
+            before="""\
+import torch.nn as nn
+from torchvision import transforms
+
+resize = transforms.Scale(256)
+net = nn.DataParallel(nn.Linear(4, 2))
+""",
+            after="""\
+import torch.nn as nn
+from torchvision import transforms
+import dp2ddp_runtime as ddp
+
+resize = transforms.Resize(256)
+net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
     )
@@ -60,3 +87,36 @@ print("was .cuda(async=True)")
             for line, column in file.renamed:
                 span = Span.of(file.before + line, column, file.before + line, column + len("async"))
                 yield Done(self.id, span, "`async` is a keyword of Python now")
+        if not facts.parallel:
+            return
+        for node in facts.source.nodes:
+            path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None
+            library, _, name = (path or "").rpartition(".")
+            if library.startswith("torchvision.transforms") and name in _RENAMED and isinstance(node, ast.Attribute):
+                span = facts.source.span(node)
+                new = f"__h_value__.{_RENAMED[name]}"
+                yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
+        for found in _outdated(facts).values():
+            first = min(found.values(), key=lambda node: facts.source.span(node).start)
+            what = f"{' and '.join(what for what, _ in found)} since PyTorch 0.4"
+            todo = f"use {' and '.join(instead for _, instead in found)}, here and below"
+            yield Note(self.id, facts.source.span(first), what, todo)
+
+
+def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
+    """What is from before PyTorch 0.4 and has no other name, with what is used instead, by file: its first place."""
+    found: dict[str, dict[tuple[str, str], ast.AST]] = {}
+    for node in facts.source.nodes:
+        told = _VOLATILE if isinstance(node, ast.keyword) and node.arg == "volatile" else None
+        if told is None and isinstance(node, ast.Subscript) and _is_loss_s(node):
+            told = _FIRST
+        if told is not None:
+            found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
+    return found
+
+
+def _is_loss_s(node: ast.Subscript) -> bool:
+    """Whether it is `loss.data[0]`, by the name."""
+    is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+    data = node.value
+    return is_first and isinstance(data, ast.Attribute) and data.attr == "data" and "loss" in ast.unparse(data).lower()

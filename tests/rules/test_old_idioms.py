@@ -29,13 +29,13 @@ print(total, right)
 """
 
 
-def test_old_idioms_are_understood_and_stay() -> None:
+def test_old_idioms_are_understood_stay_and_are_told() -> None:
     conversion = convert_source(_OLD, "train.py", Options())
     lines = conversion.new_text.splitlines()
     assert "    total += loss.data[0] * x.size(0)" in lines
     assert "    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())" in lines
     assert "    x, y = Variable(x.cuda()), Variable(y.cuda(non_blocking=True))" in lines
-    assert not conversion.notes
+    assert [note.rule for note in conversion.notes] == ["DDP021"]
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,24 @@ def test_old_idioms_are_understood_and_stay() -> None:
 def test_python_2_is_one_clear_line(line: str, what: str) -> None:
     with pytest.raises(BadInput, match=rf"^train\.py:19: {what}; bring it to Python 3 first, as 2to3 does$"):
         convert_source(f"{_OLD}\n{line}\n", "train.py", Options())
+
+
+def _notes_of(body: str) -> list[str]:
+    script = (
+        f"import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\nx = torch.ones(4, 4)\n{body}\n"
+    )
+    return [note.what for note in convert_source(script, "train.py", Options()).notes if note.rule == "DDP021"]
+
+
+def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
+    loss = "loss = net(x).mean()\nprint(loss.data[0])\ntotal = 0\ntotal += loss.data[0]"
+    assert _notes_of(loss) == ["`.data[0]` of a loss raises since PyTorch 0.4"]
+    volatile = "from torch.autograd import Variable\na = Variable(x, volatile=True)\nb = Variable(x, volatile=True)"
+    assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
+
+
+@pytest.mark.parametrize(
+    "fine", ["print(x.data[0])", "loss = net(x).mean(1)\nprint(loss.data[1])", "print(net(x).mean().item())"]
+)
+def test_what_still_works_is_not_told(fine: str) -> None:
+    assert _notes_of(fine) == []
