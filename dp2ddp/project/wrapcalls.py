@@ -119,9 +119,12 @@ def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> 
 
 
 def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """What a file calls torch's own by, and others' classes of that name, such as `DataParallelWithCallback`."""
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            yield from (alias.asname or alias.name for alias in node.names if alias.name in CALLED)
+        if isinstance(node, ast.ImportFrom):
+            is_torchs = (node.module or "").split(".")[0] == "torch"
+            known = (a for a in node.names if (a.name in CALLED if is_torchs else _ANOTHER.fullmatch(a.name)))
+            yield from (alias.asname or alias.name for alias in known)
 
 
 def _last(node: ast.expr) -> str:
@@ -131,4 +134,5 @@ def _last(node: ast.expr) -> str:
 
 
 _MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})
+_ANOTHER = re.compile(rf"{CLASS}(?!Config|Kwargs)\w*|(?!Distributed|Sharded|FullySharded)\w*(?<!Distributed){CLASS}")
 _SAID = re.compile(rf"(?:^|\.){CLASS}$")

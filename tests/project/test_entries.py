@@ -317,3 +317,18 @@ def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:
     assert guess(tmp_path, {"sync.py": sync, "train.py": asking}).entries == []
     using = f"from sync import WithCallback\ndef main(): WithCallback(1)\n{GUARD}"
     assert guess(tmp_path, {"sync.py": sync, "train.py": using}).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("from sync_bn import DataParallelWithCallback as Wrap", True),
+        ("from encoding.parallel import BalancedDataParallel as Wrap", True),
+        ("from apex.parallel import DistributedDataParallel as Wrap", False),
+        ("from fairscale.nn import FullyShardedDataParallel as Wrap", False),
+        ("from torch.nn import Linear as Wrap", False),
+    ],
+)
+def test_others_classes_that_are_called_data_parallel_are_found(tmp_path: Path, line: str, is_found: bool) -> None:
+    script = f"{line}\nfor i in range(3):\n    net = Wrap(i)\n"
+    assert bool(guess(tmp_path, {"train.py": script}).wraps) == is_found
