@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement
 from dp2ddp.rules.base import Decisions, Example, Options, Rule
+
+# What has the same value a few lines further up.
+_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.UnaryOp, ast.boolop, ast.unaryop, ast.expr_context)
 
 
 class BatchNormRule(Rule):
@@ -55,6 +59,33 @@ import dp2ddp_runtime as ddp
 net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=True)
 """,
         ),
+        Example(
+            also=("DDP002",),
+            sync_bn=True,
+            before="""\
+import argparse
+import torch.nn as nn
+from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--sync", action="store_true")
+args = parser.parse_args()
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+if args.sync:
+    patch_replication_callback(net)
+""",
+            after="""\
+import argparse
+import torch.nn as nn
+from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+import dp2ddp_runtime as ddp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--sync", action="store_true")
+args = parser.parse_args()
+net = ddp.wrap_model(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)), sync_bn=args.sync)
+""",
+        ),
     )
     valid = (
         Example("""\
@@ -68,7 +99,11 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for call in facts.replicas.patches if decisions.options.sync_bn else ():
             span, name = facts.source.span(call), facts.source.brief(call.func)
-            yield RemoveStatement(self.id, facts.source.span(facts.source.statement(call)), "there are no replicas")
+            removed: ast.AST = facts.source.statement(call)
+            choice = facts.source.parent(removed)
+            if isinstance(choice, ast.If) and choice.body == [removed] and not choice.orelse:
+                removed = choice
+            yield RemoveStatement(self.id, facts.source.span(removed), "there are no replicas")
             yield Note(
                 self.id,
                 span,
@@ -78,4 +113,20 @@ net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
             )
 
     def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
-        return {"sync_bn": "True"} if options.sync_bn else {}
+        if not options.sync_bn:
+            return {}
+        conditions = {_condition(facts, call) for call in facts.replicas.patches}
+        return {"sync_bn": conditions.pop() if len(conditions) == 1 else "True"}
+
+
+def _condition(facts: Facts, patch: ast.Call) -> str:
+    """The condition of telling replicas of each other, as an expression that holds where models are wrapped, too."""
+    source = facts.source
+    wraps = [wrap.call for wrap in facts.wraps.models]
+    around = {above for wrap in wraps for above in source.ancestors(wrap)}
+    choices = [above for above in source.ancestors(patch) if isinstance(above, ast.If) and above not in around]
+    together = all(source.function(wrap) is source.function(patch) for wrap in wraps)
+    if len(choices) != 1 or not together or not any(patch in ast.walk(part) for part in choices[0].body):
+        return "True"
+    test = choices[0].test
+    return ast.unparse(test) if all(isinstance(part, _PLAIN) for part in ast.walk(test)) else "True"

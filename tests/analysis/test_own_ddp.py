@@ -479,7 +479,7 @@ def test_without_the_option_the_line_says_what_it_does() -> None:
 
 
 def test_frameworks_are_refused_all_the_same() -> None:
-    with pytest.raises(BadInput, match=r"imports Accelerate; dp2ddp converts .* nn\.DataParallel alone"):
+    with pytest.raises(BadInput, match=r"imports Accelerate; it starts a process on each GPU by itself"):
         converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
 
 

@@ -230,3 +230,63 @@ def test_a_wrapper_with_a_callback_says_what_to_do() -> None:
         assert all(each.refused for each in done.values())
         (note,) = [note for each in done.values() for note in each.notes]
         assert "plain `nn.DataParallel` and --sync-bn give it over processes" in note.what
+
+
+_ABN = """
+from queue import Queue
+class Synced(nn.Module):
+    def __init__(self, size, devices=(0, 1)):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.devices, self.master = list(devices), Queue(len(devices))
+    def forward(self, x):
+        return Sum.apply(x, self.weight, self.master, x.get_device() == self.devices[0])
+class Sum(torch.autograd.Function):
+    pass
+"""
+
+
+@pytest.mark.parametrize("sync_bn", [True, False])
+def test_replicas_that_meet_by_queues_are_refused(sync_bn: bool) -> None:
+    conversion = converted(_ABN + "net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), Synced(2)))\n", sync_bn=sync_bn)
+    assert conversion.refused
+    assert not conversion.changed
+    assert [note.rule for note in conversion.notes] == ["DDP016"]
+    assert conversion.notes[0].what.startswith("`Synced`, line 15, synchronises DataParallel's replicas through queues")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        _ABN + "net = nn.DataParallel(nn.Linear(4, 2))\n",  # nobody uses it
+        _ABN.replace("x.get_device() == self.devices[0]", "True") + "net = nn.DataParallel(Synced(2))\n",
+        _ABN.replace("Queue(len(devices))", "1") + "net = nn.DataParallel(Synced(2))\n",
+    ],
+)
+def test_other_modules_are_not(shape: str) -> None:
+    assert not converted(shape).refused
+
+
+_PATCHED = """
+import argparse
+from sync_batchnorm import SynchronizedBatchNorm1d, patch_replication_callback
+args = argparse.ArgumentParser().parse_args()
+net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2), SynchronizedBatchNorm1d(2)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("patch", "kept"),
+    [
+        ("if args.sync and not args.plain:\n    patch_replication_callback(net)\n", "args.sync and not args.plain"),
+        ("if args.sync:\n    patch_replication_callback(net)\nelse:\n    print('plain')\n", "args.sync"),
+        ("if ask():\n    patch_replication_callback(net)\n", "True"),
+        ("if args.plain:\n    print('plain')\nelse:\n    patch_replication_callback(net)\n", "True"),
+        ("if args.a:\n    if args.b:\n        patch_replication_callback(net)\n", "True"),
+        ("def later():\n    if args.sync:\n        patch_replication_callback(net)\nlater()\n", "True"),
+    ],
+)
+def test_what_guards_the_patch_guards_synchronised_batch_norm(patch: str, kept: str) -> None:
+    conversion = converted(_PATCHED + patch, sync_bn=True)
+    assert f", sync_bn={kept})" in conversion.new_text
+    assert "patch_replication_callback(net)" not in conversion.new_text

@@ -9,14 +9,31 @@ from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
 from dp2ddp.source.program import File
 
+#: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
 _FRAMEWORKS = {
     "accelerate": "Accelerate",
+    "catalyst.dl": "Catalyst",
+    "catalyst.runners": "Catalyst",
     "deepspeed": "DeepSpeed",
+    "fastai": "fastai",
     "horovod": "Horovod",
+    "ignite.distributed": "Ignite's `distributed`",
     "lightning": "Lightning",
     "lightning_fabric": "Lightning Fabric",
+    "mmcv.runner.EpochBasedRunner": "MMCV's runner",
+    "mmcv.runner.IterBasedRunner": "MMCV's runner",
+    "mmcv.runner.Runner": "MMCV's runner",
+    "mmcv.runner.build_runner": "MMCV's runner",
+    "mmcv.runner.init_dist": "MMCV's runner",
+    "mmengine.Runner": "MMEngine's runner",
+    "mmengine.runner.Runner": "MMEngine's runner",
     "pytorch_lightning": "Lightning",
+    "torch.distributed.fsdp": "FSDP",
+    "transformers.Seq2SeqTrainer": "Hugging Face's `Trainer`",
+    "transformers.Trainer": "Hugging Face's `Trainer`",
+    "trl": "Hugging Face's TRL",
 }
+_PACKAGES = tuple({name.split(".")[-1 if name.startswith("torch.") else 0] for name in _FRAMEWORKS})
 _WRAPPER = "DistributedDataParallel"
 _JOIN = "init_process_group"
 _CONVERTED = ("DataParallel", "data_parallel", "parallel_apply")
@@ -40,30 +57,41 @@ def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None
     Raises:
         BadInput: it does; names the first line that shows it.
     """
-    if not any(mark in file.text for mark in (*_FRAMEWORKS, _WRAPPER, _JOIN)):
+    if not any(mark in file.text for mark in (*_PACKAGES, _WRAPPER, _JOIN)):
         return
     nodes = list(ast.walk(file.tree))
     own = [] if allow_ddp else list(_signs(nodes))
     found = min([*own, *_frameworks(nodes)], default=None)
-    if found is not None:
-        line, what = found
-        beside = found in own and (beside or uses_data_parallel(file))
-        raise BadInput(
-            file.name,
-            line=line - file.before,
-            what=f"sets up distributed training already: {what}",
-            todo="--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
-            if beside
-            else "dp2ddp converts scripts that use nn.DataParallel alone",
-        )
+    if found is None:
+        return
+    line, what = found
+    if found not in own:
+        todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
+    elif beside or uses_data_parallel(file):
+        todo = "--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+    else:
+        todo = "dp2ddp converts scripts that use nn.DataParallel alone"
+    raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)
 
 
 def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Each line that brings in a framework that starts processes, and what it does."""
     for node in nodes:
-        for name in _imported(node):
-            framework = _FRAMEWORKS.get(name.split(".")[0])
+        if isinstance(node, ast.Attribute):
+            names, verb = [ast.unparse(node)], "uses"
+        else:
+            names, verb = list(_imported(node)), "imports"
+        for name in names:
+            framework = _framework(name)
             if framework:
-                yield node.lineno, f"imports {framework}"  # type: ignore[attr-defined]
+                yield node.lineno, f"{verb} {framework}"  # type: ignore[attr-defined]
+
+
+def _framework(name: str) -> str | None:
+    """What starts processes: `name` itself, or a package above it."""
+    parts = name.split(".")
+    above = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return next((_FRAMEWORKS[path] for path in above if path in _FRAMEWORKS), None)
 
 
 def uses_data_parallel(file: File) -> bool:
@@ -101,11 +129,11 @@ def _signs(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """The full names of the modules that `node` imports, if it is an import."""
+    """The full names of what `node` imports, if it is an import."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, int]]:

@@ -24,6 +24,8 @@ from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 _STEPS = frozenset({"replicate", "scatter", "parallel_apply", "gather"})
 _COPYING = frozenset({"replicate", "parallel_apply"})
 _PATCH = "patch_replication_callback"
+_QUEUES = frozenset({"Queue", "SimpleQueue", "put"})
+_TORCHS_OWN = "take torch's BatchNorm in its place, and convert with --sync-bn"
 _Unit = Union[ast.ClassDef, FunctionNode]
 
 
@@ -75,6 +77,9 @@ class Replicas:
         for node in self.exchanged:
             why = f"`{brief(node)}`, a step of DataParallel's forward, is exchanged"
             yield Blocker(node, why, "leave it out, then convert again")
+        for layer, use in self.meeting:
+            why = f"`{layer.name}`, {self._source.where(layer)}, synchronises DataParallel's replicas through queues"
+            yield Blocker(use, f"{why}, and each process would wait for the others there", _TORCHS_OWN)
         for call in self.patches:
             if not (sync_bn and isinstance(self._source.parent(call), ast.Expr)):
                 why = f"`{brief(call)}` synchronises BatchNorm over DataParallel's replicas"
@@ -114,6 +119,17 @@ class Replicas:
     def patches(self) -> list[ast.Call]:
         """Calls that make a wrapped model tell its replicas of each other, in order."""
         return [call for call in self._source.calls if self._patches(call)]
+
+    @cached_property
+    def meeting(self) -> list[tuple[ast.ClassDef, ast.expr]]:
+        """Modules whose replicas ask which device they are on and talk to each other by queues, and their first uses.
+
+        In-Place Activated BatchNorm is the one that was copied into many scripts
+        (https://github.com/mapillary/inplace_abn, before its version 1.0).
+        """
+        classes = (node for node in self._source.nodes if isinstance(node, ast.ClassDef) and _meets(node))
+        used = ((layer, next(self._uses(layer), None)) for layer in classes)
+        return [(layer, use) for layer, use in used if use is not None]
 
     @property
     def exchanged(self) -> list[ast.Attribute]:
@@ -194,3 +210,10 @@ class Replicas:
         if isinstance(choice, ast.IfExp):
             return [choice.body if node is choice.body else choice.orelse]
         return list(choice.body if node in choice.body else choice.orelse)
+
+
+def _meets(layer: ast.ClassDef) -> bool:
+    """Whether instances of a class tell themselves apart by their device, and have queues."""
+    called = [node.func for node in ast.walk(layer) if isinstance(node, ast.Call)]
+    names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called}
+    return "get_device" in names and not names.isdisjoint(_QUEUES)
