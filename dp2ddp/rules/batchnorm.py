@@ -129,4 +129,6 @@ def _condition(facts: Facts, patch: ast.Call) -> str:
     if len(choices) != 1 or not together or not any(patch in ast.walk(part) for part in choices[0].body):
         return "True"
     test = choices[0].test
-    return ast.unparse(test) if all(isinstance(part, _PLAIN) for part in ast.walk(test)) else "True"
+    return (
+        " ".join(source.segment(test).split()) if all(isinstance(part, _PLAIN) for part in ast.walk(test)) else "True"
+    )
