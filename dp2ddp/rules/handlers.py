@@ -64,7 +64,8 @@ print(net(torch.randn(8, 4)))
         together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}
         together.update(loop.node for loop in facts.model_loops)
         together.update(facts.wraps.functional)
-        for handler in Handlers(facts.source, facts.names, facts.loops, facts.callers, together).parting():
+        alone = facts.writers.of_rank_0
+        for handler in Handlers(facts.source, facts.names, facts.loops, facts.callers, together, alone).parting():
             yield Note(
                 self.id,
                 facts.source.span(handler),

@@ -60,3 +60,37 @@ def test_handlers_that_go_on_are_noted(end: str, noted: bool) -> None:
     lines = [note.span.start.line for note in conversion.notes if note.rule == "DDP020"]
     expected = 1 + next(i for i, line in enumerate((_HEAD + end).splitlines()) if line.strip().startswith("except"))
     assert lines == [expected] * noted
+
+
+_REPORTED = """
+import visdom
+from visdom import VisdomError
+vis = visdom.Visdom()
+for x, y in loader:
+    out = net(x)
+    try:
+        vis.line(out)
+        print(out.sum())
+    except {kind}:
+        {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "then", "noted"),
+    [
+        ("VisdomError", "pass", True),
+        ("(OSError, VisdomError)", "continue", True),
+        ("Exception", "print('no server')", True),
+        ("VisdomError", "raise", False),
+        ("OSError", "pass", False),
+    ],
+)
+def test_a_writer_s_error_in_a_training_loop_is_rank_0_s(kind: str, then: str, noted: bool) -> None:
+    notes = _convert(_REPORTED.format(kind=kind, then=then)).notes
+    assert [note.rule for note in notes if note.rule == "DDP020"] == ["DDP020"] * noted
+
+
+def test_a_writer_s_error_elsewhere_parts_nobody() -> None:
+    text = "import wandb\ntry:\n    wandb.init()\nexcept Exception:\n    print('no wandb')\ntrain()\n"
+    assert not [note for note in _convert(text).notes if note.rule == "DDP020"]

@@ -191,3 +191,60 @@ def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
     failures: dict[int, str] = raised.value.failures  # type: ignore[attr-defined]
     assert sorted(failures) == [0, 1]
     assert all("FileNotFoundError" in text for text in failures.values())
+
+
+def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path: Path) -> None:
+    body = """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        class Fake:
+            def add_figure(self, tag, figure, global_step=None, close=True, walltime=None):
+                if close:
+                    [plt.close(each) for each in (figure if isinstance(figure, list) else [figure])]
+        from dp2ddp_runtime import main_only
+        writer = main_only(Fake)()
+        open_now = []
+        for step in range(3):
+            writer.add_figure("one", plt.figure(), step)
+            writer.add_figure("two", [plt.figure(), plt.figure()])
+            open_now.append(len(plt.get_fignums()))
+        writer.add_figure("kept", plt.figure(), close=False)
+        writer.add_figure("kept", plt.figure(), 1, False)
+        result = [*open_now, len(plt.get_fignums())]
+    """
+    assert _results(ranks, body, tmp_path) == [[0, 0, 0, 2]] * 2
+
+
+def test_a_download_to_a_temporary_name_that_is_renamed(ranks: Any, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(range(200)))
+    body = """
+        def fetch(url, path):
+            partly = path + ".part"
+            urllib.request.urlretrieve(url, partly)
+            os.rename(partly, path)
+        if not os.path.exists("data.bin"):
+            fetch("source", "data.bin")
+        result = [len(open("data.bin", "rb").read()), sorted(os.listdir("."))]
+    """
+    assert _results(ranks, body, tmp_path, n=3) == [[200, ["data.bin", "fetched", "source"]]] * 3
+    assert _fetched(tmp_path) == ["0"]
+
+
+def test_a_window_s_key_is_one_answer(ranks: Any, tmp_path: Path) -> None:
+    cv2 = tmp_path / "cv2.py"
+    cv2.write_text("shown = []\ndef imshow(*args):\n    shown.append(args[0])\ndef waitKey(ms):\n    return 27\n")
+    body = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        import cv2
+        rounds = 0
+        while True:
+            rounds += 1
+            cv2.imshow("x", 1)
+            if cv2.waitKey(1) == 27:
+                break
+        result = [rounds, len(cv2.shown)]
+    """
+    text = convert_source(_HEAD + textwrap.dedent(body), "script.py", Options()).new_text
+    found = [each["result"] for each in ranks(2, _run, text.replace("ddp.setup()", ""), str(tmp_path), timeout=60)]
+    assert found == [[1, 1], [1, 0]]

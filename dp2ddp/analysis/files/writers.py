@@ -124,6 +124,10 @@ class Writing:
     native: bool = False
 
 
+def _is_report(path: str) -> bool:
+    return path in _REPORTERS or path.endswith(".SummaryWriter") or path.startswith(REPORTING)
+
+
 class Writers:
     """Finds what writes files and reports."""
 
@@ -144,9 +148,19 @@ class Writers:
         if path in _COMMANDS | _SHOWING:
             given = (*call.args, *(k.value for k in call.keywords))
             return Writing(given, command=True, native=path in _SHOWING)
-        if path in _REPORTERS or path.endswith(".SummaryWriter") or path.startswith(REPORTING):
+        if _is_report(path):
             return Writing(counts=True, native=True)
         return self._opener(path, call)
+
+    @cached_property
+    def of_rank_0(self) -> dict[ast.AST, str]:
+        """The calls that only rank 0 makes, and the package of each: of reporters, and of what they make."""
+        found: dict[ast.AST, str] = {}
+        for call in self.provenance.source.calls:
+            path = self.names.qualified(call.func)
+            paths = {path} if path else self.packages(call.func.value) if isinstance(call.func, ast.Attribute) else ()
+            found.update((call, each.split(".")[0]) for each in paths if _is_report(each))
+        return found
 
     def _opener(self, path: str, call: ast.Call) -> Writing | None:
         if path == "sqlite3.connect":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
@@ -31,27 +31,45 @@ class Handlers:
     Args:
         callers: who calls which function.
         together: the nodes at which all ranks have to come along: calls of models, loops over loaders.
+        alone: the calls that rank 0 alone makes, and the packages of what is called. An error of theirs is rank 0's.
     """
 
     def __init__(
-        self, source: ParsedProgram, names: Names, loops: Loops, callers: Callers, together: Collection[ast.AST]
+        self,
+        source: ParsedProgram,
+        names: Names,
+        loops: Loops,
+        callers: Callers,
+        together: Collection[ast.AST],
+        alone: Mapping[ast.AST, str],
     ) -> None:
         self.source = source
         self.names = names
         self.loops = loops
         self.callers = callers
         self.together = together
+        self.alone = alone
 
     def parting(self) -> Iterator[ast.ExceptHandler]:
         """The handlers of exceptions from lines that the ranks run together, which then go on with such lines."""
         tries = [n for n in self.source.nodes if isinstance(n, ast.Try)]
         for node in sorted(tries, key=lambda n: n.lineno):
-            if self._needs_all(node.body):
-                yield from (h for h in node.handlers if self._parts(h) and self._goes_on(node, h))
+            packages = self._packages_of_rank_0(node)
+            if packages or self._needs_all(node.body):
+                yield from (h for h in node.handlers if self._parts(h, packages) and self._goes_on(node, h))
 
-    def _parts(self, handler: ast.ExceptHandler) -> bool:
+    def _packages_of_rank_0(self, node: ast.Try) -> set[str]:
+        """What rank 0 alone uses in the body of a `try` in a training loop, where batches are looked at together."""
+        if not any(above in self.together for above in self.source.ancestors(node)):
+            return set()
+        return {self.alone[part] for part in self.loops.reached(*node.body) if part in self.alone}
+
+    def _parts(self, handler: ast.ExceptHandler, packages: Collection[str]) -> bool:
         kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        return any(kind is None or self.names.qualified(kind) in _PARTING for kind in kinds)
+        paths = [None if kind is None else self.names.qualified(kind) for kind in kinds]
+        if None in kinds or not _PARTING.isdisjoint(path for path in paths if path):
+            return True
+        return any(path is not None and path.split(".")[0] in packages for path in paths)
 
     def _goes_on(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
         if self._needs_all([*handler.body, *node.finalbody]):
