@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import joined, opposite
 from dp2ddp.analysis.control.loops import local_names
-from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
@@ -73,7 +72,7 @@ def _writes(facts: Facts, call: ast.Call) -> bool:
     path = facts.names.qualified(call.func) or ""
     writing = facts.writers.of(call)
     opened = facts.files.opened(call)
-    if path in CHANGING or path == "torch.save" or (opened is not None and opened.writes):
+    if facts.catalogue.does(path, "changes", "saves") or (opened is not None and opened.writes):
         return True
     return writing is not None and bool(writing.names) and path not in ("os.makedirs", "os.mkdir")
 

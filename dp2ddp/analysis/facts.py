@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.analysis.beside_ddp import placed
+from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
@@ -43,6 +45,7 @@ class Facts:
         loops: the loops over loaders and epochs.
         sync_bn: whether BatchNorm is to be synchronised, which some of what reaches for replicas is fine with.
         allow_ddp: whether a script may also set up DistributedDataParallel itself.
+        catalogue: what functions of libraries do.
     """
 
     source: ParsedProgram
@@ -52,14 +55,23 @@ class Facts:
     loops: Loops
     sync_bn: bool = False
     allow_ddp: bool = False
+    catalogue: Catalogue = field(default_factory=Catalogue)
 
     @classmethod
-    def of(cls, source: ParsedProgram, *, sync_bn: bool = False, allow_ddp: bool = False) -> Facts:
-        """Analyse a script."""
+    def of(
+        cls,
+        source: ParsedProgram,
+        *,
+        sync_bn: bool = False,
+        allow_ddp: bool = False,
+        functions: Collection[str] = (),
+    ) -> Facts:
+        """Analyse a script; `functions` are what the user adds to the catalogue."""
         names = Names(source)
         resolver = Resolver(source, names)
         wraps = Wraps(source, names, resolver)
-        return cls(source, names, resolver, wraps, Loops(source, names, resolver), sync_bn, allow_ddp)
+        loops = Loops(source, names, resolver)
+        return cls(source, names, resolver, wraps, loops, sync_bn, allow_ddp, Catalogue(functions))
 
     @property
     def parallel(self) -> bool:
@@ -180,7 +192,8 @@ class Facts:
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
         ingredients = Ingredients(self.provenance)
-        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.files.shared)
+        shared = self.files.shared
+        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, shared)
 
     @cached_property
     def callers(self) -> Callers:
@@ -203,12 +216,12 @@ class Facts:
     @cached_property
     def writers(self) -> Writers:
         """What writes files and reports."""
-        return Writers(self.names, self.resolver, self.provenance)
+        return Writers(self.names, self.resolver, self.provenance, self.catalogue)
 
     @cached_property
     def listings(self) -> Listings:
         """What asks for files."""
-        return Listings(self.source, self.names, self.provenance)
+        return Listings(self.source, self.names, self.provenance, self.catalogue)
 
     @cached_property
     def files(self) -> Files:

@@ -46,6 +46,22 @@ class RuleId(click.ParamType):  # type: ignore[type-arg,unused-ignore] # generic
         return [CompletionItem(r.id, help=r.title) for r in wanted if r.id.startswith(incomplete.upper())]
 
 
+class KnownFunction(click.ParamType):  # type: ignore[type-arg,unused-ignore] # generic in newer click alone
+    """A function of a library, and what it does."""
+
+    name = "function"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is, if the catalogue can take it."""
+        from dp2ddp.analysis.catalogue import entry
+
+        try:
+            entry(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
 class _Flag(click.Option):
     """A flag whose ``--no-...`` is there, but not worth a place in the help."""
 
@@ -120,6 +136,8 @@ CONVERSION = _together(
         multiple=True,
         help="Leave this rule's edits to a person: each becomes a note. May be repeated.",
     ),
+    # A table of settings: on a command line it would be read by nobody.
+    click.option("--functions", type=KnownFunction(), multiple=True, hidden=True),
 )
 
 #: The form of what is found.

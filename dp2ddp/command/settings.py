@@ -202,6 +202,8 @@ def _value(
         meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else suggestion(key, [*options, *commands])
         raise found.error(keys, f"no setting {key!r}", meant)
     option = options[key]
+    if option.multiple and option.hidden and isinstance(value, dict):
+        return tuple(_entry(found, [*keys, name], each, option, context) for name, each in value.items())
     wanted, fits = _kind(option)
     if not fits(value):
         raise found.error(keys, f"{key!r} must be {wanted}")
@@ -211,6 +213,14 @@ def _value(
         return _converted(option, value, context)
     except _Refused as error:
         raise found.error(keys, error.what, error.todo, inside=error.value) from None
+
+
+def _entry(found: Settings, keys: Sequence[str], value: object, option: click.Option, context: click.Context) -> Any:
+    """An entry of a table, as an option takes it: `name=value`."""
+    try:
+        return _converted(option, f"{keys[-1]}={value}", context)
+    except _Refused as error:
+        raise found.error(keys, error.what, error.todo) from None
 
 
 class _Refused(BadInput):
@@ -235,6 +245,8 @@ def _converted(option: click.Option, value: Any, context: click.Context) -> Any:
 
 def _kind(option: click.Option) -> tuple[str, Callable[[Any], bool]]:
     """What a setting has to be, in words and as a question."""
+    if option.multiple and option.hidden:
+        return "a table", lambda value: isinstance(value, dict)
     if option.multiple:
         return "a list of strings", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)
     if option.is_flag:

@@ -38,7 +38,9 @@ def plan(source: ParsedProgram, options: Options) -> Plan:
     """Plan the conversion of a script."""
     if not any(map(source.mentions, wrapcalls.CALLED)):
         return Plan()
-    return decide(Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp), options)
+    return decide(
+        Facts.of(source, sync_bn=options.sync_bn, allow_ddp=options.allow_ddp, functions=options.functions), options
+    )
 
 
 def decide(facts: Facts, options: Options) -> Plan:

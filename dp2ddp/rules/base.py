@@ -24,6 +24,7 @@ class Options:
         ignore: the ids of rules whose edits are left to a person: each becomes a note.
         annotate: write each note into the script as a comment.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
+        functions: what functions of libraries do that the catalogue doesn't have, as `name=what it does`.
     """
 
     sync_bn: bool = False
@@ -32,6 +33,7 @@ class Options:
     ignore: frozenset[str] = frozenset()
     annotate: bool = False
     allow_ddp: bool = False
+    functions: tuple[str, ...] = ()
 
     def runs(self, rule_id: str) -> bool:
         """Whether the rule with this id is to run."""

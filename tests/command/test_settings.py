@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
+from dp2ddp.command import settings
 from dp2ddp.command.settings import nearest
 
 SCRIPT = """\
@@ -168,11 +167,40 @@ def test_every_option_of_convert_and_check_can_be_set() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_toml_is_read_only_where_it_may_speak_of_us() -> None:
+def test_toml_is_read_only_where_it_may_speak_of_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(settings, "_parsed", lambda text: read.append(text) or {})
     says("[tool.ruff]\n")
-    code = (
-        "import sys\nfrom dp2ddp.cli import main\nmain(['convert', 'tools/train.py'], standalone_mode=False)\n"
-        "sys.exit(', '.join({'tomllib', 'tomli'} & set(sys.modules)) or 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, nearest(Path("tools"))) == (0, None), done.stderr
+    assert nearest(Path("tools")) is None
+    assert not read
+    says("# dp2ddp\n[tool.ruff]\n")
+    assert nearest(Path("tools")) is None
+    assert read
+
+
+@pytest.mark.usefixtures("folder")
+def test_functions_that_the_catalogue_does_not_have() -> None:
+    script = "import torch.nn as nn\nimport mylib\nnet = nn.DataParallel(nn.Linear(4, 2))\nmylib.dump(net, 'net.bin')\n"
+    Path("tools/train.py").write_text(script)
+    assert "main_only" not in run("convert", "tools/train.py").stdout
+    says('[tool.dp2ddp.functions]\n"mylib.dump" = "writes 1:path native"\n')
+    assert "+ddp.main_only(mylib.dump)(net, 'net.bin')" in run("convert", "tools/train.py").stdout
+    assert "DDP011" in run("check", "tools/train.py").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('"mylib.dump" = "writed 1:path"', "'functions': 'writed' is nothing that a function does: asks, changes, "),
+        ('"mylib.dump" = "writes path"', "'path' is neither the argument that names the file (1:path) nor one of "),
+        ('"my lib" = "writes"', "'my lib' is no name of a function, as in 'package.module.function'"),
+        ("functions = 1", "'functions' must be a table"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_what_the_catalogue_can_not_take(line: str, what: str) -> None:
+    says(f"[tool.dp2ddp]\n{line}\n" if line.startswith("functions") else f"[tool.dp2ddp.functions]\n{line}\n")
+    done = run("convert", "tools/train.py")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("dp2ddp: pyproject.toml:2: "), done.stderr
+    assert what in done.stderr

@@ -15,24 +15,6 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.source.nodes import given_to, keyword
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
-#: What fetches a file to a place, and whether it looks itself first if the file is there.
-_DOWNLOADS = {
-    "torch.hub.download_url_to_file": False,
-    "torch.hub.load": True,
-    "torchvision.datasets.utils.download_url": True,
-    "torchvision.datasets.utils.download_and_extract_archive": False,
-    "torchvision.datasets.utils.download_file_from_google_drive": True,
-    "torchvision.datasets.utils.extract_archive": False,
-    "urllib.request.urlretrieve": False,
-    "urllib.urlretrieve": False,
-    "six.moves.urllib.request.urlretrieve": False,
-    "wget.download": False,
-    "gdown.download": False,
-    "gdown.download_folder": False,
-    "nltk.download": True,
-    "shutil.unpack_archive": False,
-}
-_COMMANDS = frozenset("os.system subprocess.run subprocess.call subprocess.check_call".split())
 _FETCHING = re.compile(r"\b(wget|curl|gdown|unzip|aria2c|gsutil|kaggle datasets download|tar -?\w*x\w*)\b")
 _ARCHIVES = ("zipfile.ZipFile", "tarfile.")
 _UNPACKING = frozenset({"extract", "extractall", "close", "printdir", "testzip"})
@@ -119,10 +101,12 @@ class Fetching:
     def _looks(self, call: ast.Call) -> bool | None:
         """Whether a call looks first if there is something to fetch; None for one that fetches nothing."""
         path = self.names.qualified(call.func) or ""
-        if path in _DOWNLOADS:
+        function = self.writers.catalogue.of(path)
+        does = "" if function is None else function.does
+        if function is not None and does == "fetches":
             has_target = path != "urllib.request.urlretrieve" or len(call.args) + len(call.keywords) > 1
-            return _DOWNLOADS[path] if has_target else None
-        if path in _COMMANDS:
+            return "looks" in function.marks if has_target else None
+        if does == "runs":
             return False if _FETCHING.search(self.source.segment(call)) else None
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         if not path and method in ("extractall", "extract"):

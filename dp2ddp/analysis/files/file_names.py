@@ -7,17 +7,13 @@ import re
 from collections.abc import Hashable, Iterable, Set
 from itertools import product
 
+from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.source.names import Names
 
 #: Text, and keys for what isn't known: the same key stands for the same value.
 Pieces = tuple[Hashable, ...]
 
-_TEMPORARY = frozenset(
-    "tempfile.mkdtemp tempfile.mkstemp tempfile.mktemp tempfile.TemporaryDirectory tempfile.NamedTemporaryFile "
-    "tempfile.TemporaryFile tempfile.SpooledTemporaryFile".split()
-)
-_IN_MEMORY = frozenset({"io.BytesIO", "io.StringIO"})
 _JOINING = frozenset("os.path.join pathlib.Path pathlib.PurePath pathlib.PosixPath".split())
 _SAME_FILE = frozenset(
     "builtins.str os.fspath os.fsencode os.path.abspath os.path.realpath os.path.expanduser os.path.expandvars "
@@ -31,8 +27,9 @@ _FIELD = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|\{[^{}]*\}")
 class FileNames:
     """Reads the names of files off expressions."""
 
-    def __init__(self, names: Names, provenance: Provenance) -> None:
+    def __init__(self, names: Names, provenance: Provenance, catalogue: Catalogue) -> None:
         self.names = names
+        self.catalogue = catalogue
         self.provenance = provenance
         self._known: dict[ast.expr, frozenset[Pieces]] = {}
         self._split: dict[ast.expr, set[tuple[Pieces, Pieces]]] = {}
@@ -57,7 +54,9 @@ class FileNames:
     def in_memory(self, file: ast.expr) -> bool:
         """Whether what is taken for a file is a buffer, which each rank fills and reads by itself."""
         made = self.provenance.of(file)
-        return bool(made) and all(isinstance(v, ast.Call) and self.names.qualified(v.func) in _IN_MEMORY for v in made)
+        calls = [value for value in made if isinstance(value, ast.Call)]
+        in_memory = (self.catalogue.does(self.names.qualified(call.func), "memory") for call in calls)
+        return bool(made) and len(calls) == len(made) and all(in_memory)
 
     def of(self, node: ast.expr) -> frozenset[Pieces]:
         """The names that an expression can be, piece by piece."""
@@ -87,7 +86,7 @@ class FileNames:
 
     def _called(self, node: ast.Call) -> Set[Pieces]:
         path = self.names.qualified(node.func)
-        if path in _TEMPORARY:
+        if self.catalogue.does(path, "temporary"):
             return {(node,)}
         if path in _JOINING and node.args:
             return self._joined(node.args, "/")

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import ast
 
+from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, Function, Instance, Module
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
 
-_QUESTIONS = frozenset("os.path.exists os.path.isfile os.path.isdir os.path.lexists os.access".split())
 _QUESTION_METHODS = frozenset({"exists", "is_file", "is_dir"})
-_LISTINGS = frozenset("os.listdir glob.glob os.walk glob.iglob os.scandir subprocess.getoutput".split())
 _LISTING_METHODS = frozenset({"iterdir", "glob", "rglob"})
 
 
 class Listings:
     """Recognises questions and listings."""
 
-    def __init__(self, source: ParsedProgram, names: Names, provenance: Provenance) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, provenance: Provenance, catalogue: Catalogue) -> None:
         self.source = source
+        self.catalogue = catalogue
         self.names = names
         self.provenance = provenance
         self.resolver = provenance.resolver
@@ -28,13 +28,13 @@ class Listings:
         """Whether a call asks whether a file is there."""
         path = self.names.qualified(call.func)
         if path is not None:
-            return path in _QUESTIONS
+            return self.catalogue.does(path, "asks")
         return self._is_method(call, _QUESTION_METHODS) and not call.args
 
     def is_listing(self, call: ast.Call) -> bool:
         """Whether a call lists files."""
         path = self.names.qualified(call.func)
-        return path in _LISTINGS if path is not None else self._is_method(call, _LISTING_METHODS)
+        return self.catalogue.does(path, "lists") if path is not None else self._is_method(call, _LISTING_METHODS)
 
     def _is_method(self, call: ast.Call, methods: frozenset[str]) -> bool:
         func = call.func

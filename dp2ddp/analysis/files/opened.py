@@ -15,12 +15,6 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import ParsedProgram
 
-#: What changes files by their names, and which arguments name what is changed.
-CHANGING = {
-    **dict.fromkeys("os.remove os.unlink os.rmdir os.removedirs shutil.rmtree".split(), (0, "path")),
-    **dict.fromkeys("os.rename os.replace os.symlink os.link".split(), (1, "dst")),
-    **dict.fromkeys("shutil.copy shutil.copy2 shutil.copyfile shutil.copytree shutil.move".split(), (1, "dst")),
-}
 _OPEN = frozenset({"builtins.open", "io.open"})
 _WRITING = re.compile(r"[rwax]?[bt+]*[wax+][bt+]*")
 _MODE = re.compile(r"[rwax][bt+]{0,2}")
@@ -43,7 +37,7 @@ class Files:
         self.source = source
         self.names = names
         self.writers = writers
-        self._paths = FileNames(names, provenance)
+        self._paths = FileNames(names, provenance, writers.catalogue)
 
     def opened(self, call: ast.Call) -> Opened | None:
         """What a call opens; None for a call that opens no file, or something else of that name."""
@@ -95,14 +89,12 @@ class Files:
 
     def _written_by(self, call: ast.Call) -> Iterator[ast.expr]:
         opened = self.opened(call)
-        path = self.names.qualified(call.func) or ""
+        function = self.writers.catalogue.of(self.names.qualified(call.func))
         given: ast.expr | None = None
         if opened is not None:
             given = opened.path if opened.writes else None
-        elif path == "torch.save":
-            given = argument(call, 1, "f")
-        elif path in CHANGING:
-            given = argument(call, *CHANGING[path])
+        elif function is not None and function.does in ("saves", "changes"):
+            given = argument(call, *function.file) if function.file is not None else None
         else:
             writing = self.writers.of(call)
             yield from writing.names if writing is not None and not writing.command else ()

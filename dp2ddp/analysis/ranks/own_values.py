@@ -10,6 +10,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch
@@ -17,34 +18,8 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import ParsedProgram
 
-_OWN = frozenset(
-    "time.time time.time_ns time.strftime time.ctime time.asctime time.localtime time.gmtime datetime.datetime.now "
-    "datetime.datetime.today datetime.datetime.utcnow datetime.date.today uuid.uuid1 uuid.uuid4 os.getpid os.getppid "
-    "os.urandom socket.gethostname socket.getfqdn platform.node secrets.token_hex secrets.token_urlsafe "
-    "secrets.randbelow secrets.randbits".split()
-)
-#: What makes a name or a folder that stays; of other temporary files another rank's name is worth nothing.
-_STAYING = frozenset({"tempfile.mkdtemp", "tempfile.mktemp"})
-_PATH_MODULES = ("os.path.", "pathlib.", "shutil.", "glob.")
-_PATHS = frozenset("os.makedirs os.mkdir os.chdir os.listdir os.scandir os.walk os.remove os.rename os.replace".split())
-_PATH_AT = {
-    "builtins.open": (0, "file"),
-    "io.open": (0, "file"),
-    "torch.save": (1, "f"),
-    "torch.load": (0, "f"),
-    "torch.utils.tensorboard.SummaryWriter": (0, "log_dir"),
-    "torchvision.utils.save_image": (1, "fp"),
-    "logging.FileHandler": (0, "filename"),
-    "numpy.save": (0, "file"),
-    "numpy.load": (0, "file"),
-    "numpy.savez": (0, "file"),
-    "numpy.savetxt": (0, "fname"),
-    "matplotlib.pyplot.savefig": (0, "fname"),
-}
-_SEEDS = frozenset(
-    "random.seed random.Random numpy.random.seed numpy.random.default_rng numpy.random.RandomState torch.manual_seed "
-    "torch.cuda.manual_seed torch.cuda.manual_seed_all".split()
-)
+#: All that they are given is part of a path, or of a seed; others take it in one place.
+_TAKING_PATHS = frozenset({"asks", "lists", "changes", "paths", "seeds"})
 _METHODS = frozenset({"manual_seed", "savefig", "mkdir", "joinpath", "write_text", "to_csv"})
 _HOLDING = (ast.Name, ast.Attribute, ast.Subscript)
 _KEYWORDS = frozenset("seed random_state filename log_dir logdir save_dir out_dir output_dir run_dir".split())
@@ -66,12 +41,14 @@ class OwnValues:
     before: BeforeLaunch
     launches: Sequence[Launch]
     ingredients: Ingredients
+    catalogue: Catalogue
     shared: Collection[ast.Call]
     values: list[ast.expr] = field(default_factory=list)
     files: list[ast.expr] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        made = [c for c in self.source.calls if self.names.qualified(c.func) in _OWN or c in self.shared]
+        own = {c for c in self.source.calls if self.catalogue.does(self.names.qualified(c.func), "own")}
+        made = [c for c in self.source.calls if c in own or c in self.shared]
         if not made:
             return
         before = self.before.nodes(*self.launches)
@@ -95,20 +72,21 @@ class OwnValues:
         return self.ingredients.reached(ends, holding.union(made).difference(early))
 
     def _stays(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Call) and self.names.qualified(node.func) in _STAYING
+        made = self.catalogue.of(self.names.qualified(node.func)) if isinstance(node, ast.Call) else None
+        return made is not None and "stays" in made.marks
 
     # -- where values end ----------------------------------------------------------------------------------------------
 
     def _ends(self) -> Iterator[ast.expr]:
         """The expressions that are paths or seeds."""
         for call in self.source.calls:
-            path = self.names.qualified(call.func) or ""
-            place = _PATH_AT.get(path)
-            if place is not None:
-                given = argument(call, *place)
-                yield from [given] if given is not None else []
-            elif path in _PATHS | _SEEDS or path.startswith(_PATH_MODULES):
+            path = self.names.qualified(call.func)
+            function = self.catalogue.of(path)
+            if function is not None and function.does in _TAKING_PATHS:
                 yield from call.args
+            elif function is not None and function.file is not None:
+                given = argument(call, *function.file)
+                yield from [given] if given is not None else []
             elif not path and isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS:
                 yield from (call.func.value, *call.args)
             yield from (k.value for k in call.keywords if k.arg in _KEYWORDS)

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.files.opened import CHANGING
 from dp2ddp.convert.page.flow import ALONE, MACHINE, TOLD, Deed, Part
 from dp2ddp.convert.page.held import Held
 from dp2ddp.rewrite.edits import Edit, InsertBefore, ReplaceExpr, WrapStatement
@@ -54,16 +53,12 @@ class Deeds:
 
     def _target(self, call: ast.Call) -> str | None:
         """The file that a call writes or reads, as written."""
-        path = self.facts.names.qualified(call.func) or ""
+        function = self.facts.catalogue.of(self.facts.names.qualified(call.func))
         given: ast.expr | None = None
         opened = self.facts.files.opened(call)
         writing = self.facts.writers.of(call)
-        if path == "torch.save":
-            given = argument(call, 1, "f")
-        elif path in ("torch.load", "torch.jit.load"):
-            given = argument(call, 0, "f")
-        elif path in CHANGING:
-            given = argument(call, *CHANGING[path])
+        if function is not None and function.does in ("saves", "reads", "changes"):
+            given = argument(call, *function.file) if function.file is not None else None
         elif opened is not None:
             given = opened.path
         elif writing is not None and not writing.command and writing.names:
