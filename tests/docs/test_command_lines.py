@@ -93,7 +93,7 @@ def test_extras_exist() -> None:
     named = {
         name
         for text in _TEXTS.values()
-        for group in re.findall(r"dp2ddp\[([\w,]+)\]", text)
+        for group in re.findall(r"(?:dp2ddp|\"\.)\[([\w,]+)\]", text)
         for name in group.split(",")
     }
     assert named

@@ -194,6 +194,7 @@ def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
 
 
 def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     body = """
         import matplotlib
         matplotlib.use("agg")

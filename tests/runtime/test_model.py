@@ -24,6 +24,7 @@ from scenarios import SCENARIOS, Tensors, mlp, run_all
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
@@ -103,6 +104,35 @@ def ranks_agree(value: Any) -> Any:
     told = exchange("a test", value)
     assert all(part == told[0] for part in told)
     return told[0]
+
+
+class _Recomputed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.reentrant = nn.Linear(3, 4), nn.BatchNorm1d(4), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return checkpoint(self.norm, x, use_reentrant=self.reentrant) if x.requires_grad else self.norm(x)
+
+
+def _evaluate_after_recomputing(reentrant: bool) -> tuple[bool, list[float]]:
+    torch.manual_seed(0)
+    net = models.wrap_model(_Recomputed(reentrant))
+    x = torch.randn(8, 3) * 3
+    net(x).sum().backward()
+    net.eval()
+    with torch.no_grad():
+        wrapped = net(x)
+        plain = net.module(x)  # each rank by itself
+    return torch.equal(wrapped, plain), net.module.norm.running_mean.tolist()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_that_run_again_in_backward_leave_rank_0_s_statistics(ranks: RankPool, reentrant: bool) -> None:
+    first, second = ranks(2, _evaluate_after_recomputing, reentrant)
+    assert first == second
+    assert first[0]
 
 
 def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) -> None:

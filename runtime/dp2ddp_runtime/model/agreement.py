@@ -31,6 +31,7 @@ class Agreement:
         self.device_ids = [world.numbered_device().index] if world.device().type == "cuda" else []
         self._joined: dict[int, tuple[str, torch.Tensor]] = {}  # parameters that have rank 0's values, by id
         self._checked = False
+        self._trained = False  # whether the last forward did
         self._calls: collections.Counter[bool] = collections.Counter()  # by whether the module trains
         self._written: dict[str, None] = {}  # names of what a forward was seen to write into
         self._broadcast = Broadcast([])
@@ -68,8 +69,16 @@ class Agreement:
             self.join(model)
 
     @_disable_dynamo
-    def begin(self, model: nn.Module) -> dict[str, int]:
-        """Ahead of a forward: sums of all that it may write into, in calls that are looked through (1, 2, 4, ...)."""
+    def begin(self, model: nn.Module, holders: Mapping[nn.Module, Any]) -> dict[str, int]:
+        """Ahead of a forward: sums of all that it may write into, in calls that are looked through (1, 2, 4, ...).
+
+        Ahead of the first one that doesn't train, buffers become rank 0's once more: `torch.utils.checkpoint` has run
+        layers again in the backward pass, and BatchNorm has taken each rank's own rows into its statistics.
+        """
+        trains = any(inner.training for inner in holders)
+        if self._trained and not trains:
+            self._send(list(chain.from_iterable(holders.values())))
+        self._trained = trains
         self._calls[model.training] += 1
         calls = self._calls[model.training]
         if not self._checked and model.training and torch.is_grad_enabled():
@@ -94,6 +103,10 @@ class Agreement:
         found = [tensors[name].data for name in self._written if name in tensors]
         if any(inner.training for inner in holders):  # nn.DataParallel keeps its first replica's
             found += chain.from_iterable(holders.values())
+        self._send(found)
+
+    def _send(self, found: list[torch.Tensor]) -> None:
+        """Rank 0's values of these, to all ranks."""
         places = [(each.data_ptr(), each.numel()) for each in found]
         if places != self._places:
             self._places, self._broadcast = places, Broadcast(found)

@@ -192,7 +192,7 @@ class WrappedModel(DistributedDataParallel):
                 "each rank that has none; drop_last=True in the loader avoids that",
                 stacklevel=2,
             )
-        before = self._agreement.begin(self.module)
+        before = self._agreement.begin(self.module, replica.buffers)
         has_rows = world.rank() < call.chunks
         try:
             # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
