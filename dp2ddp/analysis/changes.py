@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
 # The methods of lists, dictionaries and configurations that only read.
-_READING = frozenset({*dir(str), *"copy get items keys values clone freeze dump dumps to_dict print_help".split()})
+_READING = frozenset(
+    {*dir(str), *"copy get _get_kwargs _get_args items keys values clone freeze dump dumps to_dict print_help".split()}
+)
 _WRITING = re.compile(
     "update|merge|parse|set|load|override|fill|apply|init|config|prepare|process|adjust|complete", re.IGNORECASE
 )

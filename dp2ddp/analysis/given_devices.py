@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dp2ddp.analysis.control.conditions import negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.launch.settings import DEVICES
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value, told, written
 
 if TYPE_CHECKING:
@@ -54,12 +55,23 @@ class _Case:
 def given_devices(facts: Facts, launch: Launch) -> Given:
     """The devices of the wraps in the program that is started."""
     cases = sorted(_cases(facts, launch), key=lambda case: (case.call.lineno, case.call.col_offset))
+    chosen = _made_visible_later(facts, launch)
+    if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
+        return Given(chosen)
     if cases and all(case.tests and case.is_known for case in cases):
         return Given(_by_condition(cases))
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
     others = [case for case in cases if not case.is_known or case.ids != ids]
     return Given(ids, others[-1].call if others else None, ids)
+
+
+def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is set to behind the launch, if it is set in any case and to what is known before."""
+    statement = dict(launch.late).get(DEVICES)
+    if not isinstance(statement, ast.Assign) or any(_all_terms(facts, launch, statement)):
+        return None
+    return written(facts, launch, statement.value)
 
 
 def _by_condition(cases: list[_Case]) -> str:

@@ -211,6 +211,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
         for kind, statement in launch.late:
+            if kind == DEVICES and given.device_ids is not None and "None" not in given.device_ids:
+                continue  # these alone are taken
             yield Note(self.id, facts.source.span(statement), *_LATE[kind])
         for call in launch.early[:1]:
             yield Note(

@@ -59,6 +59,7 @@ def test_devices_that_are_filled_in_too_late_are_not_given(way: str) -> None:
 @pytest.mark.parametrize(
     "between",
     [
+        "state = {k: v for k, v in args._get_kwargs()}; open(args.log, 'w').write(json.dumps(state))",
         "print(args)",
         "logger.info(args)",
         "json.dump(vars(args), log)",
@@ -267,3 +268,21 @@ def test_what_raises_is_no_condition(before: str) -> None:
 def test_the_condition_that_leaves_one_device_is_said_as_it_is() -> None:
     wrap = "net = nn.Linear(4, 2)\nif not args.plain:\n    net = nn.DataParallel(net)\n"
     assert "ddp.setup(device_ids=[0] if args.plain else None)\n" in converted(f"{_ARGS}{wrap}").new_text
+
+
+@pytest.mark.parametrize("value", ["args.gpu", "str(args.gpu)", "'2,3'"])
+def test_gpus_that_are_made_visible_behind_the_start_are_given(value: str) -> None:
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nos.environ['CUDA_VISIBLE_DEVICES'] = {value}\n"
+    several = "gpus = args.gpu.split(',')\nif len(gpus) > 1:\n    net = nn.DataParallel(net)\nelse:\n    "
+    for wrap in ("net = nn.DataParallel(net)\n", several + "net = nn.DataParallel(net, device_ids=[0])\n"):
+        result = converted(script + wrap)
+        assert f"ddp.setup(device_ids={value})\nnet = nn.Linear(4, 2)\n" in result.new_text
+        assert not result.notes
+
+
+@pytest.mark.parametrize("sets", ["if args.gpu: os.environ['{}'] = args.gpu", "os.environ['{}'] = pick(net)"])
+def test_gpus_that_are_not_known_at_the_start_are_noted(sets: str) -> None:
+    sets = sets.format("CUDA_VISIBLE_DEVICES")
+    result = converted(f"{_ARGS}net = nn.Linear(4, 2)\n{sets}\nnet = nn.DataParallel(net)\n")
+    assert "ddp.setup()" in result.new_text
+    assert "CUDA_VISIBLE_DEVICES is set after the processes have started" in result.notes[0].what
