@@ -109,6 +109,7 @@ class Running(NamedTuple):
         commands: what starts functions that were converted.
         vendored: whether the runtime was copied beside the scripts.
         starts: how many processes a start of each script means.
+        confused: whether torchrun would take one of the scripts' options for its own.
     """
 
     scripts: Sequence[str]
@@ -116,6 +117,22 @@ class Running(NamedTuple):
     commands: Sequence[str] = ()
     vendored: bool = False
     starts: Sequence[Starts] = ()
+    confused: bool = False
+
+
+# By `torchrun --help` of torch 2.13. Each may be written with `-` or `_`, so argparse takes what begins one of them for
+# an abbreviation that isn't clear, wherever it stands.
+_OF_TORCHRUN = (
+    "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts monitor-interval "
+    "start-method event-log-handler role module no-python run-path log-dir log-line-prefix-template logs-specs "
+    "redirects tee local-ranks-filter node-rank master-addr master-port local-addr numa-binding signals-to-handle"
+).split()
+
+
+def confuses_torchrun(text: str) -> bool:
+    """Whether a script's text has an option, such as `--log`, which torchrun takes for one of its own."""
+    options = {found.replace("_", "-") for found in re.findall(r"""["']--(\w[\w-]*)["']""", text)}
+    return any(name.startswith(option) and name != option for name in _OF_TORCHRUN for option in options)
 
 
 #: How to run a notebook that stays one.
@@ -133,15 +150,16 @@ def line_of(finding: Edit | Note, conversion: Conversion) -> str:
     return str(line if conversion.places is None else conversion.places.of(line))
 
 
-def steps(script: str, starts: Starts) -> Iterator[Step]:
-    """How to run a script that was converted."""
+def steps(script: str, starts: Starts, *, confused: bool = False) -> Iterator[Step]:
+    """How to run a script that was converted; `confused`: torchrun would take one of its options."""
     quoted = shlex.quote(script)
+    apart = "-- " if confused else ""
     yield Step(f"python {quoted}", starts.value)
     # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
     if starts is Starts.VISIBLE:
-        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {quoted}")
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}{quoted}")
     elif starts is Starts.GIVEN:
-        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {quoted}", "N: how many device_ids it has")
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {apart}{quoted}", "N: how many device_ids it has")
 
 
 def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
@@ -174,7 +192,7 @@ def how_to_run(running: Running) -> Iterator[str]:
             yield f"  Add {unwritten} to write {it}; then"
         for kind in dict.fromkeys(running.starts):
             first, *others = (each for each, its in zip(scripts, running.starts) if its is kind)
-            for step in steps(first, kind):
+            for step in steps(first, kind, confused=running.confused):
                 yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
             others = [shlex.quote(each) for each in others]
             if others:

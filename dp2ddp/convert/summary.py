@@ -11,7 +11,17 @@ from pathlib import PurePath
 from click import style
 
 from dp2ddp.convert.overview import IDLE, File, Project, Scripts
-from dp2ddp.convert.report import Running, Starts, count, how_to_run, how_to_run_commands, line_of, listed, starts
+from dp2ddp.convert.report import (
+    Running,
+    Starts,
+    confuses_torchrun,
+    count,
+    how_to_run,
+    how_to_run_commands,
+    line_of,
+    listed,
+    starts,
+)
 from dp2ddp.errors import BadInput
 from dp2ddp.rewrite.edits import Edit
 from dp2ddp.rules import rule
@@ -48,7 +58,9 @@ def _how_to_run_scripts(done: Scripts) -> Iterator[str]:
 
 def to_run(done: Scripts | Project) -> Running:
     """What there is to run; only where something changed."""
-    return _to_run_project(done) if isinstance(done, Project) else _to_run_scripts(done)
+    running = _to_run_project(done) if isinstance(done, Project) else _to_run_scripts(done)
+    files = done.files if isinstance(done, Project) else [*done.given, *done.others]
+    return running._replace(confused=any(confuses_torchrun(each.conversion.new_text) for each in files))
 
 
 def _starts(scripts: Sequence[File], files: Sequence[File]) -> tuple[Starts, ...]:

@@ -157,3 +157,12 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
     assert "Only noted:\n\n```python\nz\n```\n\nLeft alone (`--allow-ddp`):\n\n```python\nv\n```\n" in page
     shown = [click.unstyle(line) for line in rules_doc.rule_lines(Shown())]
     assert shown[-3:] == ["", "left alone with --allow-ddp:", "    v"]
+
+
+@pytest.mark.parametrize(
+    ("option", "apart"), [("--log", "-- "), ("--log_", "-- "), ("--master", "-- "), ("--lr", ""), ("--log-dir", "")]
+)
+def test_options_that_torchrun_would_take_are_kept_from_it(option: str, apart: str) -> None:
+    assert report.confuses_torchrun(f"parser.add_argument('{option}')") == bool(apart)
+    lines = [step.command for step in report.steps("t.py", report.Starts.VISIBLE, confused=bool(apart))]
+    assert lines[1] == f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}t.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -120,6 +121,37 @@ def test_it_converts_checks_and_vendors_without_torch(kind: str, built: dict[str
     refused = run("verify", "train.py")
     assert refused.returncode == 2
     assert refused.stderr == "dp2ddp: verify: torch is not installed; pip install torch\n"
+
+
+def _commands_of_the_readme() -> list[str]:
+    """What the README has its readers type for their own script: first to install, then the rest, in order."""
+    text = (fixture_data.ROOT / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    own = dict.fromkeys(" ".join(line.partition("  #")[0].split()) for line in lines if "dev.py" not in line)
+    return sorted(own, key=lambda line: not line.startswith("pip "))
+
+
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_readme_in_a_clean_environment(tmp_path: Path) -> None:
+    """As written, but for `pip`, which is uv's: it finds torch in its cache."""
+    uv = (sys.executable, "-m", "uv")
+    assert _call(*uv, "venv", "--python", sys.executable, tmp_path / "venv").returncode == 0
+    programs = tmp_path / "venv" / "bin"
+    (programs / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m uv pip "$@" --python {programs}/python\n')
+    (programs / "pip").chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    page = (fixture_data.ROOT / "docs" / "quickstart.md").read_text("utf-8")
+    (work / "train.py").write_text(page.partition("<!-- file: train.py -->\n```python\n")[2].partition("```")[0])
+    commands = _commands_of_the_readme()
+    assert len(commands) >= 7
+    for command in commands:
+        cwd = fixture_data.ROOT if command.startswith("pip ") else work
+        path = f'PATH="{programs}:$PATH" UV_COMPILE_BYTECODE=1'
+        done = _call("sh", "-c", f"export {path}; {command}", cwd=cwd)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    assert {each.name for each in work.iterdir()} >= {"train_ddp.py", "net.pt", "report.html"}
 
 
 def test_a_converted_script_runs_with_the_runtime_s_wheel_alone(built: dict[str, Path], tmp_path: Path) -> None:

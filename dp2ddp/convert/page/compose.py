@@ -174,7 +174,7 @@ def _running(summary: Summary, inputs: Sequence[str], *, changed: bool) -> tuple
             command = f"dp2ddp convert {shlex.join(inputs)} {running.unwritten}"
             steps.append(report.Step(command, "writes what is shown here; then", False))
         pairs = zip(running.scripts, running.starts)
-        steps += (step for script, starts in pairs for step in report.steps(script, starts))
+        steps += (step for script, starts in pairs for step in report.steps(script, starts, confused=running.confused))
     if running.scripts and not running.vendored:
         remarks.append(report.what_it_imports(len(running.scripts)))
     steps += report.steps_for_commands(running.commands)
