@@ -70,6 +70,20 @@ for epoch in range(2):
 """
 
 SCRIPTS = {
+    "a reentrant checkpoint, which calls backward in backward": (
+        """
+        from torch.utils.checkpoint import checkpoint
+        class Again(Net):
+            def encode(self, x):
+                x = self.features[0](x)
+                known = self.features[1:]
+                return self.norm(checkpoint(known, x, use_reentrant=True) if x.requires_grad else known(x))
+        net = nn.DataParallel(Again()).cuda()
+        """,
+        _STEP,
+        _EPOCHS,
+        'print("%.6f" % F.cross_entropy(net(x.cuda()), y.cuda()).item())\n',
+    ),
     "a part, and its checkpoint": (
         """
         net = Net()

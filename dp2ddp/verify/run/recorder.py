@@ -281,7 +281,8 @@ class Recorder:
 
     def _recording_backward(self, backward: Any) -> Any:
         def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_in_replica():  # each has a loss of its own, and rank 0 has its own alone
+            # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
+            if _is_in_replica() or torch._C._current_graph_task_id() != -1:
                 return backward(tensors, *args, **kwargs)
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             value = sum(float(tensor.detach().double().sum()) for tensor in given)

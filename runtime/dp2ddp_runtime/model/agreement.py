@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,8 @@ class Agreement:
         self._joined: dict[int, tuple[str, torch.Tensor]] = {}  # parameters that have rank 0's values, by id
         self._checked = False
         self._trained = False  # whether the last forward did
+        self._version = 0  # of the buffers, behind it
+        self._changes = False  # whether they were seen to change before the next one
         self._calls: collections.Counter[bool] = collections.Counter()  # by whether the module trains
         self._written: dict[str, None] = {}  # names of what a forward was seen to write into
         self._broadcast = Broadcast([])
@@ -72,15 +74,19 @@ class Agreement:
     def begin(self, model: nn.Module, holders: Mapping[nn.Module, Any]) -> dict[str, int]:
         """Ahead of a forward: sums of all that it may write into, in calls that are looked through (1, 2, 4, ...).
 
-        Ahead of the first one that doesn't train, buffers become rank 0's once more: `torch.utils.checkpoint` has run
-        layers again in the backward pass, and BatchNorm has taken each rank's own rows into its statistics.
+        Buffers become rank 0's once more where they have changed since the last forward: `torch.utils.checkpoint` runs
+        layers again in the backward pass, and BatchNorm takes each rank's own rows into its statistics.
         """
-        trains = any(inner.training for inner in holders)
-        if self._trained and not trains:
-            self._send(list(chain.from_iterable(holders.values())))
-        self._trained = trains
         self._calls[model.training] += 1
         calls = self._calls[model.training]
+        buffers = list(chain.from_iterable(holders.values()))
+        trains = any(inner.training for inner in holders)
+        if trains and self._trained and not calls & (calls - 1):
+            changed = exchange("buffers between two forwards", _version(buffers) != self._version)
+            self._changes = self._changes or any(changed)
+        if self._trained and (self._changes or not trains):
+            self._send(buffers)
+        self._trained = trains
         if not self._checked and model.training and torch.is_grad_enabled():
             self._checked = True
             _check_equal(model)
@@ -104,6 +110,7 @@ class Agreement:
         if any(inner.training for inner in holders):  # nn.DataParallel keeps its first replica's
             found += chain.from_iterable(holders.values())
         self._send(found)
+        self._version = _version(chain.from_iterable(holders.values()))
 
     def _send(self, found: list[torch.Tensor]) -> None:
         """Rank 0's values of these, to all ranks."""
@@ -111,6 +118,11 @@ class Agreement:
         if places != self._places:
             self._places, self._broadcast = places, Broadcast(found)
         self._broadcast.send()
+
+
+def _version(buffers: Iterable[torch.Tensor]) -> int:
+    """How often buffers were written into."""
+    return sum(each._version for each in buffers if not each.is_inference())
 
 
 def _check_equal(model: nn.Module) -> None:
