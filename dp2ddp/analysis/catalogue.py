@@ -46,7 +46,8 @@ class Catalogue:
     """
 
     def __init__(self, added: Iterable[str] = ()) -> None:
-        functions = {**dict(map(entry, added)), **_known()[0]}
+        own = dict(map(entry, added))
+        functions = {**own, **{name: function for name, function in _known()[0].items() if name not in own}}
         self._exact = {name: function for name, function in functions.items() if "*" not in name}
         self._patterns = [(name, function) for name, function in functions.items() if "*" in name]
         #: Methods that write a file, by the package that makes their objects.

@@ -57,8 +57,9 @@ def test_functions_are_found_by_their_names(path: str | None, does: str | None) 
 
 
 def test_what_the_user_adds_counts_first() -> None:
-    catalogue = Catalogue(["mylib.dump=writes 1:path native", "wandb.config=paths"])
+    catalogue = Catalogue(["mylib.dump=writes 1:path native", "wandb.config=paths", "numpy.save=reads"])
     assert catalogue.of("mylib.dump") == Function("writes", (1, "path"), 1, frozenset({"native"}))
     assert catalogue.does("wandb.config", "paths")
+    assert catalogue.does("numpy.save", "reads")
     assert catalogue.does("wandb.log", "reports")
     assert entry("h5py.Group=opens 0:name mode:3")[1].mode == 3
