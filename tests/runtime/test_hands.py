@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from starts import Warm, write
 
 
@@ -165,3 +166,69 @@ def test_children_can_not_meet(warm: Warm, tmp_path: Path) -> None:
     done = warm.start(write(tmp_path, body), cwd=tmp_path)
     wanted = "ddp.broadcast was called in a child process of rank 0: the ranks meet in their own\n"
     assert (done.returncode, done.stderr) == (0, wanted)
+
+
+_PROGRAM = """
+import sys
+with open(sys.argv[1]) as given, open(sys.argv[2], "w") as made:
+    made.write(given.read().upper())
+print("done")
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_path: Path, late: int) -> None:
+    """In a chosen folder they are rank 0's, by its name; elsewhere the other ranks get what the program wrote."""
+    (tmp_path / "upper.py").write_text(_PROGRAM)
+    body = f"""
+        import subprocess, sys
+        from tempfile import NamedTemporaryFile, TemporaryDirectory, mkstemp
+        ddp.setup()
+        os.mkdir("jar")
+        late = lambda: time.sleep(0.3 * (ddp.rank() == {late}))
+        found = []
+        # Named below the folder where the program starts, and read by a pipe (PTBTokenizer).
+        given = NamedTemporaryFile(mode="w", delete=False, dir="jar")
+        given.write("a cat")
+        given.close()
+        late()
+        name = os.path.basename(given.name)
+        piped = subprocess.Popen(["cat", name], cwd="jar", stdout=subprocess.PIPE)
+        found.append(piped.communicate()[0].decode())
+        late()
+        # Written by the program, read by the script (SPICE).
+        wanted = NamedTemporaryFile(delete=False, dir="jar")
+        wanted.close()
+        late()
+        subprocess.check_call([sys.executable, "upper.py", given.name, wanted.name], stdout=subprocess.DEVNULL)
+        found.append(open(wanted.name).read())
+        os.remove(wanted.name)
+        os.remove(given.name)
+        late()
+        # In the temporary folder each rank has its own.
+        with NamedTemporaryFile("w", suffix=".txt") as given, TemporaryDirectory() as folder:
+            given.write("own")
+            given.flush()
+            late()
+            os.system(f"{{sys.executable}} upper.py '{{given.name}}' '{{folder}}/out' > /dev/null")
+            found.append(open(f"{{folder}}/out").read())
+            said = subprocess.check_output([sys.executable, "upper.py", given.name, f"{{folder}}/out"], text=True)
+            found.append(said)
+        late()
+        with NamedTemporaryFile("w+", dir="jar") as given:
+            given.write("gone")
+            given.seek(0)
+            late()
+            found += [given.read(), subprocess.check_output(["cat", given.name], text=True)]
+        descriptor, name = mkstemp(dir="jar")
+        os.close(descriptor)
+        found.append(str(os.path.exists(name)))
+        os.remove(name)
+        NamedTemporaryFile(dir="jar")
+        late()
+        print(ddp.gather([" ".join(found)]), os.listdir("jar"))
+        """
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    wanted = "a cat A CAT OWN done\n gone gone True"
+    assert done.stdout == f"{[wanted] * 2} []\n"

@@ -36,14 +36,14 @@ _FOR_ITSELF = frozenset(
 #: Code that opens files for who calls it, of torch and of this runtime.
 _FOR_CALLER = (
     *(os.path.join(_TORCH, *name.split("/")) for name in ("serialization.py", "hub.py", "utils/tensorboard", "onnx")),
-    *(os.path.join(_RUNTIME, "rank_zero", name) for name in ("checkpoint.py", "doors.py")),
+    *(os.path.join(_RUNTIME, "rank_zero", name) for name in ("checkpoint.py", "doors.py", "temporary.py")),
 )
 #: Folders of code whose files are each rank's own, beside torch's (compilers' caches) and this runtime's.
 aside: list[str] = [_RUNTIME, _TORCH]
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/", sysconfig.get_path("stdlib") + os.sep)
 _CACHES = ("XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-_made: set[str] = set()  # temporary files and folders of this rank's own
+made: set[str] = set()  # temporary files and folders of this rank's own
 
 
 class Call(NamedTuple):
@@ -77,7 +77,7 @@ def call_of(name: str, paths: Iterable[Any], depth: int = 2) -> Call | None:
     who = _caller(sys._getframe(depth))
     if who == "itself":
         if name in ("os.mkdir", "os.open") and sys._getframe(depth).f_code.co_filename == tempfile.__file__:
-            _made.add(os.path.abspath(os.fsdecode(found[0])))
+            made.add(os.path.abspath(os.fsdecode(found[0])))
         return None
     if file_sync.store() is None and get_worker_info() is not None:  # a loader's worker
         return None
@@ -93,8 +93,8 @@ def is_own(path: str | bytes) -> bool:
     whole = os.path.abspath(os.fsdecode(path))
     if whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))):
         return True
-    while _made and len(whole) > 1:
-        if whole in _made:
+    while made and len(whole) > 1:
+        if whole in made:
             return True
         whole = os.path.dirname(whole)
     return False

@@ -23,103 +23,28 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import urllib.request
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from types import ModuleType
-from typing import IO, Any, Callable
+from typing import IO, Any, Callable, cast
 
 import torch
 
 from ..base import codec, world
 from ..base.location import here
 from ..ranks import file_sync
-from . import callsites, entries, errors, nowhere
+from . import callsites, entries, errors, nowhere, temporary
 from .callsites import Call, call_of, is_own
+from .disk_functions import DOORS, Door
 from .journal import Entry, Journal
 
 _real_open, _real_os_open, _real_stat = builtins.open, os.open, os.stat
 _journal: Journal | None = None
 _is_installed = False
 _handles = itertools.count()  # of files that rank 0 has opened
-
-
-@dataclass(frozen=True)
-class _Door:
-    """A function that touches the disk.
-
-    Args:
-        owner, name: where it is.
-        paths: where its arguments have the paths that it asks about or changes, which say whose the call is: places
-            and names.
-        asks: whether it changes nothing.
-        removes: whether others may still read what it changes.
-        encode, decode: what is told of an answer, and how it is made again.
-    """
-
-    owner: Any
-    name: str
-    paths: tuple[tuple[int, str], ...] = ()
-    asks: bool = False
-    removes: bool = False
-    encode: Callable[[Any], Any] = lambda made: made
-    decode: Callable[[Any], Any] = lambda told: told
-
-    def paths_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The paths of a call; None for one that it leaves to the function."""
-        return [args[place] if place < len(args) else kwargs.get(name) for place, name in self.paths]
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.owner.__name__}.{self.name}"
-
-
-def _as_stat(told: Any) -> os.stat_result:
-    return os.stat_result(*told)
-
-
-def _ran(done: Any) -> Any:
-    return [done.args, done.returncode, done.stdout, done.stderr]
-
-
-_PATH, _TO, _BOTH = ((0, "path"),), ((1, "dst"),), ((0, "src"), (1, "dst"))
-
-_DOORS = [
-    *(
-        _Door(os, name, _PATH, asks=True, encode=lambda made: made.__reduce__()[1], decode=_as_stat)
-        for name in ("stat", "lstat")
-    ),
-    *(_Door(os, name, _PATH, asks=True) for name in ("access", "listdir", "readlink")),
-    _Door(os, "scandir", _PATH, asks=True, encode=entries.listed, decode=entries.Entries),
-    _Door(os, "get_terminal_size", asks=True, encode=tuple, decode=os.terminal_size),
-    *(_Door(os, name, _PATH) for name in ("mkdir", "chmod", "utime")),
-    _Door(os, "makedirs", ((0, "name"),)),
-    *(_Door(os, name, _TO) for name in ("symlink", "link")),
-    *(_Door(os, name, _PATH, removes=True) for name in ("remove", "unlink", "rmdir", "truncate")),
-    _Door(os, "removedirs", ((0, "name"),), removes=True),
-    *(_Door(os, name, _BOTH, removes=True) for name in ("rename", "replace")),
-    _Door(os, "renames", ((0, "old"), (1, "new")), removes=True),
-    _Door(shutil, "rmtree", _PATH, removes=True),
-    _Door(shutil, "make_archive", ((0, "base_name"),), removes=True),
-    *(_Door(shutil, name, _TO, removes=True) for name in ("copy", "copy2", "copyfile", "copytree")),
-    _Door(shutil, "move", _BOTH, removes=True),
-    _Door(shutil, "unpack_archive", ((1, "extract_dir"),), removes=True),
-    *(
-        _Door(kind, name, ((place, "path"),), removes=True)
-        for kind in (zipfile.ZipFile, tarfile.TarFile)
-        for place, name in ((1, "extractall"), (2, "extract"))
-    ),
-    _Door(urllib.request, "urlretrieve", ((1, "filename"),), encode=lambda made: [made[0], None], decode=tuple),
-    _Door(torch.jit._script.RecursiveScriptModule, "save", ((1, "f"),), removes=True, encode=lambda made: None),
-    _Door(os, "system"),
-    _Door(subprocess, "call"),
-    _Door(subprocess, "run", encode=_ran, decode=lambda told: subprocess.CompletedProcess(*told)),
-]
 
 
 def install(store: Any, load: Any = None) -> None:
@@ -140,11 +65,15 @@ def install(store: Any, load: Any = None) -> None:
     private: Any = tempfile
     private._sanitize_params = _among_temporary_files(private._sanitize_params)
     made: dict[int, Any] = {}
-    for door in _DOORS:
+    for door in DOORS:
         real = getattr(door.owner, door.name)
         made[id(real)] = _through(door, real)
         setattr(door.owner, door.name, made[id(real)])
     made[id(_real_open)], made[id(_real_os_open)] = open_file, _open_descriptor
+    made[id(tempfile.mkstemp)] = _mkstemp
+    made[id(tempfile.NamedTemporaryFile)] = temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)
+    tempfile.mkstemp = _mkstemp  # type: ignore[assignment]
+    tempfile.NamedTemporaryFile = made[id(tempfile.NamedTemporaryFile)]
     builtins.open = io.open = open_file  # type: ignore[assignment]
     os.open = _open_descriptor
     made[id(torch.load)] = load or torch.load
@@ -179,6 +108,32 @@ def _among_temporary_files(real: Any) -> Any:
     return sanitized
 
 
+_real_mkstemp = tempfile.mkstemp
+
+
+def _made_in(suffix: Any, prefix: Any, dir: Any, text: bool = False) -> tuple[int, str] | None:
+    """A temporary file of rank 0's in a folder that the script chose: a descriptor that leads nowhere on the others.
+
+    None if it is a rank's own.
+    """
+    call = call_of("tempfile.mkstemp", [dir], 3)
+    if call is None or not call.shared:
+        return None
+    real = functools.partial(_real_mkstemp, suffix, prefix, dir, text)
+    found = _through_call(Door(tempfile, "mkstemp", encode=lambda made: made[1]), call, real)
+    if world.is_main() or found is None:
+        return cast("tuple[int, str] | None", found)
+    with tempfile.TemporaryFile() as private:
+        return os.dup(private.fileno()), found
+
+
+@functools.wraps(_real_mkstemp)
+def _mkstemp(suffix: Any = None, prefix: Any = None, dir: Any = None, text: bool = False) -> tuple[int, str]:
+    """`tempfile.mkstemp`."""
+    found = None if dir is None else _made_in(suffix, prefix, dir, text)
+    return _real_mkstemp(suffix, prefix, dir, text) if found is None else found
+
+
 def end() -> None:
     """Tell what is left to tell; the store goes."""
     global _journal
@@ -205,11 +160,11 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
     place = here()
     overwrites = isinstance(path, (str, os.PathLike))
     about = zlib.crc32(os.fsencode(path)) if overwrites else 0
-    door = _Door(os, what, removes=overwrites and _is_there(path), encode=lambda made: None)
+    door = Door(os, what, removes=overwrites and _is_there(path), encode=lambda made: None)
     return _through_call(door, Call(True, f"{what} {place.line} {place.stack}", about, place.line), real)
 
 
-def _through(door: _Door, real: Any) -> Any:
+def _through(door: Door, real: Any) -> Any:
     """What stands in a function's place."""
 
     @functools.wraps(real)
@@ -223,7 +178,8 @@ def _through(door: _Door, real: Any) -> Any:
         if not call.shared:
             return real(*args, **kwargs) if door.asks or file_sync.writes() else None
         check = bool(kwargs.pop("check", False)) and door.owner is subprocess
-        made = _through_call(door, call, functools.partial(real, *args, **kwargs))
+        told = _with_its_files(door, args, kwargs) if door.starts else door
+        made = _through_call(told, call, functools.partial(real, *args, **kwargs))
         if not world.is_main() and door.name in ("rename", "renames", "replace", "move") and is_own(paths[0]):
             _drop(paths[0])
         if check:
@@ -234,7 +190,20 @@ def _through(door: _Door, real: Any) -> Any:
     return function
 
 
-def _through_call(door: _Door, call: Call, real: Callable[[], Any]) -> Any:
+def _with_its_files(door: Door, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Door:
+    """The door, for a program that is told to write to the rank's own files: what it writes there is told, too."""
+    command = args[0] if args else kwargs.get("args", kwargs.get("command", ""))
+    own = temporary.in_command(command, [kwargs.get("stdout"), kwargs.get("stderr")], callsites.made)
+    before = temporary.seen(own) if world.is_main() else {}
+
+    def decode(told: Any) -> Any:
+        temporary.write(own, told[1])
+        return door.decode(told[0])
+
+    return replace(door, encode=lambda made: [door.encode(made), temporary.changed(own, before)], decode=decode)
+
+
+def _through_call(door: Door, call: Call, real: Callable[[], Any]) -> Any:
     """Rank 0 does it and tells; the others hear of it."""
     journal = _journal
     assert journal is not None
@@ -350,7 +319,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
     if call is None or not (call.shared or (writes and not file_sync.writes())):
         return real()
     if call.shared:
-        door = _Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), encode=lambda made: None)
+        door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), encode=lambda made: None)
         found = _through_call(door, call, real)
         if world.is_main():
             return int(found)
@@ -372,7 +341,7 @@ def _saving(real: Any) -> Any:
         if call is None or (not call.shared and file_sync.writes()):
             real(obj, f, *args, **kwargs)
         elif call.shared:
-            door = _Door(torch, "save", removes=_is_there(f))
+            door = Door(torch, "save", removes=_is_there(f))
             _through_call(door, call, lambda: real(obj, f, *args, **kwargs))
 
     return save

@@ -1,0 +1,144 @@
+"""Temporary files: a rank's own, but for those in a folder that the script chose, and for what a program writes there.
+
+- `tempfile.NamedTemporaryFile()` and the others give each rank its own file.
+- With `dir=` it is rank 0's, under rank 0's name, as any other file in that folder is: a program of rank 0 finds it.
+- What a program of rank 0 wrote into rank 0's own files is written into the other ranks' as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Callable
+
+from ..base import world
+from ..ranks import file_sync
+
+#: What `_within` finds of a file: its time of change, in nanoseconds, and its size, in bytes.
+Seen = dict[tuple[int, str], tuple[int, int]]
+
+_Wrapper: Any = tempfile._TemporaryFileWrapper
+_END_OF_NAME = "[^\0\\s\"';|&<>,]*"
+
+
+class Named(_Wrapper):  # type: ignore[misc]
+    """What `tempfile.NamedTemporaryFile` gives, for a file that rank 0 removes when all ranks have closed it.
+
+    Args:
+        file, name: as there.
+        removed: when: at "close", at the "exit" of its `with` block, or "".
+    """
+
+    def __init__(self, file: IO[Any], name: str, removed: str) -> None:
+        super().__init__(file, name, delete=False)
+        self._removal = weakref.finalize(self, _forget, name) if removed else None
+        self._removed = removed
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+        if self._removed == "close":
+            self._remove()
+
+    def __exit__(self, *error: Any) -> None:
+        self.file.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._removal is not None and self._removal.detach():
+            os.remove(self.name)
+
+
+def _forget(name: str) -> None:
+    """Remove a file that was dropped without being closed: the others don't wait, as nobody knows when that is."""
+    if world.is_main():
+        with suppress(OSError), file_sync.alone("own"):
+            os.remove(name)
+
+
+def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callable[..., IO[Any]]) -> Any:
+    """What stands in the place of `tempfile.NamedTemporaryFile`.
+
+    Args:
+        make: makes the file, as `tempfile.mkstemp`, on rank 0; its name on every rank. None if it is a rank's own.
+        opened: `open`.
+    """
+
+    @functools.wraps(real)
+    def function(
+        mode: str = "w+b",
+        buffering: int = -1,
+        encoding: str | None = None,
+        newline: str | None = None,
+        suffix: Any = None,
+        prefix: Any = None,
+        dir: Any = None,
+        delete: bool = True,
+        *,
+        errors: str | None = None,
+        **more: Any,
+    ) -> Any:
+        made = None if dir is None else make(suffix, prefix, dir)
+        if made is None:
+            return real(mode, buffering, encoding, newline, suffix, prefix, dir, delete, errors=errors, **more)
+        os.close(made[0])
+        file = opened(made[1], mode, buffering, encoding, errors, newline)
+        return Named(file, made[1], "" if not delete else "close" if more.get("delete_on_close", True) else "exit")
+
+    return function
+
+
+def in_command(command: Any, handles: Iterable[Any], own: set[str]) -> list[str]:
+    """The temporary files and folders of this rank's own that a command names, in its order.
+
+    Args:
+        command: the text, or its words.
+        handles: what its output goes to.
+        own: what this rank has made.
+    """
+    words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
+    names = [getattr(handle, "name", "") for handle in handles]
+    text = "\0".join(os.fsdecode(word) for word in [*words, *names] if isinstance(word, (str, bytes, os.PathLike)))
+    if not own or not text:
+        return []
+    return re.findall(f"(?:{'|'.join(map(re.escape, own))}){_END_OF_NAME}", text)
+
+
+def seen(paths: list[str]) -> Seen:
+    """The files that are there now."""
+    return {(i, inner): _state(path, inner) for i, path in enumerate(paths) for inner in _within(path)}
+
+
+def changed(paths: list[str], before: Seen) -> list[tuple[int, str, bytes]]:
+    """What was written since `before`: which path, the name below it if that is a folder, and the content."""
+    now = seen(paths)
+    return [
+        (i, inner, Path(paths[i], inner).read_bytes()) for (i, inner), at in now.items() if before.get((i, inner)) != at
+    ]
+
+
+def write(paths: list[str], contents: Iterable[tuple[int, str, bytes]]) -> None:
+    """Write what another rank's files have got into this one's."""
+    with file_sync.alone("own"):
+        for i, inner, content in contents:
+            path = Path(paths[i], inner)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def _state(path: str, inner: str) -> tuple[int, int]:
+    found = os.stat(os.path.join(path, inner) if inner else path)
+    return found.st_mtime_ns, found.st_size
+
+
+def _within(path: str) -> Iterator[str]:
+    if os.path.isfile(path):
+        yield ""
+    for at, _, names in os.walk(path):
+        yield from (os.path.relpath(os.path.join(at, name), path) for name in names)
