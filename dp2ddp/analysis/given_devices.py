@@ -35,18 +35,20 @@ class Given:
         device_ids: as they are written there; None for all devices.
         untold: a wrap whose `device_ids` are others, or not known there.
         instead: what is used for that wrap; None for all devices.
+        are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
     """
 
     device_ids: str | None
-    untold: ast.Call | None = None
+    untold: ast.Call | ast.Assign | None = None
     instead: str | None = None
+    are_chosen: bool = False
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A wrap: its `device_ids` (None for all devices), and the conditions under which it is reached."""
+    """A wrap, or where devices are made visible: its `device_ids` (None for all devices), and when it is reached."""
 
-    call: ast.Call
+    call: ast.Call | ast.Assign
     ids: str | None
     is_known: bool
     tests: tuple[str, ...]
@@ -57,28 +59,37 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     cases = sorted(_cases(facts, launch), key=lambda case: (case.call.lineno, case.call.col_offset))
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
-        return Given(chosen)
+        return Given(chosen, are_chosen=True)
     if cases and all(case.tests and case.is_known for case in cases):
-        return Given(_by_condition(cases))
+        ids = _by_condition(cases, _ONE_PROCESS)
+        return Given(ids, are_chosen=ids is not None and "None" not in ids)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
     others = [case for case in cases if not case.is_known or case.ids != ids]
-    return Given(ids, others[-1].call if others else None, ids)
+    return Given(ids, others[-1].call if others else None, ids, are_chosen=ids is not None)
 
 
 def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is set to behind the launch, if it is set in any case and to what is known before."""
-    statement = dict(launch.late).get(DEVICES)
-    if not isinstance(statement, ast.Assign) or any(_all_terms(facts, launch, statement)):
-        return None
-    return written(facts, launch, statement.value)
+    """What CUDA_VISIBLE_DEVICES is set to behind the launch, if that, and when it is set, is known before."""
+    cases = []
+    for node in (node for kind, node in launch.late if kind == DEVICES):
+        if not isinstance(node, ast.Assign):
+            return None
+        ids = written(facts, launch, node.value)
+        asked = [(test, told(facts, launch, test, node.value)) for test in _all_terms(facts, launch, node)]
+        tests = [there for test, there in asked if there is None or not _is_true_anyway(facts, test, there, None)]
+        if ids is None or not all(test is not None and _is_plain(facts, test) for test in tests):
+            return None
+        texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
+        cases.append(_Case(node, ids, True, texts))
+    # The last one that is reached counts.
+    return _by_condition(cases[::-1], None) if cases else None
 
 
-def _by_condition(cases: list[_Case]) -> str:
-    """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and one process where none is."""
+def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
+    """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and others where none is."""
     found: dict[str | None, list[str]] = {}
     passed: set[str] = set()  # what isn't true any more behind the `else`
-    otherwise: str | None = _ONE_PROCESS
     for case in cases:
         is_next = case.ids not in found or case.ids == [*found][-1]
         tests = [test for test in case.tests if test not in passed or not is_next]
@@ -90,8 +101,12 @@ def _by_condition(cases: list[_Case]) -> str:
             found[case.ids].append(text)
         if len(tests) == 1:
             passed.add(ast.unparse(negated(ast.parse(tests[0], mode="eval").body)))
+    if {otherwise, *found} == {otherwise}:
+        return otherwise
     if [*found] == [None] and len(found[None]) == 1 and found[None][0].startswith("not ") and otherwise is not None:
         return f"{otherwise} if {found[None][0][len('not ') :]} else None"
+    if otherwise is None and [[each] for each in found] == [*found.values()]:
+        return f"{next(iter(found))} or None"
     return "".join(f"{ids} if {' or '.join(tests)} else " for ids, tests in found.items()) + str(otherwise)
 
 

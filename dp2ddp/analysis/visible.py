@@ -54,6 +54,8 @@ class _Told:
         counted = _counted(self._facts, node)
         if counted is not None:
             return ast.parse(counted, mode="eval").body
+        if not self._facts.launch_finder.effects.repeats(node):
+            return None
         if visible(self._facts, self._launch, node):
             return node
         parts = {place: self._followed(part) for part, place in _unseen(self._facts, self._launch, node)}

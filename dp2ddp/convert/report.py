@@ -14,6 +14,7 @@ from click import style
 
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note
+from dp2ddp.rules.launch import NARROWED
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
@@ -87,16 +88,21 @@ class Starts(Enum):
 
     VISIBLE = "one process on each visible GPU of this machine"
     GIVEN = "one process on each GPU of its device_ids"
+    ASKED = "one process on each GPU that its ddp.setup() is given, as its arguments decide"
+    NARROWED = "one process on each GPU that it makes visible"
     BESIDE = "its DataParallel branch, one process on each GPU; its own distributed training starts as before"
 
 
 def starts(edits: Iterable[Edit]) -> Starts | None:
     """What the edits that put `ddp.setup(...)` into scripts say; None where there are none."""
-    lines = " ".join(line for edit in edits if isinstance(edit, InsertBefore) for line in edit.lines)
+    found = [edit for edit in edits if isinstance(edit, InsertBefore)]
+    lines = " ".join(line for edit in found for line in edit.lines)
     if "beside_ddp=True" in lines:
         return Starts.BESIDE
     if "ddp.setup(device_ids=" in lines:
-        return Starts.GIVEN
+        return Starts.ASKED if re.search(r"device_ids=[^)]*( if | or None)", lines) else Starts.GIVEN
+    if any(edit.reason.startswith(NARROWED) for edit in found):
+        return Starts.NARROWED
     return Starts.VISIBLE if "ddp.setup(" in lines else None
 
 
@@ -158,8 +164,9 @@ def steps(script: str, starts: Starts, *, confused: bool = False) -> Iterator[St
     # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
     if starts is Starts.VISIBLE:
         yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}{quoted}")
-    elif starts is Starts.GIVEN:
-        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {apart}{quoted}", "N: how many device_ids it has")
+    elif starts is not Starts.BESIDE:
+        which = {Starts.GIVEN: "device_ids it has", Starts.NARROWED: "GPUs it makes visible", Starts.ASKED: "these are"}
+        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {apart}{quoted}", f"N: how many {which[starts]}")
 
 
 def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:

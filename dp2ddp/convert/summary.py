@@ -153,7 +153,7 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
         (f"{file.name}:{line_of(edit, file.conversion)}", edit) for file in changed for edit in file.conversion.edits
     ]
     for place, edit in sorted(edits, key=lambda each: each[1].rule):
-        by_effect[_effect(edit.rule)].append((place, edit))
+        by_effect[_effect(edit)].append((place, edit))
     for effect, found in by_effect.items():
         yield f"{len(found):5}  {effect}"
         # The same said twice for one line of source is said once.
@@ -162,9 +162,9 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
             yield f"         {style(place, dim=True)}  {style(rule_id, fg='cyan')}  {reason}"
 
 
-def _effect(rule_id: str) -> str:
-    found = rule(rule_id)
-    return found.effect if found else rule_id
+def _effect(edit: Edit) -> str:
+    found = rule(edit.rule)
+    return found.effect_of(edit) if found else edit.rule
 
 
 def _notes(files: Sequence[File], *, verbose: bool) -> Iterator[str]:

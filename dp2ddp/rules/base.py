@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from dp2ddp.rewrite.edits import Finding
+from dp2ddp.rewrite.edits import Edit, Finding
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -109,6 +109,10 @@ class Rule(ABC):
     @abstractmethod
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         """The edits and notes that this rule asks for, in the order of the source."""
+
+    def effect_of(self, edit: Edit) -> str:
+        """What an edit makes of the script, where that isn't the same for all of them."""
+        return self.effect
 
     def wrap_keywords(self, facts: Facts, options: Options) -> dict[str, str]:
         """The keyword arguments (name and source) that this rule adds to every `ddp.wrap_model(...)`."""

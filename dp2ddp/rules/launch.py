@@ -12,6 +12,8 @@ from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
+#: Why `ddp.setup()` is there, below the script's own choice of GPUs.
+NARROWED = "starts one process on each GPU that the script makes visible"
 # What should come before the processes start, and doesn't: what follows from it, and what to do.
 _LATE = {
     ARGUMENTS: (
@@ -23,6 +25,17 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
+# What writes before they start: the same.
+_EARLY = (
+    "every process that torchrun starts copies this file by itself, before `ddp.setup()`, which has to know the "
+    "arguments; one may read what another is writing",
+    "start the script by `python` once, which copies it before there are others",
+)
+_EARLY_BESIDE = (
+    "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether the script "
+    "sets up DDP itself; one may read what another is writing",
+    "move it below `ddp.setup()`, or decide on DDP above it",
+)
 
 
 class LaunchRule(Rule):
@@ -196,12 +209,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         lines = [f"ddp.setup({', '.join(arguments)})"]
         if launch.test is not None:
             lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
-        yield InsertBefore(
-            self.id,
-            facts.source.span(launch.statement),
-            "starts one process per device, before anything that all of them have to do alike",
-            lines,
-        )
+        which = NARROWED if launch.narrowed else "starts one process per device"
+        reason = f"{which}, before anything that all of them have to do alike"
+        yield InsertBefore(self.id, facts.source.span(launch.statement), reason, lines)
         if given.untold is not None:
             yield Note(
                 self.id,
@@ -210,18 +220,11 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
-        for kind, statement in launch.late:
-            if kind == DEVICES and given.device_ids is not None and "None" not in given.device_ids:
-                continue  # these alone are taken
-            yield Note(self.id, facts.source.span(statement), *_LATE[kind])
+        for kind, node in reversed({kind: node for kind, node in reversed(launch.late)}.items()):
+            if kind == ARGUMENTS or not given.are_chosen:
+                yield Note(self.id, facts.source.span(node), *_LATE[kind])
         for call in launch.early[:1]:
-            yield Note(
-                self.id,
-                facts.source.span(call),
-                "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether "
-                "the script sets up DDP itself; one may read what another is writing",
-                "move it below `ddp.setup()`, or decide on DDP above it",
-            )
+            yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
             yield self._may_exist(facts, call)
 

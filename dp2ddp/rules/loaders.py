@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.control.loops import is_path
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles.libraries import loads_whole_batches
-from dp2ddp.rewrite.edits import Finding, InsertAfter, ReplaceExpr
+from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its share of every batch; the batches stay the original's"
@@ -105,6 +105,12 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             span = facts.source.span(iterated)
             reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
             yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})
+
+    def effect_of(self, edit: Edit) -> str:
+        """What becomes of a loader."""
+        return (
+            "loads whole batches in each process, which computes on its share" if edit.reason == _WHOLE else self.effect
+        )
 
     def _sharded(self, facts: Facts, site: ast.Call) -> Finding:
         """A call of several lines stays as it is, with a line behind it: around it, its lines would hang in the air."""

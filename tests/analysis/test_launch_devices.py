@@ -280,9 +280,81 @@ def test_gpus_that_are_made_visible_behind_the_start_are_given(value: str) -> No
         assert not result.notes
 
 
-@pytest.mark.parametrize("sets", ["if args.gpu: os.environ['{}'] = args.gpu", "os.environ['{}'] = pick(net)"])
+CHOSEN = {
+    "where one is asked for": ("if args.gpu: os.environ['{}'] = args.gpu", "args.gpu or None"),
+    "where there are GPUs": ("if torch.cuda.is_available(): os.environ['{}'] = '0,1'", "'0,1'"),
+    "one or the other": (
+        "if args.a: os.environ['{}'] = '0'\nelse: os.environ['{}'] = args.b",
+        "args.b if not args.a else '0'",
+    ),
+    "the last one": ("os.environ['{}'] = '0,1'\nif args.a: os.environ['{}'] = args.b", "args.b if args.a else '0,1'"),
+    "in a function": (
+        "def pick(gpu):\n    if gpu is not None: os.environ['{}'] = gpu\npick(args.gpu)",
+        "args.gpu if args.gpu is not None else None",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", CHOSEN)
+def test_gpus_that_are_made_visible_on_a_condition_are_given_on_it(way: str) -> None:
+    sets, ids = CHOSEN[way]
+    script = f"{_ARGS}net = nn.Linear(4, 2)\n{sets.replace('{}', 'CUDA_VISIBLE_DEVICES')}\nnet = nn.DataParallel(net)\n"
+    result = converted(script)
+    assert f"ddp.setup(device_ids={ids})\nnet = nn.Linear" in result.new_text
+    assert not result.notes
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "if net.ok(): os.environ['{}'] = args.gpu",
+        "os.environ['{}'] = pick(net)",
+        "if args.x: os.environ['{}'] = pick()",
+    ],
+)
 def test_gpus_that_are_not_known_at_the_start_are_noted(sets: str) -> None:
     sets = sets.format("CUDA_VISIBLE_DEVICES")
     result = converted(f"{_ARGS}net = nn.Linear(4, 2)\n{sets}\nnet = nn.DataParallel(net)\n")
     assert "ddp.setup()" in result.new_text
     assert "CUDA_VISIBLE_DEVICES is set after the processes have started" in result.notes[0].what
+
+
+# What a function does besides giving the devices; where it may be called once more.
+DOING = {
+    "return [int(i) for i in args.gpus.split(',')]": True,
+    "return read(open('gpus.txt').read()) if args.gpus is None else args.gpus": False,
+    "print(args)\n    return args.gpus": False,
+    "args.gpus = args.gpus.split(',')\n    return args.gpus": False,
+    "return query_free_gpus()": False,
+    "return args.get('gpus')": True,
+}
+
+
+@pytest.mark.parametrize("body", DOING)
+def test_a_function_that_does_more_than_reading_is_not_called_once_more(body: str) -> None:
+    for wrap in ("nn.DataParallel(net, device_ids=gpus())", "ids = gpus()\nnet = nn.DataParallel(net, device_ids=ids)"):
+        result = converted(f"{_ARGS}def gpus():\n    {body}\nnet = nn.Linear(4, 2)\n{wrap}\n")
+        assert ("ddp.setup(device_ids=gpus())\n" in result.new_text) == DOING[body]
+        assert ("ddp.setup()\n" in result.new_text) != DOING[body]
+
+
+def test_settings_that_copy_a_missing_file_first_come_before_the_start() -> None:
+    script = """
+        import shutil
+        def load():
+            args = argparse.ArgumentParser().parse_args()
+            {}
+            args.gpus = args.gpus.split(',')
+            return args
+        def main():
+            args = load()
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(args.gpus)
+            net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)
+        main()
+        """
+    result = converted(script.format("if not os.path.exists('c.yml'): shutil.copyfile('c.example', 'c.yml')"))
+    assert '",".join(args.gpus)\n    ddp.setup(device_ids=args.gpus)\n' in result.new_text
+    assert [note.what[:40] for note in result.notes] == ["every process that torchrun starts copies"[:40]]
+    result = converted(script.format("shutil.copyfile('c.example', 'c.yml')"))
+    assert "ddp.setup()\n    args = load()\n" in result.new_text
+    assert any("`--help` starts all of them" in note.what for note in result.notes)

@@ -11,10 +11,10 @@ from dp2ddp import rules_doc
 from dp2ddp.command import terminal
 from dp2ddp.convert import report
 from dp2ddp.convert.overview import File, Scripts
-from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.convert.summary import scripts_lines
 from dp2ddp.rewrite.edits import Note, RemoveStatement
-from dp2ddp.rules import Example, Rule
+from dp2ddp.rules import Example, Options, Rule
 from dp2ddp.source.spans import Span
 
 NO_NEWLINE = "\\ No newline at end of file\n"
@@ -166,3 +166,35 @@ def test_options_that_torchrun_would_take_are_kept_from_it(option: str, apart: s
     assert report.confuses_torchrun(f"parser.add_argument('{option}')") == bool(apart)
     lines = [step.command for step in report.steps("t.py", report.Starts.VISIBLE, confused=bool(apart))]
     assert lines[1] == f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}t.py"
+
+
+_NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
+# What a script does about its GPUs, and what is said of its start.
+STARTS = {
+    _NET: ("one process on each visible GPU of this machine", "=gpu"),
+    f"if args.many: {_NET}": ("one process on each GPU that its ddp.setup() is given, as its arguments decide", "=N"),
+    f"os.environ['CUDA_VISIBLE_DEVICES'] = args.gpu\n{_NET}": ("one process on each GPU that it makes visible", "=N"),
+    "net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.ids)\n": (
+        "one process on each GPU of its device_ids",
+        "=N",
+    ),
+}
+
+
+@pytest.mark.parametrize("script", STARTS)
+def test_how_many_processes_start_is_said_as_it_is(script: str) -> None:
+    head = "import argparse, os\nimport torch.nn as nn\nargs = argparse.ArgumentParser().parse_args()\n"
+    kind = report.starts(convert_source(head + script, "t.py", Options()).edits)
+    assert kind is not None
+    first, second = report.steps("t.py", kind)
+    assert (first.what, f"--nproc-per-node{STARTS[script][1]} " in second.command) == (STARTS[script][0], True)
+
+
+def test_what_each_process_loads_is_said_as_it_is(printed: Printed) -> None:
+    script = (
+        "import torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data, collate\n"
+        f"{_NET}for x in DataLoader(data, 4):\n    net(x)\nfor x in DataLoader(data, 4, collate_fn=collate):\n    net(x)\n"
+    )
+    lines = printed(convert_source(script, "t.py", Options()))
+    assert "    1  splits batches over the processes" in lines
+    assert "    1  loads whole batches in each process, which computes on its share" in lines

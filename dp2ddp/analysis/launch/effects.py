@@ -111,6 +111,16 @@ class Effects:
         """Whether the calls in an expression have no effect that shows."""
         return all(self._inert_call(n) for n in ast.walk(node) if isinstance(n, ast.Call))
 
+    def repeats(self, node: ast.AST) -> bool:
+        """Whether an expression may be written a second time: it only reads, functions of the script's included."""
+        parts = list(self.runs(node))
+        calls = (part for part in parts if isinstance(part, ast.Call))
+        kept = (part for part in parts if isinstance(part, (ast.Attribute, ast.Subscript, ast.Global)))
+        return all(isinstance(getattr(part, "ctx", None), ast.Load) for part in kept) and all(
+            self._inert_call(call) or _GETS.fullmatch(ast.unparse(call.func)) or self.resolver.functions_called(call)
+            for call in calls
+        )
+
     def _inert_call(self, call: ast.Call) -> bool:
         path = self.names.qualified(call.func) or ""
         if any(self.resolver.holds(argument, Wrapper) for argument in given_to(call)):
@@ -174,6 +184,8 @@ _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
     "warnings.simplefilter socket.gethostname getpass.getuser".split()
 )
+# A method of a configuration, by its name.
+_GETS = re.compile(r"[\w.]+\.get\w*")
 # What there is to train on: `torch.mps.is_available()`, `torch.backends.mps.is_built()`.
 ASKS_TORCH = re.compile(r"torch\.[\w.]+\.(is_available|is_built|device_count|current_accelerator)")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.effects import Effects
-from dp2ddp.analysis.launch.settings import Settings
+from dp2ddp.analysis.launch.settings import DEVICES, Settings
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
 from dp2ddp.source.nodes import given_to, is_main_guard
@@ -24,8 +24,9 @@ class Launch:
         entry: the module that is started.
         statement: setup goes right before it; None where nothing in the module has an effect.
         visible: the names that are bound there.
-        late: what should have come before it and doesn't, the first statement for each of `settings.ARGUMENTS` (parsed)
-            and `settings.DEVICES` (chosen).
+        late: what should have come before it and doesn't: what parses `settings.ARGUMENTS`, what chooses
+            `settings.DEVICES`, in the order of the text.
+        narrowed: whether the script chooses devices before it.
         folders: calls that make folders, before it, and that must not mind another process being faster.
         early: calls that write files before it, in each process.
         test: under which the processes start, beside the script's own DistributedDataParallel; None for always.
@@ -34,7 +35,8 @@ class Launch:
     entry: ast.Module
     statement: ast.stmt | None
     visible: frozenset[str]
-    late: Sequence[tuple[str, ast.stmt]] = ()
+    late: Sequence[tuple[str, ast.AST]] = ()
+    narrowed: bool = False
     folders: Sequence[ast.Call] = ()
     early: Sequence[ast.Call] = ()
     test: str | None = None
@@ -136,8 +138,10 @@ class LaunchFinder:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
         chosen = next((number for number in self._from(steps, chosen) if known(_at(entry, steps[number]))), chosen)
-        folders = self.settings.folders(*(part for step in steps[first:chosen] for part in step.parts))
-        return replace(_at(entry, steps[chosen]), late=late, folders=folders)
+        before = [part for step in steps[:chosen] for part in step.parts]
+        folders, copies = self.settings.folders(*before), self.settings.copies(*before)
+        narrowed = DEVICES in self.settings.settles(*before)
+        return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=copies, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
         """The places from a chosen one on, as far as every process may go by itself."""
@@ -149,24 +153,25 @@ class LaunchFinder:
             if self.settings.makes_unknown(*parts):
                 return
 
-    def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.stmt]]]:
+    def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.AST]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
         effects, settings = self.effects, self.settings
         settling = [number for number in range(first, len(steps)) if settings.settles(*steps[number].parts)]
         chosen, together = first, False
-        late: dict[str, ast.stmt] = {}
+        late: dict[ast.AST, str] = {}
         for number in range(first, settling[-1] + 1) if settling else ():
             parts = steps[number].parts
             together = together or not settings.repeatable(*parts)
             if number in settling and not together:
                 chosen = number + 1
             elif number in settling:
-                late.update((kind, steps[number].statement) for kind in settings.settles(*parts) if kind not in late)
+                late.update((node, kind) for kind, node in settings.settling(*parts))
             if together and effects.comes_to_a_wrap(*parts):
                 break  # what comes behind a wrap settles nothing for it
         while chosen < len(steps) and effects.inert(*steps[chosen].parts):
             chosen += 1
-        return (chosen if chosen < len(steps) else first), list(late.items())
+        in_order = sorted(late, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+        return (chosen if chosen < len(steps) else first), [(late[node], node) for node in in_order]
 
     # -- the way through the script --------------------------------------------------------------------------------
 

@@ -57,9 +57,13 @@ class Settings:
 
     def settles(self, *nodes: ast.AST) -> frozenset[str]:
         """What statements settle that has to be known when processes start: the `ARGUMENTS`, the `DEVICES`."""
+        return frozenset(kind for kind, _ in self.settling(*nodes))
+
+    def settling(self, *nodes: ast.AST) -> list[tuple[str, ast.AST]]:
+        """What of statements settles these."""
         if not self._settling:
-            return frozenset()
-        return frozenset(self._settling[node] for node in self.effects.runs(*nodes) if node in self._settling)
+            return []
+        return [(self._settling[node], node) for node in self.effects.runs(*nodes) if node in self._settling]
 
     @cached_property
     def _settling(self) -> dict[ast.AST, str]:
@@ -140,6 +144,8 @@ class Settings:
         if path == "os.mkdir" or self._makes_folder(node):
             may_fail = any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
             return not may_fail and not (self._makes_folder(node) and self._asks_first(node))
+        if path.startswith("shutil.copy"):
+            return not self._asks_first(node)  # a file that is missing: a plain start copies it before there are others
         if path in ("builtins.open", "io.open"):
             mode = argument(node, 1, "mode")
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
@@ -169,6 +175,11 @@ class Settings:
         """The calls with which statements make folders that several processes may miss at the same time."""
         runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
         return [call for call in runs if self._makes_folder(call) and self._asks_first(call)]
+
+    def copies(self, *nodes: ast.AST) -> list[ast.Call]:
+        """The calls with which statements copy files that are missing."""
+        runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
+        return [call for call in runs if (self.names.qualified(call.func) or "").startswith("shutil.copy")]
 
     def _makes_folder(self, call: ast.Call) -> bool:
         """Whether a call makes a folder that must not be there, which it need not be told so."""
