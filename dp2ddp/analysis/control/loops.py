@@ -212,13 +212,23 @@ class Loops:
             iterated, _ = self._iterated(node)
             if not is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
-            if isinstance(iterated, ast.Name) and any(self.is_count(v) for v in self._values(iterated.id, node)):
+            if self._is_no_loader(iterated, node):
                 continue
             body = list(self.reached(*node.body))
             inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
             if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
                 found.append(iterated)
         return in_order(found)
+
+    def _is_no_loader(self, iterated: ast.expr, node: ast.For) -> bool:
+        """Whether what is iterated holds numbers, is a part of a batch, or comes from a loader that is known."""
+        name = next(n.id for n in ast.walk(iterated) if isinstance(n, ast.Name))
+        values = self._values(name, node)
+        over = (given for value in values if isinstance(value, ast.Call) for given in given_to(value))
+        if any(map(self.is_count, values)) or any(map(self.sites_in, over)):
+            return True
+        around = [loop for loop in self.data_loops if loop.node in self.source.ancestors(node)]
+        return any(name in _made_of(loop.batch, loop.node.body) for loop in around)
 
     def _is_step(self, body: list[ast.stmt]) -> bool:
         """Whether statements run a model and a backward pass."""

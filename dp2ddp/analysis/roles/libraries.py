@@ -22,6 +22,8 @@ from dp2ddp.source.nodes import keyword
 
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+# Calls that make a dictionary.
+_TABLES = frozenset({"builtins.dict", "collections.OrderedDict", "collections.defaultdict"})
 # Calls that draw from the loaders that they are given.
 DRAWING = frozenset(
     "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
@@ -29,7 +31,12 @@ DRAWING = frozenset(
 )
 # Calls that hand on their first argument's elements.
 PROGRESS_BARS = frozenset(
-    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.tqdm_notebook", "rich.progress.track"}
+    f"{module}.{name}"
+    for module in ("tqdm", *(f"tqdm.{m}" for m in "auto autonotebook notebook std rich gui asyncio keras".split()))
+    for name in ("tqdm", "tqdm_notebook")
+) | frozenset(
+    "rich.progress.track alive_progress.alive_it progressbar.progressbar fastprogress.progress_bar "
+    "fastprogress.fastprogress.progress_bar click.progressbar tqdm.tqdm_gui".split()
 )
 
 
@@ -60,6 +67,10 @@ def library_call(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset
             return drawn
     if path in ("builtins.list", "builtins.tuple", "copy.deepcopy", "copy.copy", "torch.compile"):
         return first
+    if path in _TABLES:
+        given = [*node.args, *(k.value for k in node.keywords)]
+        values = (r for each in given for r in roles(each))
+        return frozenset({Table(frozenset(v for r in values for v in (r.values if isinstance(r, Table) else {r})))})
     made = _made(path, node)
     return NONE if made is None else frozenset({made})
 

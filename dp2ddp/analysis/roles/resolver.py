@@ -96,6 +96,18 @@ class Resolver(Values):
         for function, name, value in self.arguments(call):
             if not isinstance(value, ast.Starred) and value not in whole:
                 self.bindings.bind_parameter(function, name, self.roles(value))
+        for role in self.roles(call.func):
+            if isinstance(role, Class) and not self.classes.methods(role.definition, "__init__"):
+                self._fill_fields(role.definition, call)
+
+    def _fill_fields(self, definition: ast.ClassDef, call: ast.Call) -> None:
+        """The fields of a data class, or of a named tuple, hold what they are given."""
+        fields = [
+            n.target.id for n in definition.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+        ]
+        given = [*zip(fields, call.args), *((each.arg, each.value) for each in call.keywords if each.arg in fields)]
+        for name, value in given:
+            self.bindings.bind_attribute(definition, name, self.roles(value))
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
@@ -111,7 +123,8 @@ class Resolver(Values):
         elif isinstance(target, ast.Attribute):
             self._bind_attribute(target, roles)
         elif isinstance(target, ast.Subscript):
-            if roles and any(isinstance(role, (Group, Table)) for role in self.roles(target.value)):
+            held = self.roles(target.value)
+            if roles and (not held or any(isinstance(role, (Group, Table)) for role in held)):
                 self._bind(target.value, frozenset({Table(roles)}))
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, roles)

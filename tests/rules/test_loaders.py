@@ -1,0 +1,66 @@
+"""Which loaders are sharded, and that none is twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data\n"
+_NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
+_STEP = "    net(x).sum().backward()\n"
+
+
+def lines(script: str) -> list[str]:
+    """The lines of a conversion that shard something."""
+    new = convert_source(_HEAD + _NET + script, "train.py", Options()).new_text
+    return [line.strip() for line in new.splitlines() if "shard_loader" in line]
+
+
+@pytest.mark.parametrize(
+    "table", ["{}", "dict()", "collections.OrderedDict()", "collections.defaultdict(list)", "made_elsewhere()"]
+)
+def test_a_loader_kept_under_a_key_is_sharded_where_it_is_made(table: str) -> None:
+    script = (
+        f"import collections\nfrom tqdm import tqdm\nfrom other import made_elsewhere\nloaders = {table}\n"
+        "loaders['train'] = DataLoader(data, 4)\nbar = tqdm(loaders['train'])\nfor i, x in enumerate(bar):\n" + _STEP
+    )
+    assert lines(script) == ["loaders['train'] = ddp.shard_loader(DataLoader(data, 4))"]
+
+
+@pytest.mark.parametrize("given", ["train=DataLoader(data, 4)", "DataLoader(data, 4)"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "class Data(typing.NamedTuple):\n    train: DataLoader\n",
+        "@dataclasses.dataclass\nclass Data:\n    train: DataLoader\n",
+        "Data = collections.namedtuple('Data', 'train')\n",
+    ],
+)
+def test_a_loader_in_a_field_is_sharded_once(make: str, given: str) -> None:
+    script = (
+        f"import collections\nimport dataclasses\nimport typing\n{make}d = Data({given})\nfor x in d.train:\n{_STEP}"
+    )
+    assert lines(script) == [
+        f"d = Data({given.replace('DataLoader(data, 4)', 'ddp.shard_loader(DataLoader(data, 4))')})"
+    ]
+
+
+@pytest.mark.parametrize(
+    "bar", ["tqdm.autonotebook.tqdm", "tqdm.notebook.tqdm_notebook", "alive_progress.alive_it", "bars.show"]
+)
+def test_a_bar_over_a_loader_is_not_sharded(bar: str) -> None:
+    script = (
+        f"import {bar.rpartition('.')[0]}\nloader = DataLoader(data, 4)\nbar = {bar}(loader)\nfor x in bar:\n{_STEP}"
+    )
+    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
+
+
+def test_a_list_that_came_out_of_a_loader_is_not_sharded() -> None:
+    inner = "    for i, x in enumerate(parts):\n    " + _STEP
+    script = "loader = DataLoader(data, 4, collate_fn=list)\nfor batch in loader:\n    parts = batch[0]\n" + inner
+    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4, collate_fn=list))"]
+    # A list of loaders that are made elsewhere isn't one.
+    script = f"from other import loaders\nfor parts in loaders:\n{inner}"
+    assert lines(script) == ["for i, x in enumerate(ddp.shard_loader(parts)):"]
