@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,20 @@ _WRITING = re.compile(
 )
 
 
-def is_changed(facts: Facts, launch: Launch, expression: ast.expr, place: ast.expr) -> bool:
-    """Whether what an expression reads is written to, or may be, behind the launch and before a place."""
+def is_changed(
+    facts: Facts, launch: Launch, expression: ast.expr, place: ast.expr, stays: Callable[[ast.AST], bool]
+) -> bool:
+    """Whether what an expression reads is written to, or may be, behind the launch and before a place.
+
+    Args:
+        stays: whether what is assigned to a target is what it holds already.
+    """
     assert launch.statement is not None
     held = _Held(facts, launch, expression)
     if not held.read:
         return False
     between = facts.before.nodes(replace(launch, statement=facts.source.statement(place)))
-    return any(map(held.is_written, between - facts.before.nodes(launch)))
+    return any(held.is_written(node) and not stays(node) for node in between - facts.before.nodes(launch))
 
 
 class _Held:

@@ -61,7 +61,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
     if cases and all(case.tests and case.is_known for case in cases):
-        ids = _by_condition(cases, _ONE_PROCESS)
+        ids = _by_condition(cases, _single(facts, cases) or _ONE_PROCESS)
         return Given(ids, are_chosen=ids is not None and "None" not in ids)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
@@ -84,6 +84,13 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
         cases.append(_Case(node, ids, True, texts))
     # The last one that is reached counts.
     return _by_condition(cases[::-1], None) if cases else None
+
+
+def _single(facts: Facts, cases: list[_Case]) -> str | None:
+    """`[args.gpu]` where nothing is wrapped if one is given, and what is trained goes there: `net.cuda(args.gpu)`."""
+    found = {test.removesuffix(" is None") for case in cases for test in case.tests if test.endswith(" is None")}
+    given = next(iter(found)) if len(found) == 1 and all(len(case.tests) == 1 for case in cases) else None
+    return f"[{given}]" if given in facts.picked_devices else None
 
 
 def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:

@@ -36,8 +36,9 @@ def told(facts: Facts, launch: Launch, node: ast.expr, place: ast.expr | None = 
     Args:
         place: where the expression is used; None for where it stands.
     """
-    found = _Told(facts, launch).of(node)
-    return None if found is None or is_changed(facts, launch, found, place or node) else found
+    asked = _Told(facts, launch)
+    found = asked.of(node)
+    return None if found is None or is_changed(facts, launch, found, place or node, asked.stays) else found
 
 
 class _Told:
@@ -64,6 +65,14 @@ class _Told:
         values = {place: value for place, value in parts.items() if value is not None}
         found = _Put(values).visit(copy.deepcopy(node))
         return found if isinstance(found, ast.expr) and not _looks_into_constants(found) else None
+
+    def stays(self, target: ast.AST) -> bool:
+        """Whether an attribute is set to what it is at the launch: `args.gpu = gpu` in `work(args.gpu, args)`."""
+        above = self._facts.source.parent(target)
+        if not isinstance(target, ast.Attribute) or not isinstance(above, ast.Assign) or target not in above.targets:
+            return False
+        held, given = self.of(target.value), self.of(above.value)
+        return held is not None and given is not None and f"{ast.unparse(held)}.{target.attr}" == ast.unparse(given)
 
     def _followed(self, node: ast.expr) -> ast.expr | None:
         """What a name, or an attribute of `self`, holds, by what is known at the launch."""

@@ -167,6 +167,8 @@ def build(net, args):
                 return None if stays else self._replaced(facts, given)
             if path is None and isinstance(node.func, ast.Attribute):
                 return self._move(facts, node, node.func)
+            given = keyword(node, "device") if (path or "").startswith("torch.") else None
+            return self._replaced(facts, given) if given is not None and self._is_index(facts, given) else None
         if is_indexed(node):
             return self._indexed(facts, node)
         return None
@@ -257,9 +259,11 @@ def build(net, args):
         return any(isinstance(role, Instance) for role in roles) if roles else bool(facts.source.methods(func.attr))
 
     def _is_index(self, facts: Facts, node: ast.expr) -> bool:
-        """Whether `.to(...)` gets a device number: `0`, or the first of the wrap's `device_ids`."""
+        """Whether a device's number is given: `1`, the first of the wrap's `device_ids`, or what `.cuda()` gets."""
         if isinstance(node, ast.Constant):
             return type(node.value) is int and not _is_zero(node)
+        if isinstance(node, ast.Attribute):
+            return ast.unparse(node) in facts.picked_devices
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written

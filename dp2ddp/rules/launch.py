@@ -220,7 +220,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
-        for kind, node in reversed({kind: node for kind, node in reversed(launch.late)}.items()):
+        for kind, node in reversed(dict(reversed(launch.late)).items()):
             if kind == ARGUMENTS or not given.are_chosen:
                 yield Note(self.id, facts.source.span(node), *_LATE[kind])
         for call in launch.early[:1]:

@@ -232,7 +232,42 @@ def main():
 
 main()
 """)
-    assert "    ddp.setup(device_ids=None if args.gpu is None else [0])\n" in result.new_text
+    assert "    ddp.setup(device_ids=None if args.gpu is None else [args.gpu])\n" in result.new_text
+
+
+def test_a_gpu_that_is_handed_on_and_kept_is_followed() -> None:
+    script = f"""
+        def work(gpu, count, args):
+            args.gpu = {{}}
+            net = nn.Linear(4, 2)
+            if args.gpu is not None:
+                net = net.cuda(args.gpu)
+            else:
+                net = nn.DataParallel(net).cuda()
+            best = torch.zeros(1).to(args.gpu) + torch.zeros(1, device=args.gpu)
+
+        {_ARGS}
+        print(args)
+        work(args.gpu, 2, args)
+        """
+    result = converted(script.format("gpu"))
+    assert "ddp.setup(device_ids=None if args.gpu is None else [args.gpu])\n" in result.new_text
+    assert "best = torch.zeros(1).to(ddp.device()) + torch.zeros(1, device=ddp.device())\n" in result.new_text
+    assert "ddp.setup()\n" in converted(script.format("pick(gpu)")).new_text
+
+
+def test_arguments_that_an_imported_module_parses_first_are_not_late() -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nfrom option import opt\nfrom data import loader\n"
+        "print(opt)\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "option.py": "import argparse\nimport os\nopt = argparse.ArgumentParser().parse_args()\n"
+        "if not os.path.exists('logs'):\n    os.mkdir('logs')\n",
+        "data.py": "from torch.utils.data import DataLoader\nfrom option import opt\nloader = DataLoader(opt.n)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "ddp.setup()\nfrom data import loader\n" in done["train.py"].new_text
+    assert "    os.makedirs('logs', exist_ok=True)\n" in done["option.py"].new_text
+    assert not any(each.notes for each in done.values())
 
 
 ONE_DEVICE = ["device_ids=[0]", "[1]", "device_ids=(0,)", "device_ids=0", "device_ids=['cuda:1']"]

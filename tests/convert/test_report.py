@@ -193,7 +193,8 @@ def test_how_many_processes_start_is_said_as_it_is(script: str) -> None:
 def test_what_each_process_loads_is_said_as_it_is(printed: Printed) -> None:
     script = (
         "import torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data, collate\n"
-        f"{_NET}for x in DataLoader(data, 4):\n    net(x)\nfor x in DataLoader(data, 4, collate_fn=collate):\n    net(x)\n"
+        f"{_NET}for x in DataLoader(data, 4):\n    net(x)\n"
+        "for x in DataLoader(data, 4, collate_fn=collate):\n    net(x)\n"
     )
     lines = printed(convert_source(script, "t.py", Options()))
     assert "    1  splits batches over the processes" in lines

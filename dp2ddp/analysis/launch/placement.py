@@ -170,6 +170,8 @@ class LaunchFinder:
                 break  # what comes behind a wrap settles nothing for it
         while chosen < len(steps) and effects.inert(*steps[chosen].parts):
             chosen += 1
+        for _, node in (each for step in steps[:chosen] for each in settings.settling(*step.parts)):
+            late.pop(node, None)  # a module is imported once
         in_order = sorted(late, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
         return (chosen if chosen < len(steps) else first), [(late[node], node) for node in in_order]
 
