@@ -241,14 +241,14 @@ def refused(collate: Callable[[Any], Any], size: int, workers: int) -> str:
 
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (padded, "batch[1] has the shape"),
-    (numbered, "the rows of batch[0] depend on"),
+    (numbered, "batch[0] has rows that depend on"),
     (numbered_boxes, "depends on which other samples"),
-    (centred, "the rows of batch depend on"),
+    (centred, "batch has rows that depend on"),
     (sorted_by_size, "depend"),
     (without_empty, "batch has the shape"),
     (joined, "batch has the shape"),
-    (noisy, "it draws random numbers"),
-    (Counting(), "it changes its 'batches' with each batch"),
+    (noisy, "noisy draws random numbers"),
+    (Counting(), "Counting changes its 'batches' with each batch"),
     (own_class, "batch has no rows that could be told apart: Batch"),
     (counted, "batch[1] depends on which samples"),
 ]

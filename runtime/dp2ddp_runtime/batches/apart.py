@@ -75,6 +75,7 @@ class Collate:
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
+        self._name = getattr(collate, "__qualname__", type(collate).__name__)
         self._kinds: dict[str, _Kind] = {}
         self._batches = 0
         self._last: list[Any] = []  # the latest sample that was checked
@@ -102,36 +103,38 @@ class Collate:
             copies = [[*map(copy.deepcopy, samples)] for _ in range(2)]
             self._last = copy.deepcopy(samples[-1:])
         except Exception as error:
-            raise _refusal(f"its samples can't be copied, to see whether they do ({error})") from error
+            raise _refusal(
+                self._name, f"gets samples that can't be copied, to see whether they do ({error})"
+            ) from error
         self._watch = self._watch or kept.Watch(self._collate)
         self._watch.begin()
         whole = self._collate(copies[0])
         if self._watch.drew:
-            raise _refusal("it draws random numbers")
+            raise _refusal(self._name, "draws random numbers")
         if changed := self._watch.changes():
-            raise _refusal(f"it changes its {next(iter(changed))!r} with each batch")
+            raise _refusal(self._name, f"changes its {next(iter(changed))!r} with each batch")
         parts = [self._collate(copies[1][:half]), self._collate(copies[1][half:])]
         kinds = dict(_kinds("batch", whole, parts, [half, len(samples) - half]))
         self._kinds = self._kinds or kinds
         for name in [*self._kinds, *kinds]:
             if self._kinds.get(name) != kinds.get(name):
-                raise _refusal(f"{name} is not of one kind in all batches")
+                raise _refusal(name, "is not of one kind in all batches")
 
     def _mark(self, value: Any, count: int, name: str = "batch") -> Any:
         kind = self._kinds.get(name, _Kind("nothing"))
         if kind.what == "column" and isinstance(value, torch.Tensor) and value.dim() > kind.about:
             if value.size(kind.about) == count:
                 return Column(name, value, kind.about)
-            raise _refusal(f"{name} has {value.size(kind.about)} rows for {count} samples")
+            raise _refusal(name, f"has {value.size(kind.about)} rows for {count} samples")
         if kind.what == "items" and type(value) is kind.about:
             if len(value) == count:
                 return Items(name, value)
-            raise _refusal(f"{name} has {len(value)} items for {count} samples")
+            raise _refusal(name, f"has {len(value)} items for {count} samples")
         if kind.what == "constant" and not nesting.items(value):
             return Constant(name, value)
         items = nesting.items(value)
         if kind.what != "container" or items is None or tuple(items) != kind.about:
-            raise _refusal(f"{name} is not of one kind in all batches")
+            raise _refusal(name, "is not of one kind in all batches")
         return nesting.rebuilt(value, {key: self._mark(item, count, _part(name, key)) for key, item in items.items()})
 
 
@@ -149,7 +152,7 @@ def _kinds(name: str, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) ->
         sizes: how many these are.
     """
     if any(type(part) is not type(whole) for part in parts):
-        raise _refusal(f"{name} is a {type(whole).__name__} or a {type(parts[0]).__name__}, depending on the samples")
+        raise _refusal(name, f"is a {type(whole).__name__} or a {type(parts[0]).__name__}, depending on the samples")
     if isinstance(whole, torch.Tensor):
         yield name, _kind_of_tensor(name, whole, parts, sizes)
         return
@@ -162,13 +165,13 @@ def _kinds(name: str, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) ->
         return
     if inner[0] is None:
         if len({_text(value, name) for value in (whole, *parts)}) > 1:
-            raise _refusal(f"{name} depends on which samples are in the batch, and has no row for each")
+            raise _refusal(name, "depends on which samples are in the batch, and has no row for each")
         yield name, _Kind("constant")
         return
     whole_items, *others = [items or {} for items in inner]
     if any(list(each) != list(whole_items) for each in others):
         lengths = ", ".join(str(len(each)) for each in others)
-        raise _refusal(f"{name} has {len(whole_items)} entries for {sum(sizes)} samples, and {lengths} for its halves")
+        raise _refusal(name, f"has {len(whole_items)} entries for {sum(sizes)} samples, and {lengths} for its halves")
     yield name, _Kind("container", tuple(whole_items))
     for key, value in whole_items.items():
         yield from _kinds(_part(name, key), value, [each[key] for each in others], sizes)
@@ -176,19 +179,20 @@ def _kinds(name: str, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) ->
 
 def _kind_of_tensor(name: str, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) -> _Kind:
     if type(whole) is not torch.Tensor or whole.layout != torch.strided or whole.requires_grad:
-        raise _refusal(f"{name} is no plain tensor")
+        raise _refusal(name, "is no plain tensor")
     for dim in range(whole.dim()):
         wanted = [[*whole.shape[:dim], size, *whole.shape[dim + 1 :]] for size in sizes]
         if whole.size(dim) == sum(sizes) and [list(each.shape) for each in parts] == wanted:
             if any(each.dtype != whole.dtype for each in parts) or not _same(torch.cat(list(parts), dim), whole):
-                raise _refusal(f"the rows of {name} depend on which other samples are in the batch")
+                raise _refusal(name, "has rows that depend on which other samples are in the batch")
             return _Kind("column", dim)
     if all(each.shape == whole.shape and _same(each, whole) for each in parts):
         return _Kind("constant")
     shapes = ", ".join(str(list(each.shape)) for each in parts)
     raise _refusal(
-        f"{name} has the shape {list(whole.shape)} for {sum(sizes)} samples, and {shapes} for its halves of "
-        f"{' and '.join(map(str, sizes))}, as where it is padded to the longest sample or has no row for each"
+        name,
+        f"has the shape {list(whole.shape)} for {sum(sizes)} samples, and {shapes} for its halves of "
+        f"{' and '.join(map(str, sizes))}, as where it is padded to the longest sample or has no row for each",
     )
 
 
@@ -196,7 +200,7 @@ def _compare_items(name: str, whole: Any, parts: Sequence[Any]) -> None:
     """Whether the items are the same, and can travel."""
     for index, (item, other) in enumerate(zip(whole, itertools.chain(*parts))):
         if _text(item, _part(name, index)) != _text(other):
-            raise _refusal(f"{_part(name, index)} depends on which other samples are in the batch")
+            raise _refusal(_part(name, index), "depends on which other samples are in the batch")
 
 
 def _text(value: Any, name: str = "it") -> str:
@@ -206,9 +210,9 @@ def _text(value: Any, name: str = "it") -> str:
         text = codec.dumps(value, tensors)
         came = codec.loads(text, tensors)
     except TypeError as error:
-        raise _refusal(f"{name} has no rows that could be told apart: {error}") from None
+        raise _refusal(name, f"has no rows that could be told apart: {error}") from None
     if not _alike(value, came):
-        raise _refusal(f"{name} holds a {type(value).__name__} that doesn't come to other ranks as it is")
+        raise _refusal(name, f"holds a {type(value).__name__} that doesn't come to other ranks as it is")
     sums = [(str(each.dtype), list(each.shape), checksum(each).tolist()) for each in tensors]
     return f"{text} {sums}" if tensors else text
 
@@ -226,8 +230,8 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(bytes_of(plain(one)), bytes_of(plain(other)))
 
 
-def _refusal(why: str) -> ValueError:
+def _refusal(what: str, why: str) -> ValueError:
     return ValueError(
-        f"shard_loader(loader, rows=True): rows don't stay apart in the loader's collate_fn: {why}. Leave out "
+        f"shard_loader(loader, rows=True): rows don't stay apart in the loader's collate_fn: {what} {why}. Leave out "
         "rows=True: then every rank loads whole batches, as the original does"
     )
