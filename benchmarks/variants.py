@@ -17,11 +17,12 @@ _WRAP = "nn.DataParallel(Net())"
 
 @dataclass(frozen=True)
 class Case:
-    """A training: an original in `scripts/`, and what it is started with."""
+    """A training: an original in `scripts/`, and what it is started with; whether it has a `collate_fn`."""
 
     script: str
     batch_size: int = 64
     workers: int = 0
+    collates: bool = False
 
     @property
     def original(self) -> Path:
@@ -36,6 +37,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "many": Case("many"),
         "segmentation": Case("segmentation", batch_size=8),
         "mixup": Case("mixup", workers=2),
+        "detection": Case("detection", batch_size=32, workers=2, collates=True),
     }
 )
 
@@ -71,12 +73,15 @@ def _stepping(text: str) -> str:
     return changed
 
 
-def _converted(case: Case) -> str:
+def _converted(case: Case, *, rows: bool) -> str | None:
+    """With a `collate_fn`: each process loads its `rows`, or all whole batches."""
+    if not rows and not case.collates:
+        return None
     from dp2ddp.convert.pipeline import convert_source
     from dp2ddp.rules import Options
 
-    conversion = convert_source(case.original.read_text(), str(case.original), Options())
-    assert not conversion.notes
+    conversion = convert_source(case.original.read_text(), str(case.original), Options(rows=rows))
+    assert bool(conversion.notes) == (not rows), "whole batches are noted"
     return conversion.new_text
 
 
@@ -86,14 +91,16 @@ def _unwrapped(case: Case) -> str:
     return text.replace(_WRAP, "Net()")
 
 
-def _written(name: str, needs: str, _: Case) -> str | None:
-    return (SCRIPTS / name).read_text() if importlib.util.find_spec(needs) else None
+def _written(name: str, needs: str, case: Case) -> str | None:
+    takes_part = importlib.util.find_spec(needs) and not (case.collates and needs != "torch")
+    return (SCRIPTS / name).read_text() if takes_part else None
 
 
 BY_HAND = "by-hand"
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        "converted": Variant(_converted),
+        "converted": Variant(partial(_converted, rows=True)),
+        "converted-whole": Variant(partial(_converted, rows=False)),
         BY_HAND: Variant(partial(_written, "by_hand.py", "torch"), general=True),
         "accelerate": Variant(partial(_written, "with_accelerate.py", "accelerate"), general=True),
         "fabric": Variant(partial(_written, "with_fabric.py", "lightning_fabric"), general=True),

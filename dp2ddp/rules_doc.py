@@ -59,10 +59,8 @@ def _parts(rule: Rule) -> Iterator[tuple[str, str, Example | None]]:
 
 def flags_of(example: Example) -> str:
     """The options of the command line that make `example`, its rule's id left out."""
-    flags = (
-        ["--sync-bn"] * example.sync_bn + ["--clean-keys"] * example.clean_keys + ["--allow-ddp"] * example.allow_ddp
-    )
-    return " ".join(flags)
+    names = ("sync_bn", "clean_keys", "allow_ddp", "rows")
+    return " ".join(f"--{name.replace('_', '-')}" for name in names if getattr(example, name))
 
 
 def _code(title: str, code: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import parts
 
 def main():
     args = parts.arguments()
-    Net, Data, Batch = parts.case(args.case)
+    Net, Data, Batch, collate = parts.case(args.case)
 
     ranks, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % devices) if devices else torch.device("cpu")
@@ -22,7 +22,9 @@ def main():
     torch.manual_seed(0)
     data = Data(args.samples)
     sampler = DistributedSampler(data, shuffle=True)
-    loader = DataLoader(data, batch_size=args.batch_size // ranks, sampler=sampler, num_workers=args.workers)
+    loader = DataLoader(
+        data, batch_size=args.batch_size // ranks, sampler=sampler, num_workers=args.workers, collate_fn=collate
+    )
     net = DistributedDataParallel(Net().to(device))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
@@ -31,7 +33,7 @@ def main():
         total_loss = 0.0
         correct = total = 0
         for x, y in loader:
-            batch = Batch(x.to(device), y.to(device))
+            batch = Batch(x.to(device), parts.moved(y, device))
             optimizer.zero_grad()
             out = net(batch.x)
             loss = batch.loss(out)

@@ -59,7 +59,24 @@ class Mixed(Classified):
         return right.item(), len(self.y)
 
 
+class Boxed(Classified):
+    """Each sample has a list of boxes of its own length."""
+
+    def loss(self, out):
+        loss, *self.found = importlib.import_module("detection").box_loss(out, self.y)
+        return loss
+
+    def score(self, out):
+        return self.found
+
+
+def moved(value, device):
+    """A tensor, or a list of them, on the device."""
+    return [each.to(device) for each in value] if isinstance(value, list) else value.to(device)
+
+
 def case(name):
-    """The original's model and data, and its batches."""
+    """The original's model and data, its batches, and its `collate_fn` if it has one."""
     original = importlib.import_module(name)
-    return original.Net, original.Data, {"segmentation": Segmented, "mixup": Mixed}.get(name, Classified)
+    kinds = {"segmentation": Segmented, "mixup": Mixed, "detection": Boxed}
+    return original.Net, original.Data, kinds.get(name, Classified), getattr(original, "collate", None)

@@ -10,7 +10,7 @@ import parts
 
 def main():
     args = parts.arguments()
-    Net, Data, Batch = parts.case(args.case)
+    Net, Data, Batch, _ = parts.case(args.case)
 
     config = DataLoaderConfiguration(split_batches=True)
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=config)

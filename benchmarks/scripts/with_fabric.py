@@ -14,7 +14,7 @@ logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
 
 def main():
     args = parts.arguments()
-    Net, Data, Batch = parts.case(args.case)
+    Net, Data, Batch, _ = parts.case(args.case)
 
     fabric = Fabric(accelerator="auto", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp")
     fabric.launch()

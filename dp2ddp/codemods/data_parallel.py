@@ -39,6 +39,7 @@ class ConvertCommand(CodemodCommand):
         clean_keys: bool = False,
         allow_ddp: bool = False,
         annotate: bool = False,
+        rows: bool = False,
         ignore: Sequence[str] = (),
     ) -> None:
         super().__init__(context)
@@ -47,6 +48,7 @@ class ConvertCommand(CodemodCommand):
             clean_keys=clean_keys,
             allow_ddp=allow_ddp,
             annotate=annotate,
+            rows=rows,
             ignore=frozenset(ignore),
         )
 
@@ -54,7 +56,7 @@ class ConvertCommand(CodemodCommand):
     def add_args(arg_parser: argparse.ArgumentParser) -> None:
         """The options of `dp2ddp convert` that say how; libcst calls this before it starts its processes."""
         prepare()
-        for name in ("sync-bn", "clean-keys", "allow-ddp", "annotate"):
+        for name in ("sync-bn", "clean-keys", "allow-ddp", "annotate", "rows"):
             arg_parser.add_argument(f"--{name}", action="store_true", help=f"As for `dp2ddp convert --{name}`.")
         arg_parser.add_argument(
             "--ignore", metavar="RULE", action="append", default=[], type=_ignored, help="As for `dp2ddp convert`."

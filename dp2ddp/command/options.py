@@ -129,6 +129,7 @@ CONVERSION = _together(
         help="Convert scripts that can also set up DistributedDataParallel themselves, and leave that part of them "
         "alone.",
     ),
+    flag("rows", help="Rows stay apart in each loader's `collate_fn`: each process loads its own, checked as it runs."),
     click.option(
         "--ignore",
         metavar="RULE",

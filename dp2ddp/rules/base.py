@@ -25,6 +25,7 @@ class Options:
         annotate: write each note into the script as a comment.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself, and leave that part alone.
         functions: what functions of libraries do that the catalogue doesn't have, as `name=what it does`.
+        rows: in the `collate_fn` of each loader rows stay apart.
     """
 
     sync_bn: bool = False
@@ -34,6 +35,7 @@ class Options:
     annotate: bool = False
     allow_ddp: bool = False
     functions: tuple[str, ...] = ()
+    rows: bool = False
 
     def runs(self, rule_id: str) -> bool:
         """Whether the rule with this id is to run."""
@@ -65,6 +67,7 @@ class Example:
     sync_bn: bool = False
     clean_keys: bool = False
     allow_ddp: bool = False
+    rows: bool = False
 
     @property
     def converted(self) -> str:
@@ -79,6 +82,7 @@ class Example:
             clean_keys=self.clean_keys,
             select=select,
             allow_ddp=self.allow_ddp,
+            rows=self.rows,
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-CASES = ["mnist", "images-w2", "images-w0", "many", "segmentation", "mixup"]
+CASES = ["mnist", "images-w2", "images-w0", "many", "segmentation", "mixup", "detection"]
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,8 @@ def test_originals_are_converted_whole(name: str) -> None:
     texts = {each: variant.script(variants.CASES[name]) for each, variant in variants.VARIANTS.items()}
     assert "net = ddp.wrap_model(Net())" in texts["converted"]
     assert "net = Net()" in texts["unwrapped"]
+    assert ("ddp.shard_loader(loader, rows=True)" in texts["converted"]) == (name == "detection")
+    assert ("ddp.shard_loader(loader)" in (texts["converted-whole"] or "")) == (name == "detection")
     for text in filter(None, texts.values()):
         assert "            yield\n            optimizer.zero_grad()\n" in text
         compile(text, name, "exec")

@@ -38,7 +38,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _items(value: Any) -> dict[Any, Any] | None:
+def items(value: Any) -> dict[Any, Any] | None:
     """What is in a tuple, list, mapping or dataclass, by place or name; None if it is something else."""
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
@@ -51,11 +51,15 @@ def _items(value: Any) -> dict[Any, Any] | None:
 
 def map_leaves(fn: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> Any:
     """The same nesting with `fn` applied to whatever is no tuple, list, mapping or dataclass, or is a leaf anyway."""
-    items = None if is_leaf(value) else _items(value)
-    if items is None:
+    inner = None if is_leaf(value) else items(value)
+    if inner is None:
         return fn(value)
+    return rebuilt(value, {key: map_leaves(fn, item, is_leaf) for key, item in inner.items()})
+
+
+def rebuilt(value: Any, mapped: dict[Any, Any]) -> Any:
+    """A tuple, list, mapping or dataclass like `value`, with what is `mapped` in place of its `items`."""
     kind: Any = type(value)
-    mapped = {key: map_leaves(fn, item, is_leaf) for key, item in items.items()}
     if isinstance(value, (tuple, list)):
         is_named = hasattr(value, "_fields") and hasattr(value, "_asdict")
         return kind(*mapped.values()) if is_named else kind(mapped.values())
@@ -77,8 +81,8 @@ def map_tensors(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def leaves(value: Any, is_leaf: Callable[[Any], bool] = _is_tensor) -> list[Any]:
     """What `map_leaves` applies its function to, in that order."""
-    items = None if is_leaf(value) else _items(value)
-    return [value] if items is None else [leaf for item in items.values() for leaf in leaves(item, is_leaf)]
+    inner = None if is_leaf(value) else items(value)
+    return [value] if inner is None else [leaf for item in inner.values() for leaf in leaves(item, is_leaf)]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

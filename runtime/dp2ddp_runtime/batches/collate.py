@@ -1,4 +1,4 @@
-"""What the default `collate_fn` makes of a batch: columns with a row for each sample; whole ones from this rank's.
+"""Batches as columns with a row for each sample, as the default `collate_fn` makes them; whole ones from this rank's.
 
 Where a rank fails to load its rows, all have to know before the batch is handed out: the script may well go on with the
 next one. So they meet at each batch: no message that travels with a later exchange is early enough. (Measured with two
@@ -24,12 +24,13 @@ from ..base import nesting, world
 from ..ranks import rng
 from ..ranks.exchange import Divergence, Piggybacked, exchange, piggybacked
 from . import kept, samplers
+from .apart import Column, Constant, Items, Marked, described
 from .deferred import Deferred, defer, is_small
 
 
 def is_column(value: Any) -> bool:
-    """Whether this is what `default_collate` makes of one field: a tensor, or the strings as they are."""
-    return isinstance(value, torch.Tensor) or _is_text(value)
+    """Whether this is what `default_collate` makes of one field: a tensor, or the strings as they are. Or a mark."""
+    return isinstance(value, (torch.Tensor, *Marked)) or _is_text(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -39,32 +40,54 @@ def _is_text(value: Any) -> bool:
 def own_rows(batch: Any, sizes: Sequence[int]) -> Any:
     """This rank's rows of a whole batch; rank 0's if it has none."""
     rows = nesting.own_chunk(sizes)
-    return nesting.map_leaves(
-        lambda column: column[rows].clone() if isinstance(column, torch.Tensor) else column[rows], batch, is_column
-    )
+
+    def cut(column: Any) -> Any:
+        if isinstance(column, Column):
+            own = column.rows.narrow(column.dim, rows.start, rows.stop - rows.start)
+            return column._replace(rows=own.clone())
+        if isinstance(column, Items):
+            return column._replace(items=column.items[rows])
+        if isinstance(column, torch.Tensor):
+            return column[rows].clone()
+        return column if isinstance(column, Constant) else column[rows]
+
+    return nesting.map_leaves(cut, batch, is_column)
 
 
-def texts(share: Any) -> list[Any]:
-    """The columns of strings. They can't wait to be looked at: they are gathered with the batch."""
-    return [column for column in nesting.leaves(share, is_column) if _is_text(column)]
+def travelling(share: Any) -> list[Any]:
+    """The columns of strings and other items. They can't wait to be looked at: they are gathered with the batch."""
+    columns = nesting.leaves(share, is_column)
+    return [
+        each.items if isinstance(each, Items) else each for each in columns if isinstance(each, Items) or _is_text(each)
+    ]
 
 
 def as_whole(share: Any, sizes: Sequence[int], parts: Sequence[Sequence[Any]]) -> Any:
-    """The whole batch: deferred tensors, and all ranks' strings.
+    """The whole batch: deferred tensors, and all ranks' strings and items.
 
     Args:
         share: this rank's rows, or rank 0's.
         sizes: each rank's number of rows.
-        parts: each rank's `texts`.
+        parts: what each rank has `travelling`.
     """
     columns = iter(zip(*(part for part, size in zip(parts, sizes) if size)))
 
     def whole(column: Any) -> Any:
+        if isinstance(column, Column):
+            return defer(column.rows, sizes, column.dim)
+        if isinstance(column, Constant):
+            return column.value
         if isinstance(column, torch.Tensor):
             return defer(column, sizes)
-        return type(column)(item for part in next(columns) for item in part) if _is_text(column) else column
+        if isinstance(column, Items):
+            return _joined(type(column.items), next(columns))
+        return _joined(type(column), next(columns)) if _is_text(column) else column
 
     return nesting.map_leaves(whole, share, is_column)
+
+
+def _joined(kind: Any, parts: Sequence[Any]) -> Any:
+    return rng.np.concatenate(parts) if hasattr(parts[0], "dtype") else kind(itertools.chain(*parts))
 
 
 _PLAIN = (bool, int, float, str)
@@ -109,9 +132,10 @@ class Share(NamedTuple):
     changes: kept.Changes
 
     @property
-    def shapes(self) -> list[int]:
-        """Its samples' sizes."""
-        return [size for column in nesting.tensors(self.rows) for size in column.shape[1:]]
+    def shapes(self) -> list[Any]:
+        """Its samples' sizes; what is told of a script's own batch."""
+        marks = [described(each) for each in nesting.leaves(self.rows, is_column) if isinstance(each, Marked)]
+        return marks or [size for column in nesting.tensors(self.rows) for size in column.shape[1:]]
 
 
 #: The same on all ranks, which go through the same loaders in the same order.
@@ -164,7 +188,9 @@ class RankIterator(samplers.Delegate):
             Exception: the first rank's that can't load it.
         """
         errors = [told(error) for error in self._failed]
-        ranks = exchange(f"a batch of a {self._name}", [errors, texts(share.rows), share.shapes, share.changes])
+        ranks = exchange(
+            f"a batch of a {self._name}", [errors, travelling(share.rows), share.shapes, share.changes], exact=True
+        )
         failed, parts, shapes, changes = map(list, zip(*ranks))
         if self._take_notice(kept.not_apart(changes), is_first, any(failed)):
             return self._meet(self._load(), False)
@@ -186,10 +212,11 @@ class RankIterator(samplers.Delegate):
             self._loader._decide(next(iter(share.changes), ""))
             share = share._replace(changes={})
         mark = zlib.crc32(repr(share.changes).encode()) if share.changes else 0
+        shapes = [zlib.crc32(each.encode()) if isinstance(each, str) else each for each in share.shapes]
         hear = functools.partial(_hear, self._name, self._loader._warn_of, next(iter(share.changes), "state"))
-        self._piggybacked[self._iteration, number, -1] = Piggybacked(torch.tensor([mark, *share.shapes]), hear)
-        found = texts(share.rows)
-        return exchange("a batch's strings", found) if found else []
+        self._piggybacked[self._iteration, number, -1] = Piggybacked(torch.tensor([mark, *shapes]), hear)
+        found = travelling(share.rows)
+        return exchange("a batch's strings and items", found, exact=True) if found else []
 
     @property
     def _is_trial(self) -> bool:
@@ -251,8 +278,16 @@ class RankIterator(samplers.Delegate):
         return Share(data, self._sizes.popleft(), changes)
 
 
-def _check_shapes(name: str, shapes: Sequence[list[int]]) -> None:
+def _check_shapes(name: str, shapes: Sequence[list[Any]]) -> None:
     """Of all ranks' samples in a loader's batch."""
+    if isinstance(next(iter(shapes[0]), None), str):
+        for each in zip(*shapes):
+            if len(set(each)) > 1:
+                raise Divergence(
+                    f"the rows of a {name}'s batch don't stay apart, as rows=True says: "
+                    + "; ".join(f"on rank {rank} {text}" for rank, text in enumerate(each))
+                    + ". Leave out rows=True: then every rank loads whole batches, as the original does"
+                )
     if any(shapes[0] != each for each in shapes):
         told = ", ".join(map(str, shapes))
         raise Divergence(

@@ -15,26 +15,27 @@ import weakref
 from typing import Any, Callable
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..base import world
 from ..ranks import collectives, rng
 from ..ranks.exchange import piggybacked
-from . import collate, contents, kept, samplers, unsharded
+from . import apart, collate, contents, kept, samplers, unsharded
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
 
-def shard_loader(loader: Any) -> Any:
+def shard_loader(loader: Any, rows: bool = False) -> Any:
     """The loader's equivalent for this rank. With a single rank, the loader itself.
 
     The script gets whole batches, on every rank, as a model from `wrap_model` takes them; the batches, their order,
     their number (`len`) and `batch_size` stay the original's. Their tensors are deferred (`deferred.Deferred`): each
     rank has loaded and holds its rows alone, in `torch.chunk`'s sizes, and the rest comes where the script looks.
 
-    Every rank loads whole batches where rows can't be told apart: with a `collate_fn` or a loader class of the
-    script's, an `IterableDataset`, or `batch_size=None`. Without workers, so it does for a dataset that draws random
-    numbers, as what it draws decides on the shuffles that follow; with workers, each rank's have seeds of their own.
+    Every rank loads whole batches where rows can't be told apart: with a `collate_fn` of the script's (unless `rows`
+    says otherwise), a loader class of its own, an `IterableDataset`, or `batch_size=None`. Without workers, so it does
+    for a dataset that draws random numbers, as what it draws decides on the shuffles that follow; with workers, each
+    rank's have seeds of their own.
     And so it does, with all of the original's workers, for a dataset that keeps something from one sample to the next,
     such as a generator or a counter (`kept`), which the first batch tells.
 
@@ -42,20 +43,27 @@ def shard_loader(loader: Any) -> Any:
 
     Args:
         loader: a `DataLoader`; or any other iterable, which then has to yield the same batches on every rank.
+        rows: whether rows stay apart in the loader's `collate_fn`: what it makes of some samples, and of others, one
+            behind the other, is what it makes of all. It is checked in the first batches (`apart`), and raises
+            `ValueError` there if it isn't so. Tensors with a row for each sample are deferred, along whichever
+            dimension the rows lie; lists with an item for each sample (boxes) travel with the batch.
 
     Raises:
         TypeError: `loader` isn't iterable.
+        ValueError: with `rows`, `loader` is one whose rows can't be told apart for another reason.
     """
     if world.world_size() == 1 or isinstance(loader, (_RankLoader, unsharded.SameOnAllRanks)):
         return loader
     if not isinstance(loader, DataLoader):
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
+        if rows:
+            raise ValueError(f"shard_loader(loader, rows=True) takes a DataLoader, not {type(loader).__name__}")
         return unsharded.SameOnAllRanks(loader)
     # One for each loader: where it is sharded in every epoch, its persistent workers go on living.
     known = loader.__dict__.get("_sharded")
     if known is None or known.original() is not loader:  # a shallow copy has its original's
-        known = loader.__dict__["_sharded"] = unsharded.Sharded(loader, _rank_loader(loader))
+        known = loader.__dict__["_sharded"] = unsharded.Sharded(loader, _rank_loader(loader, rows))
     return known.loader
 
 
@@ -74,14 +82,17 @@ def set_epoch(loader: Any, epoch: int) -> None:
         rng.loading.restart(epoch)
 
 
-def _rank_loader(loader: DataLoader[Any]) -> Any:
+def _rank_loader(loader: DataLoader[Any], rows: bool) -> Any:
     original = type(loader)
     kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__, "_kind": original})
     new = kind.__new__(kind)
     new.__dict__.update(loader.__dict__, _iterator=None, _contents=contents.Contents(loader.dataset, original.__name__))
     if new.num_workers:
         new.worker_init_fn = functools.partial(_end_with, os.getpid(), new.worker_init_fn)
-    reason = unsharded.why_not_split(loader)
+    reason = unsharded.why_not_split(loader, rows)
+    new._rows = rows and loader.collate_fn is not default_collate
+    if reason and rows:
+        raise ValueError(f"shard_loader(loader, rows=True): {original.__name__} loads whole batches, as {reason}")
     if reason:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
     else:
@@ -106,17 +117,21 @@ class _RankLoader(DataLoader[Any]):
     _watch: kept.Watch | None = None
     """Watches the dataset where there are no workers."""
 
+    _rows: bool
+    """Whether rows are said to stay apart in a `collate_fn` of the script's."""
+
     _originals: tuple[int, Any, Any]
-    """How many workers the original has, what they begin with, and its `collate_fn`."""
+    """How many workers the original has, what they begin with, and its `collate_fn` (`apart.Collate`, with `_rows`)."""
     _seeds: Any
     """The random state from which the latest pass took its workers' seeds, and the generators that they got."""
 
     def __copy__(self) -> Any:
-        return _rank_loader(copy.copy(unsharded.restored(self, self._kind)))
+        return _rank_loader(copy.copy(unsharded.restored(self, self._kind)), self._rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = new = type(self).__new__(type(self))
-        new.__dict__.update(_rank_loader(copy.deepcopy(unsharded.restored(self, self._kind), memo)).__dict__)
+        original = copy.deepcopy(unsharded.restored(self, self._kind), memo)
+        new.__dict__.update(_rank_loader(original, self._rows).__dict__)
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -125,6 +140,8 @@ class _RankLoader(DataLoader[Any]):
 
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""
+        if self._rows:
+            self.collate_fn = apart.Collate(self.collate_fn)
         self._originals = self.num_workers, self.worker_init_fn, self.collate_fn
         # Through __dict__: a DataLoader doesn't let its batch sampler be set.
         self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)

@@ -13,8 +13,8 @@ from ..ranks import rng
 from .samplers import Delegate
 
 
-def why_not_split(loader: DataLoader[Any]) -> str | None:
-    """Why the ranks can't load a batch together; None if they can."""
+def why_not_split(loader: DataLoader[Any], rows: bool = False) -> str | None:
+    """Why the ranks can't load a batch together; None if they can. `rows`: whether its rows are said to stay apart."""
     kind = type(loader)
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         return f"{kind.__name__} has an iterator of its own"
@@ -22,6 +22,8 @@ def why_not_split(loader: DataLoader[Any]) -> str | None:
         return "its dataset is an IterableDataset"
     if loader.batch_sampler is None:
         return "it has batch_size=None"
+    if rows:
+        return None
     if loader.collate_fn is not default_collate:
         return "it has a collate_fn of its own"
     if any(fn.__module__ != default_collate.__module__ for fn in default_collate_fn_map.values()):
@@ -64,7 +66,7 @@ def restored(loader: DataLoader[Any], kind: Any) -> DataLoader[Any]:
     for name, (ours, value) in attributes.pop("_replaced").items():
         if attributes.get(name) is ours:
             attributes[name] = value
-    for name in ("_moves", "_watch", "_contents", "_originals", "_seeds"):  # what this runtime notes there
+    for name in ("_moves", "_watch", "_contents", "_originals", "_seeds", "_rows"):  # what this runtime notes there
         attributes.pop(name, None)
     original: DataLoader[Any] = kind.__new__(kind)
     original.__dict__.update(attributes)
