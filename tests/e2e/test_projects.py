@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.request import Request
+from dp2ddp.verify.run.options import Request
 from dp2ddp.verify.run.runs import Options
 
 PROJECT = fixture_data.FIXTURES / "mnist_project"
