@@ -174,4 +174,5 @@ def test_a_run_goes_on_alone_when_the_others_have_ended(folders: list[Path], mon
     steps = Steps(folders, keep=False)
     while longer.is_alive():
         steps.look(ended=[1, 2])
+    steps.look(ended=[0, 1, 2])
     assert steps.made == [40, 2, 2]

@@ -127,6 +127,7 @@ class Running:
         run = Run(self.folder, tuple(code or 0 for code in codes), time.monotonic() - self._started)
         saved = {"exit_codes": run.exit_codes, "seconds": run.seconds}
         (self.folder / "run.json").write_text(json.dumps(saved))
+        self._close()
         return run
 
     def wait(self) -> Run:
@@ -147,9 +148,15 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.kill()
-        if self._own is not None:
-            self._own.close()
+        if self._own is None:
+            self.kill()
+        self._close()
+
+    def _close(self) -> None:
+        """End the fork server that only this run has, and with it whatever is still there."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
 
 def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]], None] | None = None) -> dict[str, Run]:
