@@ -1,46 +1,48 @@
-"""One keeper for the runs of all tests: importing torch is most of a short run."""
+"""One fork server for the runs of all tests: importing torch is most of a short run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import contextmanager
 from unittest import mock
 
-from dp2ddp.verify.run import runs
-from dp2ddp.verify.start import keeping
-from dp2ddp.verify.start.keeping import Keeping
+from dp2ddp.verify.start import client
+from dp2ddp.verify.start.client import ForkServer
 
 _MODULES = ("torch._dynamo", "torchvision.datasets", "torchvision.transforms", "torchvision.utils")
 
 
 class Nursery:
-    """A keeper that is there as long as the tests."""
+    """A fork server that is there as long as the tests."""
 
     def __init__(self) -> None:
-        self._keeper = Keeping()
-        self._keeper.share(_MODULES)
+        self._server = ForkServer()
+        self._server.share(_MODULES)
 
     def close(self) -> None:
-        self._keeper.close()
+        self._server.close()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While this lasts, runs that would have a keeper of their own have this one."""
-
-        def opened(folder: Path | None) -> nullcontext[Keeping]:
-            return nullcontext(self._keeper)
-
-        lent = mock.patch.object(runs, "Keeping", return_value=_Lent(self._keeper))
-        with mock.patch.object(keeping, "opened", opened), lent:
+        """While this lasts, runs that would have a fork server of their own have this one."""
+        with mock.patch.object(client, "ForkServer", return_value=_Lent(self._server)):
             yield
 
 
 class _Lent:
-    """The keeper, for a run that ends it with its context."""
+    """The fork server, for those who end it with their context."""
 
-    def __init__(self, keeper: Keeping) -> None:
-        self.start = keeper.start
+    def __init__(self, server: ForkServer) -> None:
+        self.start = server.start
+
+    def share(self, modules: object) -> None:
+        """All is imported."""
 
     def close(self) -> None:
         """It is needed again."""
+
+    def __enter__(self) -> _Lent:
+        return self
+
+    def __exit__(self, *told: object) -> None:
+        self.close()

@@ -18,7 +18,6 @@ from dp2ddp.verify import COUNT
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
-AUTO = "auto"
 _GIVEN = "dp2ddp.verify.given"  # the arguments as they were given
 _VERIFY_HELP = """Run SCRIPT (with nn.DataParallel) and its conversion side by side, and show whether they train the
 same model. ARGS, after --, are the script's own.
@@ -38,51 +37,18 @@ Examples:
 
 
 class _Verify(Command):
-    """A command whose `--synthetic-data` may be followed by a number, or by anything else, which isn't its own."""
+    """A command that says where an option goes that it doesn't have."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = ctx.meta[_GIVEN] = list(args)
-        own = args.index("--") if "--" in args else len(args)
-        for at, argument in enumerate(args[:own]):
-            if argument == "--synthetic-data" and not "".join(args[at + 1 : own][:1]).isdigit():
-                args = [*args[:at], f"--synthetic-data={COUNT}", *args[at + 1 :]]
+        ctx.meta[_GIVEN] = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if own < len(given):
-                raise
-            ours, theirs = self._sorted(given)
-            command = shlex.join([*ctx.command_path.split(), *ours, "--", *theirs])
             what = error.format_message()
             what = what if what.endswith((".", "?")) else f"{what}."
-            raise click.UsageError(f"{what} SCRIPT's own go after --: {command}", ctx) from error
-
-    def _sorted(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The arguments that are this command's, the script among them, and the others, which must be the script's."""
-        options = {name: param for param in self.params if isinstance(param, click.Option) for name in param.opts}
-        ours: list[str] = []
-        theirs: list[str] = []
-        rest, scripts = list(args), 0
-        while rest:
-            argument = rest.pop(0)
-            option = options.get(argument.partition("=")[0])
-            if option is not None:
-                ours.append(argument)
-                takes = rest and not option.is_flag and "=" not in argument
-                if takes and (option.name != "synthetic_data" or rest[0].isdigit()):
-                    ours.append(rest.pop(0))
-            elif not argument.startswith("-") and not scripts and not theirs:
-                ours.append(argument)
-                scripts += 1
-            else:
-                theirs.append(argument)
-        return ours, theirs
-
-
-def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value not in (None, AUTO) and not (value.isdecimal() and int(value) > 0):
-        raise click.BadParameter(f"{value!r} is neither a number of steps nor {AUTO}", ctx, param)
-    return value
+            raise click.UsageError(
+                f"{what} SCRIPT's own go after --: {ctx.command_path} SCRIPT [OPTIONS] -- ARGS", ctx
+            ) from error
 
 
 @click.command(help=_VERIFY_HELP, cls=_Verify, files="script")
@@ -92,9 +58,8 @@ def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Replicas, and ranks.")
 @click.option(
     "--steps",
-    metavar="N|auto",
-    callback=_steps,
-    help="End both after so many optimizer steps; auto: once they differ, or were seen to agree long enough.",
+    type=click.IntRange(1),
+    help="End both after so many optimizer steps.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
 @click.option(
@@ -116,6 +81,8 @@ def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     "--synthetic-data",
     metavar="[N]",
     type=click.IntRange(1),
+    is_flag=False,
+    flag_value=COUNT,
     help=f"Made-up samples in torchvision's data sets: N (default {COUNT}) to train on, a quarter to test.",
 )
 @click.option("--timeout", type=click.FloatRange(1), default=3600.0, show_default=True, help="Seconds for each run.")
@@ -139,7 +106,7 @@ def verify(
     arguments: Sequence[str],
     converted: Path | None,
     nproc: int,
-    steps: str | None,
+    steps: int | None,
     seed: int,
     tolerance: float,
     device: str,
@@ -153,27 +120,20 @@ def verify(
     """Verifies one conversion."""
     from importlib.util import find_spec
 
-    from dp2ddp.verify.start.signals import ending_orderly
-
-    ctx.with_resource(ending_orderly())
-
     if find_spec("torch") is None:
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp import page
     from dp2ddp.verify.command import verifying
     from dp2ddp.verify.progress import showing
-    from dp2ddp.verify.request import Request
-    from dp2ddp.verify.run.options import Options
+    from dp2ddp.verify.run.options import Options, Request
 
     if html is not None:
         page.check_target(html, force=force)
-    auto, cuda = steps == AUTO, device == "cuda"
-    number = None if steps is None or auto else int(steps)
-    options = Options(nproc, number, cuda=cuda, seed=seed, synthetic=synthetic_data, timeout=timeout, auto=auto)
+    options = Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
     request = Request(script, arguments, converted, options, tolerance, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
-        with showing(quiet, number) as show:
+        with showing(quiet, steps) as show:
             verdict = stack.enter_context(verifying(request, show))
         _show_verdict(verdict, script.name, as_json=form == "json", quiet=quiet)
         if html is not None:

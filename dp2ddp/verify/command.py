@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
 from dp2ddp.verify.progress import Show, silent
-from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import sides
-from dp2ddp.verify.start import keeping, temporary
+from dp2ddp.verify.run.options import Request
+from dp2ddp.verify.start import client, temporary
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
@@ -28,16 +29,19 @@ def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
         BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
     """
     with ExitStack() as stack:
-        folder = request.folder or stack.enter_context(temporary.folder())
+        folder = stack.enter_context(temporary.folder())
         # It imports torch while the scripts are read and converted here.
-        keeper = stack.enter_context(keeping.opened(None if request.folder else folder))
+        server = stack.enter_context(client.ForkServer(folder))
         both = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
-        keeper.share(both.shared)
-        from dp2ddp.verify.verification import Verification
+        server.share(both.shared)
+        from dp2ddp.verify.side_by_side import SideBySide
+        from dp2ddp.verify.verification import Verification, chosen_devices
 
+        options = replace(chosen_devices(request.options, show), foreign=both.foreign or request.options.foreign)
+        pair = SideBySide(request, folder, server, both, show)
         try:
-            verdict = Verification(request, folder, keeper, both, show).verdict()
-        except keeping.KeeperEndedError as ended:
+            verdict = Verification(pair, options, request.tolerance, both.notes).verdict()
+        except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended
         except OSError as error:

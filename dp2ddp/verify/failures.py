@@ -1,18 +1,21 @@
-"""A side that could not run: why, where each rank was then, and what is worth reading of its standard error."""
+"""What goes wrong with a side: a rank that waits for another, a script that fails; and what is worth reading of it."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from dp2ddp.verify.run.hangs import TOLD
 from dp2ddp.verify.run.runs import Run
 from dp2ddp.verify.run.sides import Sides
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
+_TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
+_GOES_ON = "The job goes on "
+_KEPT = 1 << 14  # characters: more than is told at a time
 _PATIENCE = 10.0  # seconds in which the original may fail, too
 _TRACEBACK = "Traceback (most recent call last)"
 _IN_FRONT = r"(?:\[rank\d+\]: )?"  # of each line of a rank's traceback
@@ -27,12 +30,38 @@ def _frames(files: str) -> re.Pattern[str]:
     return re.compile(rf'^{_IN_FRONT}  File "(?:{files})".*\n(?:{_IN_FRONT}    .*\n)*', re.MULTILINE)
 
 
-OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/keeper|start/ending|run/record)\.py')
+OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/record)\.py')
 _LIBRARIES = (
     r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
 )
 _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
+
+
+class Hangs:
+    """What the converted script's ranks say while they run, when one waits for another for long.
+
+    Args:
+        folders: of the ranks' recordings, whose standard error is read as it is written.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._files = {folder / "stderr.txt": 0 for folder in folders}
+        self._rest = dict.fromkeys(self._files, "")
+
+    def news(self) -> list[str]:
+        """What was told since this was last asked: where each rank is, a line each."""
+        found = []
+        for path, start in self._files.items():
+            with suppress(FileNotFoundError), path.open("rb") as file:  # not yet
+                file.seek(start)
+                new = file.read()
+                self._files[path] += len(new)
+                text = self._rest[path] + new.decode(errors="replace")
+                told = [match for match in _TOLD.finditer(text) if _GOES_ON in match[0]]
+                found += [match[0] for match in told]
+                self._rest[path] = text[told[-1].end() if told else 0 :][-_KEPT:]
+        return found
 
 
 class Patience:
@@ -84,14 +113,14 @@ def late(side: str, seconds: float, places: Mapping[str, Path], sides: Sides) ->
 
 def _of(side: str, reason: str, stderr: str, folder: Path, sides: Sides) -> Failure:
     """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
-    told = list(TOLD.finditer(stderr))
+    told = list(_TOLD.finditer(stderr))
     if told:
         why, _, where = told[-1]["what"].partition(":\n")
         reason, where = (why if reason.startswith("exit code") else f"{reason}: {why}"), where.rstrip()
     else:
         where = ""
     full = OWN_FRAMES.sub("", stderr).replace(f"{folder.resolve() / 'work'}/", "")
-    brief = _NATIVE.sub("", _BETWEEN.sub("", TOLD.sub("", full)))
+    brief = _NATIVE.sub("", _BETWEEN.sub("", _TOLD.sub("", full)))
     texts = [reason, brief, where, full]
     return Failure(side, *(texts if side == "original" else map(sides.by_own_names, texts)))
 

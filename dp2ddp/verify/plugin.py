@@ -150,8 +150,7 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
     ) -> Compared:
         __tracebackhide__ = True
         from dp2ddp.verify.command import verifying
-        from dp2ddp.verify.request import Request
-        from dp2ddp.verify.run.options import Options
+        from dp2ddp.verify.run.options import Options, Request
 
         samples = COUNT if synthetic_data is True else synthetic_data or None
         request = Request(

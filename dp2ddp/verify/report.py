@@ -79,7 +79,6 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
             {"step": each.step, "parameter": each.parameter, "relative_difference": _finite(each.relative)}
             for each in (comparison.steps if comparison else ())
         ],
-        "stopped_early": asdict(comparison.seen) if comparison and comparison.seen else None,
         "losses": _losses(comparison) if comparison else None,
         "seconds": {"original": comparison.original.seconds, "converted": comparison.converted.seconds}
         if comparison

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import filecmp
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import fixture_data
 import pytest
@@ -13,8 +15,9 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.request import Request
+from dp2ddp.verify.run.options import Request
 from dp2ddp.verify.run.runs import Options
+from dp2ddp.verify.start import temporary
 
 PROJECT = fixture_data.FIXTURES / "mnist_project"
 GOLDEN = fixture_data.FIXTURES / "mnist_project_ddp"
@@ -45,8 +48,8 @@ def test_converting_the_conversion_changes_nothing(tmp_path: Path) -> None:
 
 def verdict_of(name: str, folder: Path, options: Options, *arguments: str) -> Comparison:
     """Both sides of a script of the project, compared."""
-    request = Request(PROJECT / name, arguments, GOLDEN / name, options=options, folder=folder)
-    with verifying(request) as verdict:
+    request = Request(PROJECT / name, arguments, GOLDEN / name, options=options)
+    with mock.patch.object(temporary, "folder", return_value=nullcontext(folder)), verifying(request) as verdict:
         assert verdict.failure is None, verdict.failure
         assert verdict.findings == []
         assert verdict.comparison is not None
@@ -84,9 +87,7 @@ def test_the_project_s_checkpoints_are_the_same_and_load(small_digits: Path, tmp
 def test_the_loop_without_epochs_trains_the_same(replicas: int, smaller_digits: Path, tmp_path: Path) -> None:
     script = fixture_data.original("mnist_iterations")
     arguments = ["--data", str(smaller_digits), "--max-iter", "12", "--val-every", "5", "--batch-size", "38"]
-    request = Request(
-        script, arguments, fixture_data.golden("mnist_iterations"), options=Options(replicas), folder=tmp_path
-    )
+    request = Request(script, arguments, fixture_data.golden("mnist_iterations"), options=Options(replicas))
     with verifying(request) as verdict:
         assert verdict.failure is None, verdict.failure
         assert verdict.findings == []

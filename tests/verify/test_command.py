@@ -257,53 +257,11 @@ def test_a_bias_that_holds_rounding_alone_is_no_difference(verify, workplace: Pa
     assert (told["verdict"], told["precision"]) == ("agree", "float64"), told
 
 
-EPOCHS = tiny.ORIGINAL.replace("range(3)", "range(40)")
-
-
-@pytest.mark.parametrize(
-    ("evaluates", "steps", "seen"),
-    [
-        (True, range(20, 60), "1 file; not seen: what only happens later"),
-        (False, range(20, 60), "not seen: an evaluation, a file being written, what only happens later"),
-    ],
-)
-def test_auto_ends_both_once_enough_was_seen(verify, workplace: Path, evaluates: bool, steps: range, seen: str) -> None:
-    """In an epoch, and not at the end: 120 steps."""
-    more = "    sum(net(x.cuda()).sum().item() for x, _ in DataLoader(loader.dataset, batch_size=5))\n"
-    more += '    torch.save(net.state_dict(), "last.pt")\n'
-    (workplace / "long.py").write_text(
-        EPOCHS.replace('    print("epoch"', f'{more if evaluates else ""}    print("epoch"')
-    )
-    result = verify("long.py", "--steps", "auto", "--format", "json")
-    told = json.loads(result.stdout)
-    assert told["verdict"] == "agree", result.stdout
-    assert len(told["steps"]) in steps
-    assert told["stopped_early"]["steps"] == len(told["steps"])
-    assert (told["stopped_early"]["evaluations"] > 0, told["stopped_early"]["files"]) == (evaluates, int(evaluates))
-    assert told["stopped_early"]["ragged"]
-    assert any(seen in note for note in told["notes"]), told["notes"]
-
-
-def test_auto_ends_both_where_they_differ(verify, workplace: Path) -> None:
-    (workplace / "long.py").write_text(EPOCHS)
-    wrong = tiny.converted(EPOCHS).replace(
-        "optimizer.step()", "net.module[0].weight.grad.mul_(1 + epoch); optimizer.step()"
-    )
-    (workplace / "long_ddp.py").write_text(wrong)
-    told = json.loads(verify("long.py", "--converted", "long_ddp.py", "--steps", "auto", "--format", "json").stdout)
-    assert (told["verdict"], told["findings"][0]["step"]) == ("differ", 4), told
-    assert told["findings"][0]["at"] == "long.py:27"
-    assert len(told["steps"]) < 30
-    assert any(note.endswith("as they differ") for note in told["notes"])
-
-
 def test_the_script_s_options_before_two_dashes_are_told_where_to_go(verify) -> None:
     result = verify("train.py", "--epochs", "1", "--nproc", "3", "--lr=0.1")
     assert result.exit_code == 2
-    assert "SCRIPT's own go after --: main verify train.py --nproc 3 -- --epochs 1 --lr=0.1" in result.stderr
-    result = verify("train.py", "--synthetic-data", "96", "--synthetic", "--cuda")
-    assert "Did you mean '--synthetic-data'? SCRIPT's own go after --: " in result.stderr
-    assert result.stderr.endswith("main verify train.py --synthetic-data 96 -- --synthetic --cuda\n")
+    assert "No such option '--epochs'" in result.stderr or "No such option: --epochs" in result.stderr
+    assert "SCRIPT's own go after --: main verify SCRIPT [OPTIONS] -- ARGS" in result.stderr
 
 
 def test_progress_goes_to_standard_error_and_results_do_not(verify, monkeypatch: pytest.MonkeyPatch) -> None:

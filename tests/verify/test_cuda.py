@@ -9,6 +9,7 @@ import torch
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
+from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
 
@@ -139,7 +140,7 @@ def _both(script: str, arguments: list[str], folder: Path, float64: bool = True)
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
     comparison = _both(GUARDED, [], tmp_path)
-    assert comparison.failures() == []
+    assert explain(comparison) == []
     assert len(comparison.steps) == 2
     before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
     assert comparison.original.stderr.splitlines() == before
@@ -153,7 +154,7 @@ def test_a_script_that_stays_on_the_cpu_splits_nothing(tmp_path: Path) -> None:
     assert (
         comparison.original.stderr.splitlines() == ["cuda False"] * 2 + ["6 rows"] * 2 + ["cuda False"] + ["5 rows"] * 2
     )
-    assert comparison.failures() == []
+    assert explain(comparison) == []
 
 
 MIXED = """
@@ -189,7 +190,7 @@ needs_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="
 @needs_scaler
 def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
     comparison = _both(MIXED, [], tmp_path, float64=False)
-    assert comparison.failures() == []
+    assert explain(comparison) == []
     assert len(comparison.steps) == 6
     assert comparison.original.stdout.splitlines() == ["torch.bfloat16 65536.0"] * 2
     assert [recording.mixed for recording in comparison.recordings] == ["bfloat16"] * 3
@@ -198,5 +199,5 @@ def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
 @needs_scaler
 def test_a_step_that_overflows_is_skipped_on_both_sides(tmp_path: Path) -> None:
     comparison = _both(MIXED, ["overflow"], tmp_path, float64=False)
-    assert comparison.failures() == []
+    assert explain(comparison) == []
     assert len(comparison.steps) == 5

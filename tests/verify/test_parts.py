@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from dp2ddp.verify.compare import clock_names, printed, saved
+from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
-from dp2ddp.verify.start import keeping
+from dp2ddp.verify.run.options import Task
+from dp2ddp.verify.start import client
 
 OVERWRITES = """
 import torch
@@ -181,7 +183,7 @@ def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
         with runs.start_original(script, ["-x"], tmp_path / side, runs.Options()) as running:
             assert running.wait().stdout.startswith("['sub/train.py', '-x'] /")
         folders.append(tmp_path / side)
-    assert compare(folders[0], folders[1]).agrees
+    assert explain(compare(folders[0], folders[1])) == []
 
 
 def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +191,7 @@ def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [project, project / "src", other, "lib"])))
     monkeypatch.chdir(tmp_path)
     moved = ((project, run / "script"), (tmp_path / "lib", run / "work"))
-    found = keeping.python_path(moved).split(os.pathsep)[-4:]
+    found = client.python_path(moved).split(os.pathsep)[-4:]
     assert found == [str(run / "script"), str(run / "script" / "src"), str(other), str(run / "work")]
 
 
@@ -253,7 +255,7 @@ print(json.dumps([
     sys.argv, os.path.basename(os.getcwd()), here, beside, vars(multiprocessing.process)["ORIGINAL_DIR"] == os.getcwd(),
     os.environ["FOR_ONE"], os.environ["PYTHONHASHSEED"], os.environ["OMP_NUM_THREADS"], sys.flags.hash_randomization,
     os.isatty(0), os.isatty(1), os.getpgrp() == os.getpid() == os.getsid(0), threading.active_count(),
-    sys.stdout.encoding, sys.stdout.line_buffering, __main__.__name__, "dp2ddp.verify.start.keeper" in sys.modules,
+    sys.stdout.encoding, sys.stdout.line_buffering, __main__.__name__, "dp2ddp.verify.start.fork_server" in sys.modules,
 ]))
 print("to standard error", file=sys.stderr)
 import atexit
@@ -265,19 +267,19 @@ sys.exit(3)
 @pytest.mark.skipif(sys.platform == "win32", reason="sessions and pseudo-terminals")
 def test_a_forked_run_finds_what_a_started_one_finds(tmp_path: Path) -> None:
     outputs = []
-    with keeping.Keeping() as keeper:
+    with client.ForkServer() as server:
         for name, fork in (("forked", True), ("started", False)):
             work, streams = tmp_path / name / "work", tmp_path / name / "rank0"
             for folder in (work / "lib", streams):
                 folder.mkdir(parents=True)
             (work / "train.py").write_text(PROCESS)
-            env = {**keeping.environment(), "FOR_ONE": name.upper()}
+            env = {**client.environment(), "FOR_ONE": name.upper()}
             env["PYTHONPATH"] += os.pathsep + "lib"
-            arguments = ["--out", str(tmp_path / name), "--", str(work / "train.py"), "-x"]
-            kept = keeper.start(arguments, work, env, streams, fork)
-            while kept.poll() is None:
+            task = Task(str(tmp_path / name), str(work / "train.py"), ["-x"], runs.Options())
+            process = server.start([task.as_text()], work, env, streams, fork)
+            while process.poll() is None:
                 time.sleep(0.05)
-            assert kept.poll() == 3
+            assert process.poll() == 3
             assert (streams / "stderr.txt").read_text() == "to standard error\n"
             outputs.append((streams / "stdout.txt").read_text().replace(name.upper(), "its name"))
     assert "the end" in outputs[0]

@@ -16,10 +16,11 @@ from test_command import _SEPARATE
 from test_cuda import GUARDED, MIXED
 
 from dp2ddp.cli import main
-from dp2ddp.errors import BadInput
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-from dp2ddp.verify.run import devices, runs
+from dp2ddp.verify.progress import silent
+from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.verification import chosen_devices
 
 HEALTHY = tiny.ORIGINAL.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)").replace("5, 2", "HIDDEN, 2")
 HEALTHY += 'torch.save(net, "whole.pt")\n'
@@ -118,7 +119,7 @@ def mistaken(name: str, text: str, old: str, new: str) -> int:
 @pretended
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_a_healthy_script_agrees(verify: Verify, nproc: int) -> None:
-    result = verify("--nproc", str(nproc), *(["--steps", "auto"] if nproc == 2 else []))
+    result = verify("--nproc", str(nproc))
     assert result.exit_code == 0, result.output
     assert f"nn.DataParallel on {nproc} pretend GPUs" in result.stdout
     assert f"CUDA is pretended: this machine has fewer than {nproc} GPU(s)" in result.output
@@ -247,11 +248,9 @@ def test_the_machines_own_devices_come_first(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(build, "compiled", compiled)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     on_gpus = Options(2, cuda=True)
-    assert devices.chosen(on_gpus) is on_gpus
-    assert devices.chosen(Options(3)) == Options(3)
+    assert chosen_devices(on_gpus, silent) is on_gpus
+    assert chosen_devices(Options(3), silent) == Options(3)
     assert not compiled.called
-    pretend = devices.chosen(Options(3, cuda=True, auto=True))
+    pretend = chosen_devices(Options(3, cuda=True), silent)
     assert (pretend.cuda, pretend.pretended, pretend.gpus) == (False, True, "pretend GPUs")
     assert compiled.called
-    with pytest.raises(BadInput, match="--steps auto"):
-        devices.chosen(Options(2, cuda=True, auto=True))

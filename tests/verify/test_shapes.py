@@ -15,8 +15,8 @@ from starts import Warm
 
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
-from dp2ddp.verify.request import Request
 from dp2ddp.verify.run import runs
+from dp2ddp.verify.run.options import Request
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
@@ -293,7 +293,9 @@ log = logging.getLogger(__name__)
 torch.manual_seed(0)
 
 class D(nn.Linear):
-    pass
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.norm = nn.BatchNorm1d(4)
 
 class G(nn.Linear):
     pass
@@ -323,6 +325,7 @@ torch.save(net_d, "whole.pt")
         ("ddp.wrap_model(D(4, 1))", "nn.DataParallel(D(4, 1))", "a model (D) still is in an nn.DataParallel"),
         ("ddp.wrap_model(D(4, 1))", "D(4, 1)", "models that are wrapped: G, D; converted: G"),
         ("loss_d.item(), loss_g", "2 * loss_d.item(), loss_g", "logged line 1: 'Loss_D "),
+        ("ddp.wrap_model(D(4, 1))", "ddp.wrap_model(D(4, 1), sync_bn=True)", "BatchNorm is synchronised"),
     ],
 )
 def test_two_models_and_what_is_logged(
@@ -338,64 +341,6 @@ def test_two_models_and_what_is_logged(
     assert (verdict.exit_code, [what for what in whats if found and what.startswith(found)] != []) == (
         (1, True) if found else (0, False)
     ), whats
-
-
-LAYERS = """
-import torch
-from torch import nn
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return FACTOR * grad
-
-class Body(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)
-
-    def forward(self, x):
-        x = self.norm(self.first(x))
-        return self.last(Twice.apply(torch.relu(x) * SCALE))
-
-torch.manual_seed(0)
-net = nn.DataParallel(Body())
-optimizer = torch.optim.Adam(net.parameters(), 0.01)
-for step in range(3):
-    optimizer.zero_grad()
-    net(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "where"),
-    [
-        ("SCALE", "(1.5 if step == 1 else 1)", ("first in the output of `last` (Linear) in replica 0", 2)),
-        ("FACTOR", "2", ("first in the gradient that comes back to `norm` (BatchNorm1d) in replica ", 1)),
-        ("ddp.wrap_model(Body())", "ddp.wrap_model(Body(), sync_bn=True)", ("BatchNorm is synchronised", None)),
-    ],
-)  # fmt: skip
-def test_where_a_difference_begins(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, where: tuple[str, int | None]
-) -> None:
-    monkeypatch.chdir(workplace)
-
-    def filled(text: str) -> str:
-        return text.replace("SCALE", "1").replace("FACTOR", "1")
-
-    Path("layers.py").write_text(filled(LAYERS))
-    converted = tiny.converted(LAYERS)
-    assert old in converted
-    Path("layers_ddp.py").write_text(filled(converted.replace(old, new)))
-    with verifying(Request(Path("layers.py"), converted=Path("layers_ddp.py"))) as verdict:
-        first = verdict.findings[0]
-    assert where[0] in first.what, str(first)
-    assert first.step == where[1]
 
 
 COUNTED = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,22 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from dp2ddp.verify.compare import enough
-from dp2ddp.verify.compare.enough import Enough, Pass
-from dp2ddp.verify.compare.steps import Apart, StepDifference, Steps
-from dp2ddp.verify.run.gate import Gate
-from dp2ddp.verify.run.recorder import Recorder, StepsDone
-from dp2ddp.verify.run.recording import Batch
+from dp2ddp.verify.compare.steps import Steps
+from dp2ddp.verify.run import recorder
+from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.recorder import Recorder
 
 
 def record(
-    folder: Path, steps: int, changed: Callable[[int], float] = lambda step: 0.0, gate: Gate | None = None
+    folder: Path, steps: int, changed: Callable[[int], float] = lambda step: 0.0, options: Options | None = None
 ) -> None:
     """A run of some steps in this process; `changed` is added to the second parameter after a step (from 1)."""
     torch.manual_seed(1)
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    with Recorder(folder, gate=gate):
+    with Recorder(folder, options):
         for step in range(1, steps + 1):
             optimizer.zero_grad()
             net(torch.ones(4, 3)).square().sum().backward()
@@ -41,7 +38,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def files(folder: Path) -> list[int]:
-    return sorted(int(path.stem) for path in folder.glob("*.bin"))
+    return sorted(int(path.stem) for suffix in ("bin", "kept") for path in folder.glob(f"*.{suffix}"))
 
 
 def test_what_was_compared_is_removed(folders: list[Path]) -> None:
@@ -60,13 +57,13 @@ def test_what_was_compared_is_removed(folders: list[Path]) -> None:
 def test_of_what_differs_the_first_is_kept_with_the_one_before(folders: list[Path]) -> None:
     record(folders[0], 9)
     for folder in folders[1:]:
-        record(folder, 9, lambda step: {4: 1e-4, 7: 50.0}.get(step, 0.0))
-    steps = Steps(folders, keep=False, thresholds=(1e-6, 1.0))
+        record(folder, 9, lambda step: {4: 1e-4}.get(step, 0.0))
+    steps = Steps(folders, keep=False)
     steps.finish()
     assert [step.relative > 1e-6 for step in steps.differences] == [False] * 3 + [True] * 6
     assert steps.differences[3].parameter == "bias"
     assert steps.apart is None
-    assert [files(folder) for folder in folders] == [[3, 4, 6, 7, 9]] * 3
+    assert [files(folder) for folder in folders] == [[3, 4, 9]] * 3
 
 
 def test_ranks_that_part_are_found(folders: list[Path]) -> None:
@@ -85,14 +82,17 @@ def test_parameters_of_one_name_are_told_apart_by_their_model(folders: list[Path
     script = """
 import torch
 from torch import nn
-netD, netG = nn.Linear(3, 2), nn.Linear(3, 2)
+class D(nn.Linear):
+    pass
+class G(nn.Linear):
+    pass
+netD, netG = D(3, 2), G(3, 2)
 for net in (netG, netD):
     net.weight.data.fill_(0.5)
 made = [torch.optim.SGD(each.parameters(), lr=lr) for each in (netD, netG)]
 for each, optimizer in zip((netD, netG), made):
     each(torch.ones(4, 3)).sum().backward()
     optimizer.step()
-del each, net
 """
     for folder, rate in zip(folders, ("0.1", "0.2")):
         code = compile(script.replace("lr=lr", f"lr={rate}"), str(folder.parent / "train.py"), "exec")
@@ -100,7 +100,7 @@ del each, net
             exec(code, {})
     steps = Steps(folders[:2])
     steps.finish()
-    assert [each.parameter for each in steps.differences] == ["netD.weight", "netG.weight"]
+    assert [each.parameter for each in steps.differences] == ["D.weight", "G.weight"]
 
 
 def test_steps_are_compared_as_they_come(folders: list[Path]) -> None:
@@ -146,121 +146,33 @@ def test_a_line_that_is_half_written_is_read_later(folders: list[Path]) -> None:
     assert steps.made[0] == len(steps.differences) == 2
 
 
-def test_a_run_waits_for_the_comparison(tmp_path: Path, folders: list[Path]) -> None:
-    gate = Gate(tmp_path / "gate.json")
-    steps = Steps(folders, keep=False, gate=gate)
+def test_a_run_waits_for_the_comparison(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "AHEAD", 1)
     for folder in folders[1:]:
         record(folder, 40)
-    ahead = threading.Thread(target=record, args=(folders[0], 40), kwargs={"gate": Gate(gate.path)})
+    ahead = threading.Thread(target=record, args=(folders[0], 40), kwargs={"options": Options(throttled=True)})
     ahead.start()
+    steps = Steps(folders, keep=False)
     try:
-        while len(files(folders[0])) < 3:  # the start, and two steps
+        while len(files(folders[0])) < 4:  # the start, and three steps
             time.sleep(0.01)
         time.sleep(0.2)
-        assert len(files(folders[0])) == 3
+        assert len(files(folders[0])) == 4
+    finally:
         while ahead.is_alive():
             steps.look()
-    finally:
-        gate.open(math.inf)
-        ahead.join()
     steps.finish()
     assert len(steps.differences) == 40
 
 
-def test_runs_are_ended_at_the_same_step(tmp_path: Path, folders: list[Path]) -> None:
-    gate = Gate(tmp_path / "gate.json")
-    steps = Steps(folders, keep=False, gate=gate, enough=lambda steps: len(steps.differences) == 5)
-    for folder in folders:  # one after the other: each comes as far as the gate is open
-        gate.open(7, last=True)
-        with pytest.raises(StepsDone):
-            record(folder, 40, gate=Gate(gate.path))
-    steps.look()
-    assert (steps.stopped, len(steps.differences), steps.made) == (True, 5, [7, 7, 7])
-    steps.finish()
-    assert len(steps.differences) == 7
-
-
-def test_without_an_end_a_gate_is_open(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate.json")
-    gate.open(math.inf)
-    assert not Gate(gate.path).ends_after(10**9)
-    gate.open(3, last=True)
-    assert [Gate(gate.path).ends_after(steps) for steps in (2, 3)] == [False, True]
-
-
-def _batches(*iterators: tuple[int, int, bool]) -> list[Batch]:
-    """Iterations over loaders: how many batches, the size of the last one, whether steps are made in it."""
-    found: list[Batch] = []
-    step = 0
-    for number, (count, last, trains) in enumerate(iterators):
-        for batch in range(count):
-            size = last if batch == count - 1 else 8
-            found.append(Batch(number, list(range(size)), step))
-            step += trains
-    return found
-
-
-def test_passes_are_told_from_evaluations() -> None:
-    batches = _batches((3, 5, True), (2, 8, False), (3, 5, True), (2, 8, False), (1, 8, True))
-    assert enough.passes(batches, 7) == [
-        Pass(0, 3, True),
-        Pass(3, 3, False),
-        Pass(3, 6, True),
-        Pass(6, 6, False),
-        Pass(6, None, False),
-    ]
-    assert enough.passes(batches, 4) == [Pass(0, 3, True), Pass(3, 3, False), Pass(3, None, False)]
-    seen = enough.seen(batches, 7, 1)
-    assert (seen.passes, seen.ragged, seen.evaluations) == (2, True, 2)
-
-
-def test_loaders_side_by_side_are_both_trained_on() -> None:
-    batches = [
-        Batch(number + 2 * epoch, [0], 3 * epoch + step) for epoch in (0, 1) for step in range(3) for number in (0, 1)
-    ]
-    assert [(each.trains, each.over) for each in enough.passes(batches, 6)] == [(True, 3)] * 2 + [(True, None)] * 2
-
-
-class _Steps:
-    """What `Enough` asks of `Steps`."""
-
-    def __init__(self, batches: list[Batch], made: int, relative: float = 0.0) -> None:
-        self.differences = [StepDifference(1, "", relative)] * made
-        self.apart: Apart | None = None
-        self.recordings = [type("Recording", (), {"batches": batches})()]
-
-
-EPOCH = (24, 5, True)
-EVALUATION = (2, 8, False)
-
-
-@pytest.mark.parametrize(
-    ("iterators", "made", "writes", "is_enough"),
-    [
-        ((EPOCH, EVALUATION, EPOCH), 24, True, False),  # the next shuffle was not seen
-        ((EPOCH, EVALUATION, EPOCH), 26, True, True),
-        ((EPOCH, EVALUATION, EPOCH), 26, False, False),
-        ((EPOCH, EPOCH), 26, True, False),
-        ((EPOCH, EPOCH, EPOCH), 50, False, True),  # what comes at the end only needn't be waited for
-        ((EPOCH, EPOCH, EPOCH), 49, False, False),
-        (((4, 8, True), EVALUATION, (4, 8, True), EVALUATION, (4, 8, True)), 10, True, False),  # too few steps
-        ((EPOCH,), 24, True, False),
-        ((), 200, True, False),  # no loader: who knows
-    ],
-)
-def test_what_is_enough(iterators: tuple, made: int, writes: bool, is_enough: bool) -> None:
-    asked = Enough(1e-6, exact=True, writes=lambda: writes)
-    assert asked(_Steps(_batches(*iterators), made)) == is_enough  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("relative", "exact", "is_enough"),
-    [
-        (1e-3, True, True),  # they differ: going on shows nothing
-        (1e-8, True, False),  # rounding may grow
-        (1e-8, False, True),  # in float64 it hasn't, in so many steps
-    ],
-)
-def test_differences_end_both_or_let_them_go_on(relative: float, exact: bool, is_enough: bool) -> None:
-    asked = Enough(1e-6, exact=exact, writes=lambda: True)
-    assert asked(_Steps(_batches(EPOCH, EVALUATION, EPOCH), 26, relative)) == is_enough  # type: ignore[arg-type]
+def test_a_run_goes_on_alone_when_the_others_have_ended(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "AHEAD", 1)
+    for folder in folders[1:]:
+        record(folder, 2)
+    longer = threading.Thread(target=record, args=(folders[0], 40), kwargs={"options": Options(throttled=True)})
+    longer.start()
+    steps = Steps(folders, keep=False)
+    while longer.is_alive():
+        steps.look(ended=[1, 2])
+    steps.look(ended=[0, 1, 2])
+    assert steps.made == [40, 2, 2]

@@ -231,10 +231,9 @@ def test_both_sides_train_on_made_up_samples(tmp_path: Path, monkeypatch: pytest
 
 
 def test_where_nothing_is_made_up_the_verdict_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option's number may be left out, whatever follows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(OTHER)
-    code, output = _verify("--synthetic-data", "train.py")
+    code, output = _verify("train.py", "--synthetic-data")
     assert code == 0, output
     assert "--synthetic-data made nothing up" in output
 
@@ -243,7 +242,6 @@ def test_where_nothing_is_made_up_the_verdict_says_so(tmp_path: Path, monkeypatc
     ("arguments", "expected"),
     [
         (["train.py"], None),
-        (["--synthetic-data", "train.py"], COUNT),
         (["train.py", "--synthetic-data"], COUNT),
         (["train.py", "--synthetic-data", "--steps", "3"], COUNT),
         (["train.py", "--synthetic-data", "--", "7"], COUNT),

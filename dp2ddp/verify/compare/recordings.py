@@ -10,8 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.verify.compare import clock_names, enough, printed, rounding, saved
-from dp2ddp.verify.compare.enough import Seen
+from dp2ddp.verify.compare import clock_names, printed, rounding, saved
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
@@ -52,12 +51,10 @@ class Comparison:
         places: the largest difference of printed numbers that does, in units of their last digit.
         steps: an entry for each optimizer step of both.
         losses: relative difference of each loss given to `backward`, over all ranks.
-        batches: the first batch with other samples, in words; None if all have the same.
         lines: printed lines that differ.
         files: files that differ, and where.
-        batch: the same as data.
+        batch: the first batch with other samples; None if all have the same.
         recordings: the original's recording and those of the converted script's ranks.
-        seen: what was seen of them, where they were ended because it was enough.
         names: what of the converted run's paths has another name in the original's, for a clock gave it.
         apart: the first step after which the ranks' parameters differ among each other; None if none.
         starts: processes that start from other parameters.
@@ -75,7 +72,6 @@ class Comparison:
     places: float
     steps: tuple[StepDifference, ...]
     losses: tuple[float, ...]
-    batches: str | None
     lines: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
     apart: Apart | None
@@ -84,7 +80,6 @@ class Comparison:
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    seen: Seen | None = None
     setting: SettingDifference | None = None
     logged: tuple[LineDifference, ...] = ()
     foreign: bool = False
@@ -115,23 +110,6 @@ class Comparison:
         same = self.first is None and not self.counts and not (self.batch or self.setting or self.apart)
         return bool(self.steps) and same and not self.wrong_losses
 
-    def failures(self) -> list[str]:
-        """Everything in which the runs don't agree, a line each; empty if they agree."""
-        found = list(self.counts)
-        if self.original.exit_code != self.converted.exit_code:
-            found.append(f"exit code {self.original.exit_code}, converted {self.converted.exit_code}")
-        found += [str(what) for what in (self.batches, self.setting, self.apart) if what]
-        if self.first is not None:
-            found.append(f"step {self.first.step}: {self.first.parameter} differs by {self.first.relative:.1e}")
-        found += [f"backward {number + 1}: the loss differs by {self.losses[number]:.1e}"
-                  for number in self.wrong_losses[:1]]  # fmt: skip
-        found += [
-            f"printed line {line.line}: {line.original!r}, converted {line.converted!r}" for line in self.wrong_lines
-        ]
-        found += [f"logged: {line.original!r}, converted {line.converted!r}" for line in self.wrongly_logged]
-        found += [f"{file.file}: {file.where} differs by {file.relative:.1e}" for file in self.wrong_files]
-        return found
-
     @property
     def wrong_losses(self) -> list[int]:
         """Which of the losses differ (from 0)."""
@@ -161,11 +139,6 @@ class Comparison:
         """The records of `logging` that differ by more than `places`."""
         return [line for line in self.logged if not line.within(self.places)]
 
-    @property
-    def agrees(self) -> bool:
-        """Whether the runs trained the same model, said the same and wrote the same."""
-        return not self.failures()
-
 
 def compare(
     original: Path,
@@ -191,7 +164,6 @@ def compare(
     one, other = runs.read(original), runs.read(converted)
     if steps is None:
         steps = Steps(rank_folders(original, converted, len(other.exit_codes)))
-    stopped = steps.stopped
     steps.finish()
     ours, *theirs = steps.recordings
     batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
@@ -205,7 +177,6 @@ def compare(
         places=places,
         steps=tuple(steps.differences),
         losses=tuple(_losses([ours], theirs)),
-        batches=None if batch is None else str(batch),
         lines=tuple(_lines(one, other, hide, foreign)),
         files=tuple(_files(*files, places, hide)),
         apart=steps.apart,
@@ -214,7 +185,6 @@ def compare(
         batch=batch,
         recordings=(ours, *theirs),
         names=names,
-        seen=enough.seen(ours.batches, len(ours.steps), len(files[0])) if stopped else None,
         setting=first_difference(ours, theirs[0], tolerance),
         foreign=foreign,
         rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
@@ -253,7 +223,7 @@ def _batch(
         batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
         for number, (batch, *shards) in enumerate(batches, start=1):
             if not alike(batch, shards):
-                taken = [[step for each, step in run.took if each == iterator] for run in (ours, theirs[0])]
+                taken = [[each.step for each in run.took if each.iterator == iterator] for run in (ours, theirs[0])]
                 step = max((steps[min(number, len(steps)) - 1] for steps in taken if steps), default=0)
                 return BatchDifference(iterator, number, step, batch, tuple(shards))
     return None

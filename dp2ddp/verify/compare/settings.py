@@ -60,7 +60,7 @@ class SettingDifference:
 
 def first_difference(ours: Recording, theirs: Recording, tolerance: float) -> SettingDifference | None:
     """The first setting that one run has otherwise, by more than `tolerance` (relative); None if there is none."""
-    sides = [{(step, which): groups for step, which, groups in run.settings} for run in (ours, theirs)]
+    sides = [{(each.step, each.optimizer): each.groups for each in run.settings} for run in (ours, theirs)]
     until = min(len(ours.steps), len(theirs.steps))
     now: list[dict[int, Groups]] = [{}, {}]
     for step, which in sorted({key for side in sides for key in side if key[0] < until}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,12 +13,9 @@ import torch
 
 from dp2ddp.verify.compare import saved
 from dp2ddp.verify.compare.saved import relative_difference
-from dp2ddp.verify.run.gate import Gate
-from dp2ddp.verify.run.recording import Reader, Recording, Step
+from dp2ddp.verify.run.recording import KEPT, Reader, Recording, Step
 
 TOLERANCE = 1e-6
-AHEAD = 256 * 2**20  # bytes of parameters that a run may be ahead of the comparison
-_FIRST_AHEAD, _MOST_AHEAD = 2, 64  # steps
 
 
 @dataclass(frozen=True)
@@ -59,33 +56,18 @@ class Steps:
     Args:
         folders: of the original's recording and of those of the converted script's ranks.
         keep: leave the parameters on the disk; else those that were compared are removed, but for the first that
-            differ by more than one of `thresholds`, and those of the step before.
-        gate: is opened as far as the comparison has come, and a little further.
-        enough: asked after each step that was compared: end the runs?
-        auto: the gate is opened by a few steps at a time, so that the runs can be ended soon.
+            differ by more than `tolerance`, and those of the step before.
     """
 
-    def __init__(
-        self,
-        folders: Sequence[Path],
-        keep: bool = True,
-        thresholds: Collection[float] = (TOLERANCE,),
-        gate: Gate | None = None,
-        enough: Callable[[Steps], bool] | None = None,
-    ) -> None:
+    def __init__(self, folders: Sequence[Path], keep: bool = True, tolerance: float = TOLERANCE) -> None:
         self.differences: list[StepDifference] = []
         self.apart: Apart | None = None
         self.starts: list[StartDifference] = []
-        self.stopped = False
         self._readers = [Reader(folder) for folder in folders]
         self._keep = keep
-        self._thresholds = set(thresholds)
-        self._gate = gate
-        self._enough = enough
+        self._tolerance = tolerance
+        self._differ = False
         self._previous: dict[tuple[int, int], Step] = {}  # by process and optimizer
-        self._held: set[tuple[int, int]] = set()  # processes and numbers of their files
-        if gate is not None:
-            gate.open(_FIRST_AHEAD)
 
     @property
     def recordings(self) -> list[Recording]:
@@ -101,19 +83,18 @@ class Steps:
         """Compare the steps that all processes have made by now.
 
         Args:
-            ended: the processes that have ended, counted as `folders`: the others needn't wait for them.
+            ended: the processes that have ended, counted as `folders`: what others do longer is compared with nothing.
         """
         for reader in self._readers:
             with suppress(FileNotFoundError):  # not yet
                 reader.more()
-        while len(self.differences) < min(self.made) and not self.stopped:
+        while len(self.differences) < min(self.made):
             self._compare(len(self.differences))
-            if self._gate is not None and self._enough is not None and not ended and self._enough(self):
-                self.stopped = True
-        if ended and not self._keep and not self.stopped:
-            self._discard_from(min(self.made[process] for process in ended))
-        if self._gate is not None:
-            self._open(self._gate, bool(ended))
+        if ended and not self._keep:
+            least = min(self.made[process] for process in ended)
+            for recording in self.recordings:
+                for at in recording.steps[least:]:
+                    recording.path(at).unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Compare what is left when all processes have ended.
@@ -123,27 +104,7 @@ class Steps:
         """
         for reader in self._readers:
             reader.more()
-        self._gate, self._enough, self.stopped = None, None, False
         self.look(ended=range(len(self._readers)))
-
-    def _open(self, gate: Gate, ended: bool) -> None:
-        if self.stopped:
-            if not gate.last:
-                gate.open(gate.limit, last=True)
-        elif ended:
-            if gate.limit != math.inf:
-                gate.open(math.inf)
-        elif self.differences:
-            ahead = self._ahead()
-            limit = len(self.differences) + ahead
-            if limit >= gate.limit + ahead // 4:  # not for each step
-                gate.open(limit)
-
-    def _ahead(self) -> int:
-        slots = self.recordings[0].steps[len(self.differences) - 1].slots
-        size = max(slots[-1].start + slots[-1].size if slots else 0, 1)
-        most = _MOST_AHEAD if self._enough is None else _MOST_AHEAD // 8
-        return max(_FIRST_AHEAD, min(most, AHEAD // size))
 
     def _compare(self, step: int) -> None:
         ours, *theirs = self.recordings
@@ -157,10 +118,10 @@ class Steps:
                 apart = _difference(theirs[0], other, step)
                 if apart.relative:
                     self.apart = Apart(apart.step, rank, apart.parameter, apart.relative)
-        passed = {threshold for threshold in self._thresholds if difference.relative > threshold}
-        self._thresholds -= passed
+        hold = difference.relative > self._tolerance and not self._differ
+        self._differ = self._differ or hold
         for process, recording in enumerate(self.recordings):
-            self._go_on(process, recording, recording.steps[step], hold=bool(passed))
+            self._go_on(process, recording, recording.steps[step], hold)
 
     def _compare_starts(self, optimizer: int, step: int) -> None:
         """The parameters before an optimizer's first step: the ranks' among each other, then the two runs'."""
@@ -175,19 +136,17 @@ class Steps:
                 self._previous[process, optimizer] = recording.starts[optimizer]
 
     def _go_on(self, process: int, recording: Recording, at: Step, hold: bool) -> None:
-        """`at` was compared; of the step before, the values are not needed any more."""
+        """`at` was compared; of the step before, the values are not needed any more, unless `hold` says so."""
         before = self._previous.get((process, at.optimizer))
         self._previous[process, at.optimizer] = at
-        if hold:
-            self._held |= {(process, each.file) for each in (before, at) if each is not None}
-        if before is not None and not self._keep and (process, before.file) not in self._held:
-            recording.path(before).unlink(missing_ok=True)
-
-    def _discard_from(self, step: int) -> None:
-        """A process has ended before these steps: there is nothing to compare the others' with."""
-        for recording in self.recordings:
-            for at in recording.steps[step:]:
-                recording.path(at).unlink(missing_ok=True)
+        if self._keep:
+            return
+        for each in (before, at) if hold else ():
+            if each is not None:
+                path = recording.path(each)
+                path.rename(path.with_suffix(KEPT))
+        if before is not None:
+            recording.path(before, kept=False).unlink(missing_ok=True)
 
 
 def _of_starts(one: Recording, other: Recording, optimizer: int) -> Iterator[tuple[str, float]]:

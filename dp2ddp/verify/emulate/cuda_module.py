@@ -32,6 +32,7 @@ def without_cuda(devices: int) -> None:
     if hasattr(torch, "accelerator"):
         _stand_in_for_accelerator(devices)
     _replace_functions()
+    _mix_on_cpu()
     for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
         warnings.filterwarnings("ignore", message=message)
 
@@ -209,3 +210,34 @@ def _place(place: Any) -> Any:
     if isinstance(place, dict):
         return {key: _place(value) for key, value in place.items()}
     return str(here()) if is_cuda(place) else place
+
+
+def _mix_on_cpu() -> None:
+    """CUDA's mixed precision: `autocast` in bfloat16, whatever dtype it was given, and a `GradScaler` that scales.
+
+    torch switches both off where it finds no driver. (Before torch 2.3 there is no `GradScaler` for the CPU, and it
+    stays off.) `torch.cuda.amp`'s classes derive from these.
+    """
+    _redirect_autocast(torch.autocast)
+    if hasattr(torch.amp, "GradScaler"):
+        _redirect_scaler(torch.amp.GradScaler)
+
+
+def _redirect_autocast(kind: Any) -> None:
+    original = kind.__init__
+
+    def init(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if is_cuda(device_type):
+            device_type, dtype = "cpu", torch.bfloat16
+        original(self, device_type, dtype, *args, **kwargs)
+
+    kind.__init__ = init
+
+
+def _redirect_scaler(kind: Any) -> None:
+    original = kind.__init__
+
+    def init(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
+
+    kind.__init__ = init

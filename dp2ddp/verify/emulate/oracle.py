@@ -1,23 +1,28 @@
 """The oracle: `nn.DataParallel` with N replicas, emulated on one device, to compare converted scripts with.
 
-`nn.DataParallel` without a GPU passes its inputs straight through, so it can't be asked what N devices would give.
-This class does what its documentation and `torch.nn.parallel.{scatter_gather,replicate}` say, on the module's own
-device: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+`nn.DataParallel` without a GPU passes its inputs straight through, so it can't be asked what N devices would give. Here
+its parts are torch's own (`torch.nn.parallel.{scatter_gather,replicate}`: nesting, padding, which parameters a replica
+has), on the module's own device: what needs several, cutting a tensor, putting tensors together and copying
+parameters, is done there. https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, ClassVar, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
 
 import torch
-from dp2ddp_runtime.base.nesting import count_chunks
 from dp2ddp_runtime.model.wrapped import as_in_a_thread
 from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
 
-replication: Any = import_module("torch.nn.parallel.replicate")  # `torch.nn.parallel.replicate` is the function
+# Modules that functions of the same name hide.
+_nesting: Any = import_module("torch.nn.parallel.scatter_gather")
+_replication: Any = import_module("torch.nn.parallel.replicate")
 
 
 class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignore]
@@ -69,13 +74,14 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         """
         if self.n == 1:
             return self.module(*inputs, **kwargs)
-        calls = _scatter_call(inputs, kwargs, self.n, self.dim)
+        calls = _calls(inputs, kwargs, self.n, self.dim)
         self.splits(calls)
         outputs = []
         for stream, replica, (args, named) in zip(self._streams, _replicate(self.module, len(calls)), calls):
             with stream, as_in_a_thread(len(calls), self._device):
                 outputs.append(replica(*args, **named))
-        return _gather(outputs, self.dim)
+        with _on_one_device():
+            return _nesting.gather(outputs, 0, self.dim)
 
     @property
     def _device(self) -> torch.device:
@@ -92,67 +98,35 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
         self._streams = self._make_streams()
 
 
-def emulated_data_parallel(
-    module: nn.Module,
-    inputs: Any,
-    device_ids: Sequence[int | torch.device] | None = None,
-    output_device: int | torch.device | None = None,
-    dim: int = 0,
-    module_kwargs: Mapping[str, Any] | None = None,
-    *,
-    kind: Callable[..., nn.Module],
-) -> Any:
-    """Stands in for `torch.nn.parallel.data_parallel`: one call of `module` as a `kind` of `DataParallel` calls it.
-
-    Args:
-        module, inputs, device_ids, output_device, dim, module_kwargs: as torch's function takes them.
-        kind: the class that says how many replicas there are; with `streams`, or each call draws the same numbers.
-    """
-    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    wrapped = kind(module, device_ids, output_device, dim)
-    return wrapped(*arguments, **(module_kwargs or {}))
-
-
-def _is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_asdict")
-
-
-def _scatter_call(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
+def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
     """The (args, kwargs) of each replica that runs; fewer than `n` where the batch has too few chunks."""
-    if not args and not kwargs:
-        return [((), {})]
-    counts = [count_chunks(part, n, dim) for part in (args, kwargs)]
-    total = max((found for found in counts if found is not None), default=n)
-    # What is cut into fewer parts is left out for the last replicas (`torch.nn.parallel.scatter_kwargs`).
-    parts = [
-        [*_scatter(part, n, dim)[: count or total], *([type(part)()] * n)]
-        for part, count in zip((args, kwargs), counts)
-    ]
-    return [*zip(*(part[:total] for part in parts))]
+    with _on_one_device():
+        found = [*zip(*_nesting.scatter_kwargs(args, kwargs, [*range(n)], dim))]
+    return found or [((), {})]
 
 
-def _scatter(value: Any, n: int, dim: int) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return list(value.chunk(n, dim)) if value.dim() else [value] * n
-    if _is_namedtuple(value):
-        return [type(value)(*parts) for parts in zip(*(_scatter(v, n, dim) for v in value))]
-    if isinstance(value, (tuple, list)) and value:
-        make = tuple if isinstance(value, tuple) else list
-        return [make(parts) for parts in zip(*(_scatter(v, n, dim) for v in value))]
-    if isinstance(value, dict) and value:
-        return [type(value)(parts) for parts in zip(*(_scatter(item, n, dim) for item in value.items()))]
-    return [value] * n
+@contextmanager
+def _on_one_device() -> Iterator[None]:
+    """Let torch's `scatter` and `gather` cut tensors, and put them together, where they are."""
+    functions = {"Scatter": SimpleNamespace(apply=_chunks), "Gather": SimpleNamespace(apply=_together)}
+    with mock.patch.dict(vars(_nesting), functions):
+        yield
+
+
+def _chunks(devices: Sequence[int], sizes: None, dim: int, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return tensor.chunk(len(devices), dim) if tensor.dim() else (tensor,) * len(devices)
+
+
+def _together(device: int, dim: int, *outputs: torch.Tensor) -> torch.Tensor:
+    if dim == 0 and all(output.dim() == 0 for output in outputs):
+        return torch.stack(outputs)
+    return torch.cat(outputs, dim)
 
 
 def _replicate(module: nn.Module, count: int) -> list[nn.Module]:
-    """`count` replicas, by torch's own `replicate`, which needs devices for nothing but to broadcast to them."""
-    before = replication._broadcast_coalesced_reshape
-    replication._broadcast_coalesced_reshape = _broadcast
-    try:
-        copies: list[nn.Module] = replication.replicate(module, [*range(count)], detach=not torch.is_grad_enabled())
-        return copies
-    finally:
-        replication._broadcast_coalesced_reshape = before
+    with mock.patch.object(_replication, "_broadcast_coalesced_reshape", _broadcast):
+        copies: list[nn.Module] = _replication.replicate(module, [*range(count)], detach=not torch.is_grad_enabled())
+    return copies
 
 
 def _broadcast(tensors: Sequence[torch.Tensor], devices: Sequence[Any], detach: bool = False) -> list[Any]:
@@ -182,22 +156,3 @@ class _Broadcast(torch.autograd.Function):
         for place, grad in enumerate(grads[ctx.tensors :]):
             sums[place % ctx.tensors] = sums[place % ctx.tensors] + grad
         return (None, *sums)
-
-
-def _gather(outputs: Sequence[Any], dim: int) -> Any:
-    first = outputs[0]
-    if isinstance(first, torch.Tensor):
-        if dim == 0 and all(out.dim() == 0 for out in outputs):
-            return torch.stack(list(outputs))
-        return torch.cat(list(outputs), dim)
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        if any(len(out) != len(first) for out in outputs):
-            raise ValueError("All dicts must have the same number of keys")
-        return cast(Any, type(first))((key, _gather([out[key] for out in outputs], dim)) for key in first)
-    if _is_namedtuple(first):
-        return cast(Any, type(first))._make(_gather(parts, dim) for parts in zip(*outputs))
-    if isinstance(first, (tuple, list)):
-        return cast(Any, type(first))(_gather(parts, dim) for parts in zip(*outputs))
-    raise TypeError(f"nn.DataParallel can't gather outputs of type {type(first).__name__}")

@@ -1,31 +1,59 @@
-"""What a script sees in place of `nn.DataParallel`: replicas in turn; and a seed, where it has none."""
+"""What a script sees in place of `nn.DataParallel`: replicas in turn, emulated, or on pretend CUDA devices."""
 
 from __future__ import annotations
 
 import importlib
-import random
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
 
-from dp2ddp.verify.emulate.oracle import EmulatedDataParallel, emulated_data_parallel
-from dp2ddp.verify.emulate.pretended import PretendedDataParallel
+from dp2ddp.pretend_cuda import install as pretend
+from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of
 # the same name hides, hence no attribute access.
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
-def emulate(
-    replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None] | None = None, *, pretended: bool = False
-) -> type[nn.Module]:
-    """Put `EmulatedDataParallel` with `replicas` replicas where `DataParallel` is, and the functional form of it where
-    `data_parallel` is; returns the class.
+class PretendedDataParallel(OracleDataParallel):
+    """Tells how it splits its batches; torch's own otherwise, as a script that saves its model whole shows it, too."""
+
+    def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """As torch's own is called."""
+        self.splits([*zip(inputs, kwargs)])
+        return super().parallel_apply(replicas, inputs, kwargs)
+
+    def splits(self, calls: Sequence[Any]) -> None:
+        """Is called whenever a batch is split over several replicas, with what each is called with."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_own": {}})  # type: ignore[no-untyped-call]
+
+
+def pretend_devices(devices: int) -> None:
+    """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer.
+
+    A rank that was told which of them is its own sees no other, as if the runtime were imported only now.
+    """
+    from dp2ddp_runtime.base import world
+    from dp2ddp_runtime.launch.devices import take_own
+
+    pretend(devices)
+    if world.GPU in os.environ:
+        take_own()
+
+
+def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *, pretended: bool = False) -> None:
+    """Put a class with `replicas` replicas where `DataParallel` is, and the functional form of it where
+    `data_parallel` is.
 
     Args:
         splits: is called whenever a batch is split, with the module and what each replica of it is called with.
@@ -34,35 +62,27 @@ def emulate(
     Call it before the script is imported. A model that the script saves whole is pickled as torch's own class. All
     models draw from one stream per replica, as those of a converted script draw from one per rank.
     """
-    home = _HOMES[-1]
-    streams = [Stream(rank=rank) for rank in range(replicas)]
     body: dict[str, Any] = {
         "replicas": replicas,
-        "streams": streams,
-        "__module__": home,
+        "streams": [Stream(rank=rank) for rank in range(replicas)],
+        "splits": lambda self, calls: splits(self.module, calls),
+        "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    if splits is not None:
-        body["splits"] = lambda self, calls: splits(self.module, calls)
-    kind: type[nn.Module] = PretendedDataParallel if pretended else EmulatedDataParallel
-    stand_in: Any = type("DataParallel", (kind,), body)
+    stand_in: Any = type("DataParallel", (PretendedDataParallel if pretended else EmulatedDataParallel,), body)
+
+    def data_parallel(
+        module: nn.Module,
+        inputs: Any,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        module_kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+        return stand_in(module, device_ids, output_device, dim)(*arguments, **(module_kwargs or {}))
+
     for name in _HOMES:
         vars(importlib.import_module(name))["DataParallel"] = stand_in
     for name in _HOMES[1:]:
-        vars(importlib.import_module(name))["data_parallel"] = partial(emulated_data_parallel, kind=stand_in)
-    made: type[nn.Module] = stand_in
-    return made
-
-
-def seed(value: int) -> None:
-    """Seed the generators that scripts draw from, for those that don't seed them."""
-    random.seed(value)
-    torch.manual_seed(value)
-    numpy = _numpy()
-    if numpy is not None:
-        numpy.random.seed(value)
-
-
-def _numpy() -> Any:
-    """NumPy, if torch has it."""
-    return sys.modules.get("numpy")
+        vars(importlib.import_module(name))["data_parallel"] = data_parallel

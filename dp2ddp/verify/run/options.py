@@ -1,11 +1,13 @@
-"""How both sides of a comparison run."""
+"""What is asked of a verification, and of each of its processes. Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dp2ddp.verify.start.keeping import THREADS
+from dp2ddp.verify.start.client import THREADS
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,10 @@ class Options:
         seed: seeds the generators before the scripts start, for those that don't.
         threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
-        moved: folders of the user's, and what stands for them in this run: `PYTHONPATH` leads to these.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
         perturbed: begin with parameters that are off by a unit of rounding.
-        modules: record what the modules give out in this optimizer step (from 1); None: in none.
+        throttled: wait where the comparison, which removes the parameters that it has compared, is far behind.
         timeout: seconds after which a run is ended.
-        auto: end both at the same step once what was seen of them leaves no doubt.
-        gate: where the runs are told how far they may go (see `gate`); None: to their end.
     """
 
     replicas: int = 2
@@ -38,15 +37,65 @@ class Options:
     seed: int = 0
     threads: int = THREADS
     synthetic: int | None = None
-    moved: tuple[tuple[Path, Path], ...] = ()
     foreign: bool = False
     perturbed: bool = False
-    modules: int | None = None
+    throttled: bool = False
     timeout: float = 600.0
-    auto: bool = False
-    gate: Path | None = None
 
     @property
     def gpus(self) -> str:
         """What the replicas run on: "GPUs", or "pretend GPUs"; empty where it is the CPU."""
         return "pretend GPUs" if self.pretended else "GPUs" if self.cuda else ""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU stands in for CUDA devices."""
+        return not (self.cuda or self.pretended)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify.
+
+    Args:
+        script: the original.
+        arguments: the script's own.
+        converted: the converted script; None: convert the original.
+        options: how both run. `float64` is chosen by the verification.
+        tolerance: the largest relative difference that counts as agreement.
+        keep: leave the parameters of all steps in the recordings.
+        allow_ddp: convert a script that can also set up DistributedDataParallel itself.
+    """
+
+    script: Path
+    arguments: Sequence[str] = ()
+    converted: Path | None = None
+    options: Options = field(default_factory=Options)
+    tolerance: float = 1e-6
+    keep: bool = False
+    allow_ddp: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process runs and records: a script with its arguments, in a run whose folder is `folder`.
+
+    Args:
+        original: it is the side with `nn.DataParallel`.
+    """
+
+    folder: str
+    script: str
+    arguments: Sequence[str]
+    options: Options
+    original: bool = False
+
+    def as_text(self) -> str:
+        """In one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Task:
+        """What `as_text` has made."""
+        told = json.loads(text)
+        return cls(**{**told, "options": Options(**told["options"])})

@@ -1,18 +1,20 @@
-"""Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.record --out DIR [options] -- script.py args`.
+"""Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.record PARENT TASK` (`options.Task`'s text).
 
-The recording (see `recorder`) goes to `DIR/rank<r>`, r being `RANK` under torchrun and 0 otherwise. The script is run
-as Python runs it: same `sys.argv`, `sys.path[0]`, working directory, output and exit code.
+It ends when the process PARENT does. The recording (see `recorder`) goes to `rank<r>` in the run's folder, r being
+`RANK` under torchrun and 0 otherwise. The script is run as Python runs it: same `sys.argv`, `sys.path[0]`, working
+directory, output and exit code.
 """
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import io
 import os
+import random
+import struct
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,58 +28,79 @@ from dp2ddp_runtime.rank_zero import callsites
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, mixed, pretended, synthetic
-from dp2ddp.verify.emulate.stand_in import emulate, seed
-from dp2ddp.verify.run import scratch, terminal
-from dp2ddp.verify.run.gate import Gate
+from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, stand_in, synthetic
+from dp2ddp.verify.run import scratch
+from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.run.recorder import Recorder, StepsDone
-from dp2ddp.verify.start import family
+from dp2ddp.verify.start import process_tree
+
+with suppress(ImportError):  # Windows has no such terminals
+    import fcntl
+    import termios
+
+_LINES, _COLUMNS = 24, 80
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Raises whatever the script raises."""
-    options = _parser().parse_args(argv)
-    if options.parent is not None:
-        family.end_with(options.parent)
-    _prepare(options)
-    script = os.path.abspath(options.script)
+    parent, told = sys.argv[1:] if argv is None else argv
+    process_tree.end_with(int(parent))
+    task = Task.of_text(told)
+    folder, options = Path(task.folder), task.options
+    _prepare(task, folder)
+    script = os.path.abspath(task.script)
     sys.path[0] = os.path.dirname(script)
     # Relative, as a user types it: what a script prints of it must not tell where this side runs.
     name = os.path.join(os.path.relpath(os.path.realpath(sys.path[0])), os.path.basename(script))
-    sys.argv = [os.path.normpath(name), *options.arguments]
+    sys.argv = [os.path.normpath(name), *task.arguments]
     callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
-    gate = None if options.gate is None else Gate(options.gate)
     try:
-        with (
-            Recorder(
-                options.out / f"rank{_rank()}", options.steps, gate, options.original, options.perturbed
-            ) as recorder,
-            ExitStack() as modes,
-        ):
-            if options.emulate is not None:
-                emulate(options.emulate, recorder.splits, pretended=options.pretended is not None)
-            else:
-                if options.foreign:
-                    recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
-                else:
-                    recorder.watch_wrapped(WrappedModel, "wrapped")
-                    recorder.watch_replicas(wrapped, _rank())
-                recorder.watch_wrapped(nn.DataParallel, "wrapped" if options.original else "left")
-                recorder.watch_batch_norm(dp2ddp_runtime)
-            if options.modules is not None:
-                first = 0 if options.original else _rank()
-                modes.enter_context(recorder.watching_modules(options.modules, first))
-            if options.foreign:
-                foreign.install(_rank(), options.cpu is not None, recorder.draws)
-            if _rank():
-                recorder.watch_files()
-            if options.synthetic is not None:
-                synthetic.install(synthetic.Maker(options.synthetic, options.synthetic_folder, recorder.made_up))
-            if options.cpu is not None or options.float64:
-                modes.enter_context(cuda.OnCPU(options.cpu is not None, options.float64))
+        with Recorder(folder / f"rank{_rank()}", options, prints=task.original) as recorder, ExitStack() as modes:
+            _watch(task, recorder)
+            if (
+                options.synthetic is not None
+            ):  # one folder for both sides, so that the paths of image files are the same
+                place = folder.parent / f"synthetic{options.synthetic}"
+                synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
+            if options.on_cpu or options.float64:
+                modes.enter_context(cuda.OnCPU(options.on_cpu, options.float64))
             _run(script)
     except StepsDone:
         sys.exit(0)
+
+
+def _prepare(task: Task, folder: Path) -> None:
+    options = task.options
+    _show_terminal()
+    location.leave_out(os.path.dirname(os.path.dirname(__file__)))
+    scratch.protect(folder)  # the working directory, and the script's own where that is another one
+    if options.pretended:
+        stand_in.pretend_devices(options.replicas)
+    if options.on_cpu:
+        cuda_module.without_cuda(max(options.replicas, 2))
+        _show_cuda()
+    if options.float64:
+        torch.set_default_dtype(torch.float64)
+    _seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
+    draws.install(options.seed, everywhere=options.foreign)
+
+
+def _watch(task: Task, recorder: Recorder) -> None:
+    """Have the script's wrapped models seen, whatever class they have on this side."""
+    options = task.options
+    if task.original and not options.cuda:
+        stand_in.emulate(options.replicas, recorder.splits, pretended=options.pretended)
+        return
+    if options.foreign and not task.original and options.replicas > 1:
+        recorder.watch_wrapped(DistributedDataParallel, "wrapped", _rank())
+        foreign.install(_rank(), options.on_cpu, recorder.draws)
+    else:
+        recorder.watch_wrapped(WrappedModel, "wrapped")
+        recorder.watch_replicas(wrapped, _rank())
+    recorder.watch_wrapped(nn.DataParallel, "wrapped" if task.original else "left")
+    recorder.watch_batch_norm(dp2ddp_runtime)
+    if _rank():
+        recorder.watch_files()
 
 
 def _run(script: str) -> None:
@@ -90,53 +113,31 @@ def _run(script: str) -> None:
     exec(code, vars(main))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dp2ddp.verify.run.record", description=__doc__)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--emulate", type=int, metavar="N", help="nn.DataParallel gets N replicas, one after the other")
-    parser.add_argument("--steps", type=int, metavar="K", help="end the script after K optimizer steps")
-    parser.add_argument("--float64", action="store_true", help="compute in float64")
-    parser.add_argument("--cpu", type=int, metavar="N", help="the CPU stands in for N CUDA devices")
-    parser.add_argument("--pretended", type=int, metavar="N", help="have N pretend CUDA devices")
-    parser.add_argument("--seed", type=int, metavar="S", help="seed the generators before the script starts")
-    parser.add_argument("--synthetic", type=int, metavar="N", help="torchvision's data sets get N made-up samples")
-    parser.add_argument("--synthetic-folder", type=Path, metavar="DIR", help="where made-up image files go")
-    parser.add_argument("--gate", type=Path, metavar="FILE", help="wait there where the comparison is behind")
-    parser.add_argument("--original", action="store_true", help="with nn.DataParallel; note which of its lines print")
-    parser.add_argument("--modules", type=int, metavar="K", help="record what modules give out in step K (from 1)")
-    parser.add_argument("--perturbed", action="store_true", help="begin with parameters a unit of rounding elsewhere")
-    parser.add_argument("--foreign", action="store_true", help="a script with DistributedDataParallel of its own")
-    parser.add_argument(
-        "--draws-everywhere", action="store_true", help="samples draw by their index, without workers, too"
-    )
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process, the parent, does")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    return parser
-
-
-def _prepare(options: argparse.Namespace) -> None:
-    _show_terminal()
-    location.leave_out(os.path.dirname(os.path.dirname(__file__)))
-    scratch.protect(options.out)  # the working directory, and the script's own where that is another one
-    if options.pretended is not None:
-        pretended.install(options.pretended)
-    if options.cpu is not None:
-        cuda_module.without_cuda(options.cpu)
-        mixed.without_cuda()
-        _show_cuda()
-    if options.float64:
-        torch.set_default_dtype(torch.float64)
-    if options.seed is not None:
-        seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
-        draws.install(options.seed, everywhere=options.foreign or options.draws_everywhere)
-
-
 def _show_terminal() -> None:
-    """Standard input is a terminal, as it is to whom starts the script by hand; nobody types there."""
-    opened = terminal.open_silent(lines=24, columns=80)
-    if opened is not None:
-        os.dup2(opened[1], 0)
+    """Standard input is a terminal in which nobody types, of which every read finds the end of the file.
+
+    Scripts ask it for the width of their progress bars (`stty size`), and end with an error where it is no terminal.
+    Ranks other than 0 can't have the real one: they would take away what is typed for rank 0.
+    """
+    try:
+        _, terminal = os.openpty()  # the other end stays open as long as this process
+    except (AttributeError, OSError):  # the system has none to give
+        return
+    mode = termios.tcgetattr(terminal)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0  # don't wait: nothing there is the end
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
+    os.dup2(terminal, 0)
+
+
+def _seed(value: int) -> None:
+    """Seed the generators that scripts draw from, for those that don't seed them."""
+    random.seed(value)
+    torch.manual_seed(value)
+    numpy = sys.modules.get("numpy")  # if torch has it
+    if numpy is not None:
+        numpy.random.seed(value)
 
 
 def _rank() -> int:

@@ -16,7 +16,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,15 +26,37 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data import dataloader
 
 from dp2ddp.verify.emulate.draws import Told
-from dp2ddp.verify.run import modules, state
-from dp2ddp.verify.run.gate import Gate
+from dp2ddp.verify.run import state
+from dp2ddp.verify.run.options import Options
 
 if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
 
 
+AHEAD = 256 * 2**20  # bytes of parameters that a run may be ahead of the comparison
+_STEPS_AHEAD = 2  # it always may be
+_LOOK_EVERY = 0.005  # seconds
+
+
 class StepsDone(SystemExit):
     """Ends a script after the number of optimizer steps that was asked for; not an error."""
+
+
+class Throttle:
+    """Lets a run wait where it is far ahead of the comparison, which removes, or renames, what it has compared."""
+
+    def __init__(self) -> None:
+        self._left: dict[Path, int] = {}
+
+    def add(self, path: Path) -> None:
+        """A step's parameters were written to `path`."""
+        self._left[path] = path.stat().st_size
+
+    def wait(self, optimizers: int) -> None:
+        """Wait until little is left to be compared; the last step of each optimizer always is there."""
+        while len(self._left) > optimizers + _STEPS_AHEAD and sum(self._left.values()) > AHEAD:
+            self._left = {path: size for path, size in self._left.items() if path.exists()}
+            time.sleep(_LOOK_EVERY)
 
 
 class Recorder:
@@ -43,36 +64,25 @@ class Recorder:
 
     Args:
         folder: where to write; made if missing.
-        steps: raise `StepsDone` after this many optimizer steps; None: never.
-        gate: wait there after each step, and end if it says so.
+        options: when the script is ended, whether it waits for the comparison, and whether it begins perturbed.
         prints: note which of the script's lines print.
-        perturbed: move the parameters of wrapped models by a unit of rounding before these run first.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        steps: int | None = None,
-        gate: Gate | None = None,
-        prints: bool = False,
-        perturbed: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, options: Options | None = None, prints: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._options = options or Options()
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
         self._folder = folder
         self._saved = 0
-        self._limit = steps
-        self._gate = gate
+        self._throttle = Throttle() if self._options.throttled else None
         self._prints = prints
-        self._perturbed = perturbed
         self._printed: set[str] = set()
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
         self._iterators = 0
         self._iterations: dict[int, int] = {}  # by the data set's id: the latest iteration's number
-        self._mixed = False
-        self._split = self._draws = False
+        self._told: set[str] = set()  # what is noted once
         self._gradients: list[float | None] = []
         self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
@@ -81,7 +91,6 @@ class Recorder:
         self._kept: list[Optimizer] = []  # an optimizer that dies would leave its id() to another one
         self._made: list[weakref.ref[Optimizer]] = []
         self._undo: list[Callable[[], None]] = []
-        self._started = time.perf_counter()
 
     def __enter__(self) -> Recorder:
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -103,7 +112,6 @@ class Recorder:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        self._write("end", seconds=time.perf_counter() - self._started)
         self._events.close()
 
     def made_up(self, data: MadeUp) -> None:
@@ -113,9 +121,7 @@ class Recorder:
     def splits(self, module: Any, calls: Sequence[Any]) -> None:
         """Notes, once, that a batch was split over replicas, once for each wrapped model that it is wrapped, and what
         each replica is called with."""
-        if not self._split:
-            self._split = True
-            self._write("split")
+        self._once("split")
         self._wrapped(module, "wrapped")
         for replica, call in enumerate(calls):
             self.forward(module, replica, call)
@@ -129,9 +135,7 @@ class Recorder:
 
     def draws(self) -> None:
         """Notes, once, that a wrapped model draws random numbers."""
-        if not self._draws:
-            self._draws = True
-            self._write("drew")
+        self._once("drew")
 
     def watch_wrapped(self, kind: Any, event: str, rank: int | None = None) -> None:
         """Notes, once for each model of class `kind` whose forward runs, an `event` with the name of its class.
@@ -177,10 +181,6 @@ class Recorder:
 
         self._replace(runtime, "wrap_model", recording)
 
-    def watching_modules(self, step: int, first: int) -> AbstractContextManager[None]:
-        """Notes what the modules of wrapped models give out in step `step` (from 1); see `modules.watched`."""
-        return modules.watched(self._write, lambda: self._step == step - 1, first)
-
     def watch_files(self) -> None:
         """Notes the files below the working directory that this process opens to write, each once."""
         written: set[str] = set()
@@ -209,7 +209,7 @@ class Recorder:
     def _wrapped(self, module: Any, event: str) -> None:
         if id(module) not in self._models:
             self._models[id(module)] = module
-            if self._perturbed:
+            if self._options.perturbed:
                 state.perturb(module)
             buffers = [name for name, _ in _buffers(module)]
             self._write(event, model=type(module).__name__, buffers=buffers, at=self._at())
@@ -221,6 +221,11 @@ class Recorder:
 
     def _write(self, kind: str, **values: Any) -> None:
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
+
+    def _once(self, kind: str, **values: Any) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._write(kind, **values)
 
     def _at(self) -> str | None:
         """The script's own line that is running, as `train.py:12`; None where it isn't the script that runs."""
@@ -246,12 +251,11 @@ class Recorder:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         saved = self._save_parameters(optimizer)
         self._step += 1
-        now = time.perf_counter() - self._started
-        self._write("step", **saved, time=now, generators=state.generators(), gradients=self._gradients, at=self._at())
-        if self._limit is not None and self._step >= self._limit:
+        self._write("step", **saved, generators=state.generators(), gradients=self._gradients, at=self._at())
+        if self._options.steps is not None and self._step >= self._options.steps:
             raise StepsDone(0)
-        if self._gate is not None and self._gate.ends_after(self._step):
-            raise StepsDone(0)
+        if self._throttle is not None:
+            self._throttle.wait(len(self._kept))
 
     def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
         index = self._optimizers[id(optimizer)]
@@ -259,18 +263,14 @@ class Recorder:
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout
-            self._write("layout", optimizer=index, tensors=[[*n, *t] for n, t in zip(self._names(optimizer), layout)])
+            self._write("layout", optimizer=index, tensors=[[*n, *t] for n, t in zip(state.names(optimizer), layout)])
         number, self._saved = self._saved, self._saved + 1
-        with (self._folder / f"{number}.bin").open("wb") as file:
+        path = self._folder / f"{number}.bin"
+        with path.open("wb") as file:
             file.writelines(state.raw(tensors))
+        if self._throttle is not None:
+            self._throttle.add(path)
         return {"optimizer": index, "file": number}
-
-    def _names(self, optimizer: Optimizer) -> list[tuple[str, str]]:
-        frame = sys._getframe()
-        return state.names(optimizer, lambda module: state.variable(module, frame, self._is_own))
-
-    def _is_own(self, file: str) -> bool:
-        return file.startswith(self._tops)
 
     def _recording_optimizer(self, init: Any) -> Any:
         def recording(optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -297,9 +297,8 @@ class Recorder:
         """Notes, once, that the script computes in mixed precision, and in which dtype."""
 
         def recording(autocast: Any) -> Any:
-            if autocast._enabled and not self._mixed:
-                self._mixed = True
-                self._write("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
+            if autocast._enabled:
+                self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
             return enter(autocast)
 
         return recording

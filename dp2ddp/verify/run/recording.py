@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.state import ALIGNMENT
+
+KEPT = ".kept"  # the suffix of parameters that were compared, and are looked at later
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,27 @@ class Slot:
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step: which optimizer (in order of first use), its parameters' places, the number of their file,
-    seconds since the start, the checksums of the global generators (`state.generators`), the script's line, the norms
-    of the gradients (None: a parameter had none), and of what the optimizer held before its first step."""
+    """An optimizer step, or what comes before its first one.
+
+    Attributes:
+        optimizer: which (in order of first use).
+        slots: its parameters' places.
+        file: the number of the file with these.
+        step: how many steps were made before.
+        generators: the checksums of the global generators (`state.generators`).
+        at: the script's line.
+        gradients: their norms; None: a parameter had none.
+        held: the norms of what the optimizer held before its first step.
+    """
 
     optimizer: int
     slots: tuple[Slot, ...]
     file: int
-    time: float = math.nan
-    generators: tuple[int, ...] = ()
+    step: int = 0
+    generators: Sequence[int] = ()
     at: str | None = None
-    gradients: tuple[float | None, ...] = ()
-    held: tuple[float, ...] = ()
+    gradients: Sequence[float | None] = ()
+    held: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Loss:
     step: int
     value: float
     at: str | None = None
-    kept: tuple[int, ...] = ()
+    kept: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -70,13 +81,21 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A batch that the script took from an iteration over a loader, before step `step`."""
+
+    iterator: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Wrapped:
     """A model that ran in a wrapper: its class, the script's line, before which step it did first, its buffers."""
 
     model: str
     at: str | None
     step: int
-    buffers: tuple[str, ...]
+    buffers: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -87,9 +106,18 @@ class Forward:
     model: str
     replica: int
     step: int
-    given: tuple[tuple[float, ...], ...]
+    given: Sequence[Sequence[float]]
     modes: tuple[bool, int]
-    buffers: tuple[float, ...]
+    buffers: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an optimizer's groups are set to from step `step` (from 0) on."""
+
+    step: int
+    optimizer: int
+    groups: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -98,6 +126,7 @@ class Print:
 
     at: str
     text: str
+    step: int
 
 
 @dataclass
@@ -106,24 +135,22 @@ class Recording:
 
     Attributes:
         starts: by optimizer, the parameters before its first step.
-        models: by a parameter's name, the models that have one of that name.
+        models: by a parameter's name, the classes of the models that have one of that name.
         prints: what the script's lines printed first (of an original).
-        settings: the optimizers' settings as they change: the step (from 0) that took them, whose, and its groups'.
+        settings: the optimizers' settings as they change.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
         split: whether a batch was split over emulated replicas.
         wrapped: the wrapped models, in the order in which they ran first.
         left: those that still were in an `nn.DataParallel`, in a converted script.
         forwards: the calls of their replicas.
-        took: which iteration over a loader the script took a batch from, and before which step.
+        took: the batches that the script took.
         loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
         synchronised: the script's lines that ask for BatchNorm over all ranks.
-        modules: what the modules gave out, and their gradients, in the step that was asked for.
         drew: whether a wrapped model drew random numbers (of a script that isn't made for the runtime).
         wrote: the files that a rank other than 0 opened to write.
         scales: the `GradScaler`s' scale after each update.
-        ended: False where the process was killed.
     """
 
     folder: Path
@@ -134,22 +161,19 @@ class Recording:
     models: dict[str, set[str]] = field(default_factory=dict)
     prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
-    settings: list[tuple[int, int, list[dict[str, Any]]]] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
     mixed: str | None = None
     split: bool = False
     wrapped: list[Wrapped] = field(default_factory=list)
     left: list[Wrapped] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
-    took: list[tuple[int, int]] = field(default_factory=list)
+    took: list[Taken] = field(default_factory=list)
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     synchronised: list[str | None] = field(default_factory=list)
-    modules: list[Any] = field(default_factory=list)
     drew: bool = False
     wrote: list[str] = field(default_factory=list)
-    seconds: float = math.nan
-    ended: bool = False
 
     def parameters(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and values of the parameters that the optimizer of step `step` (from 0) moved, after that step."""
@@ -174,13 +198,15 @@ class Recording:
         # Mapped, not read: hundreds of steps of a model need no memory at once.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
-    def path(self, at: Step) -> Path:
-        """The file with the parameters at `at`."""
-        return self.folder / f"{at.file}.bin"
+    def path(self, at: Step, kept: bool = True) -> Path:
+        """The file with the parameters at `at`; `kept`: or where they were put to be looked at later."""
+        path = self.folder / f"{at.file}.bin"
+        aside = path.with_suffix(KEPT)
+        return aside if kept and aside.exists() else path
 
 
 class Reader:
-    """Reads a recording (a `rank<r>` folder of `record`'s `--out`) while it is written.
+    """Reads a recording (a `rank<r>` folder of a run) while it is written.
 
     Attributes:
         recording: what was read so far.
@@ -201,10 +227,7 @@ class Reader:
         *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            if event["kind"] == "layout":
-                self._layouts[event["optimizer"]] = _slots(event["tensors"])
-            else:
-                _add(self.recording, event, self._layouts)
+            _add(self.recording, event.pop("kind"), event, self._layouts)
 
 
 def read(folder: Path) -> Recording:
@@ -218,63 +241,47 @@ def read(folder: Path) -> Recording:
     return reader.recording
 
 
-def _add(recording: Recording, event: Any, layouts: Mapping[int, tuple[Slot, ...]]) -> None:
-    kind, step = event["kind"], event["step"]
-    if kind == "start":
-        slots, held = layouts[event["optimizer"]], tuple(event["held"])
-        recording.starts[event["optimizer"]] = Step(event["optimizer"], slots, event["file"], held=held)
-        for slot in slots:
+#: By an event's name: the list in the recording that it is added to, and what of it: an object of a class, or a value.
+_LISTS: Mapping[str, tuple[str, type | str]] = {
+    "loss": ("losses", Loss),
+    "batch": ("batches", Batch),
+    "print": ("prints", Print),
+    "settings": ("settings", Settings),
+    "wrapped": ("wrapped", Wrapped),
+    "left": ("left", Wrapped),
+    "forward": ("forwards", Forward),
+    "took": ("took", Taken),
+    "log": ("logged", "text"),
+    "sync_bn": ("synchronised", "at"),
+    "wrote": ("wrote", "name"),
+    "scale": ("scales", "value"),
+}
+
+
+def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[int, tuple[Slot, ...]]) -> None:
+    """Add what `Recorder._write(kind, **event)` has written."""
+    if kind in _LISTS:
+        name, what = _LISTS[kind]
+        getattr(recording, name).append(event[what] if isinstance(what, str) else what(**event))
+    elif kind == "layout":
+        layouts[event["optimizer"]] = _slots(event["tensors"])
+    elif kind in ("start", "step"):
+        step = Step(slots=layouts[event["optimizer"]], **event)
+        if kind == "step":
+            recording.steps.append(step)
+            return
+        recording.starts[step.optimizer] = step
+        for slot in step.slots:
             recording.models.setdefault(slot.name, set()).add(slot.model)
-    elif kind == "step":
-        slots = layouts[event["optimizer"]]
-        sums, told = tuple(event["generators"]), (event["at"], tuple(event["gradients"]))
-        recording.steps.append(Step(event["optimizer"], slots, event["file"], event["time"], sums, *told))
     elif kind == "synthetic":
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "again":
         recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
-        recording.took[:] = [taken for taken in recording.took if taken[0] != event["iterator"]]
+        recording.took[:] = [taken for taken in recording.took if taken.iterator != event["iterator"]]
     elif kind == "loader":
         recording.loaders[event["iterator"]] = event["told"]
-    elif kind == "end":
-        recording.seconds, recording.ended = event["seconds"], True
-    elif kind in _ONCE:
-        setattr(recording, kind, _ONCE[kind](event))
     else:
-        name, made = _LISTS[kind]
-        getattr(recording, name).append(made(step, event))
-
-
-_ONCE: Mapping[str, Callable[[Any], Any]] = {
-    "split": lambda event: True,
-    "drew": lambda event: True,
-    "mixed": lambda event: event["dtype"],
-}
-#: By an event's kind: the list in the recording that it is added to, and what is added.
-_LISTS: Mapping[str, tuple[str, Callable[[int, Any], Any]]] = {
-    "loss": ("losses", lambda step, event: Loss(step, event["value"], event["at"], tuple(event["kept"]))),
-    "batch": ("batches", lambda step, event: Batch(event["iterator"], event["indices"], step, event["at"])),
-    "print": ("prints", lambda step, event: Print(event["at"], event["text"])),
-    "settings": ("settings", lambda step, event: (step, event["optimizer"], event["groups"])),
-    "wrapped": ("wrapped", lambda step, event: _wrapped(step, event)),
-    "left": ("left", lambda step, event: _wrapped(step, event)),
-    "forward": ("forwards", lambda step, event: _forward(step, event)),
-    "took": ("took", lambda step, event: (event["iterator"], step)),
-    "log": ("logged", lambda step, event: event["text"]),
-    "sync_bn": ("synchronised", lambda step, event: event["at"]),
-    "module": ("modules", lambda step, event: event),
-    "wrote": ("wrote", lambda step, event: event["name"]),
-    "scale": ("scales", lambda step, event: event["value"]),
-}
-
-
-def _wrapped(step: int, event: Any) -> Wrapped:
-    return Wrapped(event["model"], event["at"], step, tuple(event["buffers"]))
-
-
-def _forward(step: int, event: Any) -> Forward:
-    given = tuple(map(tuple, event["given"]))
-    return Forward(event["model"], event["replica"], step, given, tuple(event["modes"]), tuple(event["buffers"]))
+        setattr(recording, kind, event.get("dtype", True))
 
 
 def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
@@ -304,7 +311,7 @@ def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
 
     Workers fetch ahead, by their number: what nobody took doesn't count.
     """
-    taken = Counter(iterator for iterator, _ in recorded.took)
+    taken = Counter(each.iterator for each in recorded.took)
     grouped: dict[int, list[Any]] = {}
     for batch in recorded.batches:
         if len(grouped.get(batch.iterator, ())) < taken[batch.iterator]:

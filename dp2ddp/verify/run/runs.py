@@ -18,15 +18,18 @@ from types import TracebackType
 
 from dp2ddp.verify.run import recording, scratch
 from dp2ddp.verify.run.options import Options as Options
+from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.run.recording import Recording
-from dp2ddp.verify.start import keeping, signals
-from dp2ddp.verify.start.keeping import Keeping, Kept
+from dp2ddp.verify.start import client
+from dp2ddp.verify.start.client import ForkServer, Process
 
 SCRIPT = "script"  # the folder in a run's that stands for the script's, where that isn't the working directory
 _LOOK_EVERY = 0.02  # seconds
 GRACE = 20.0  # seconds that the other ranks have after the first one failed
 PLACE = "DP2DDP_PLACE"  # `dp2ddp_runtime.base.world.PLACE`, which can't be imported without torch
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+Moved = Sequence[tuple[Path, Path]]  # folders of the user's, and what stands for each in a run
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,12 @@ class Running:
     """A started run; `wait` for it, or `poll`. As a context manager it ends the processes that are still there.
 
     Args:
-        own: a keeper that only this run has; it ends with the context.
+        own: a fork server that only this run has; it ends with the context.
     """
 
-    def __init__(self, folder: Path, processes: Sequence[Kept], timeout: float, own: Keeping | None = None) -> None:
+    def __init__(
+        self, folder: Path, processes: Sequence[Process], timeout: float, own: ForkServer | None = None
+    ) -> None:
         self.folder = folder
         self._processes = processes
         self._started = time.monotonic()
@@ -148,7 +153,7 @@ class Running:
         self._close()
 
     def _close(self) -> None:
-        """End the keeper that only this run has, and with it whatever is still there."""
+        """End the fork server that only this run has, and with it whatever is still there."""
         own, self._own = self._own, None
         if own is not None:
             own.close()
@@ -159,11 +164,9 @@ def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]],
 
     Raises:
         subprocess.TimeoutExpired: one took longer than its timeout; its `cmd` says which.
-        SystemExit: a signal has come (`ending_orderly`).
     """
     done: dict[str, Run] = {}
     while True:
-        signals.heed()
         for name in running.keys() - done.keys():
             try:
                 run = running[name].poll()
@@ -180,99 +183,76 @@ def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]],
 
 
 def start_original(
-    script: Path, arguments: Sequence[str], folder: Path, options: Options, keeper: Keeping | None = None
+    script: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    options: Options,
+    server: ForkServer | None = None,
+    moved: Moved = (),
 ) -> Running:
     """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
 
     On the CPU the replicas are emulated; on pretend devices they are torch's own, one after the other. `arguments` are
     the script's own; it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
-    Without a `keeper` it has one of its own.
+    Without a `server` it has one of its own.
     """
-    recorder = [*_recorder(folder, options), "--original"]
-    if not options.cuda:
-        recorder += ["--emulate", str(options.replicas)]
-    if options.foreign:
-        recorder.append("--draws-everywhere")
-    return _start([*recorder, "--", os.path.abspath(script), *arguments], folder, options, [{}], keeper)
+    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options, original=True)
+    return _start(task, folder, [{}], server, moved)
 
 
 def start_converted(
-    script: Path, arguments: Sequence[str], folder: Path, options: Options, keeper: Keeping | None = None
+    script: Path,
+    arguments: Sequence[str],
+    folder: Path,
+    options: Options,
+    server: ForkServer | None = None,
+    moved: Moved = (),
 ) -> Running:
     """Start a converted script on `options.replicas` ranks of this machine; each records into `folder`.
 
     The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script; and
     a script that can also set up DDP itself must not see torchrun's variables.
     """
-    command = [*_recorder(folder, options), "--", os.path.abspath(script), *arguments]
-    device = {} if options.cuda or options.pretended else {"DP2DDP_DEVICE": "cpu"}
+    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options)
+    device = {"DP2DDP_DEVICE": "cpu"} if options.on_cpu else {}
     if options.replicas == 1:
-        return _start(command, folder, options, [{**device, "DP2DDP_NPROC": "1"}], keeper)
+        return _start(task, folder, [{**device, "DP2DDP_NPROC": "1"}], server, moved)
     common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     size = str(options.replicas)
-    places = [
-        {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        for rank in map(str, range(options.replicas))
-    ]
-    if options.foreign:
-        ranks = [{**common, **place} for place in places]
-        return _start(["--foreign", *command], folder, options, ranks, keeper)
-    ranks = [{**common, PLACE: json.dumps(place)} for place in places]
-    if options.pretended:  # as a plain start tells them; the runtime itself would find out too late, being imported
-        own = {"DP2DDP_GPUS": size}
-        ranks = [{**rank, **own, "DP2DDP_GPU": place["RANK"]} for rank, place in zip(ranks, places)]
-    return _start(command, folder, options, ranks, keeper)
-
-
-def _recorder(folder: Path, options: Options) -> list[str]:
-    command = ["--out", str(folder.resolve()), "--seed", str(options.seed)]
-    if options.steps is not None:
-        command += ["--steps", str(options.steps)]
-    if options.float64:
-        command.append("--float64")
-    if options.perturbed:
-        command.append("--perturbed")
-    if options.modules is not None:
-        command += ["--modules", str(options.modules)]
-    if options.synthetic is not None:
-        # One folder for both sides, so that the paths of image files are the same.
-        place = folder.resolve().parent / f"synthetic{options.synthetic}"
-        command += ["--synthetic", str(options.synthetic), "--synthetic-folder", str(place)]
-    if options.pretended:
-        command += ["--pretended", str(options.replicas)]
-    elif not options.cuda:
-        command += ["--cpu", str(max(options.replicas, 2))]
-    if options.gate is not None:
-        command += ["--gate", str(options.gate.resolve())]
-    return command
+    ranks = []
+    for rank in map(str, range(options.replicas)):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        told = place if options.foreign else {PLACE: json.dumps(place)}
+        if options.pretended and not options.foreign:
+            # As a plain start tells them; the runtime itself would find out too late, being imported.
+            told |= {"DP2DDP_GPUS": size, "DP2DDP_GPU": rank}
+        ranks.append({**common, **told})
+    return _start(task, folder, ranks, server, moved)
 
 
 def _start(
-    arguments: Sequence[str],
-    folder: Path,
-    options: Options,
-    processes: Sequence[Mapping[str, str]],
-    keeper: Keeping | None,
+    task: Task, folder: Path, processes: Sequence[Mapping[str, str]], server: ForkServer | None, moved: Moved
 ) -> Running:
     """Start `record` once for each set of environment variables in `processes`."""
+    options = task.options
     work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
-    shared = keeping.environment(options.moved, options.threads)
+    shared = client.environment(moved, options.threads)
     for name in _RANK_VARIABLES:
         shared.pop(name, None)
-    if options.cuda or options.pretended:  # nn.DataParallel takes all the devices it sees
+    if not options.on_cpu:  # nn.DataParallel takes all the devices it sees
         every = ",".join(map(str, range(options.replicas)))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or every if options.cuda else every
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
         shared.pop("DP2DDP_DEVICE", None)
-    starter = Keeping() if keeper is None else keeper
-    started: list[Kept] = []
+    starter = client.ForkServer() if server is None else server
+    started: list[Process] = []
     for rank, variables in enumerate(processes):
         here = folder.resolve() / f"rank{rank}"
         here.mkdir(exist_ok=True)
         # CUDA isn't made to be forked.
-        started.append(starter.start(arguments, work, {**shared, **variables}, here, fork=not options.cuda))
-    return Running(folder, started, options.timeout, starter if keeper is None else None)
+        started.append(starter.start([task.as_text()], work, {**shared, **variables}, here, fork=not options.cuda))
+    return Running(folder, started, options.timeout, starter if server is None else None)
 
 
 def _free_port() -> int:

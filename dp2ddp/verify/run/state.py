@@ -7,8 +7,7 @@ import gc
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, ModuleType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -159,9 +158,9 @@ def generators() -> list[int]:
     return [*found, zlib.crc32(keys.tobytes(), position)]
 
 
-def names(optimizer: Optimizer, called: Callable[[nn.Module], str]) -> list[tuple[str, str]]:
-    """What the optimizer's parameters are called in the largest module that holds them, without any `module.`; and what
-    that module is `called`.
+def names(optimizer: Optimizer) -> list[tuple[str, str]]:
+    """The class of the largest module that holds each of the optimizer's parameters, and what it is called there,
+    without any `module.`.
 
     The module is looked for among all live objects: nothing in an optimizer leads to it.
     """
@@ -169,39 +168,13 @@ def names(optimizer: Optimizer, called: Callable[[nn.Module], str]) -> list[tupl
     wanted = {id(param) for param in params}
     found: dict[int, tuple[str, str]] = {}
     for module in _modules_by_size():
-        new = [(name, param) for name, param in module.named_parameters() if id(param) in wanted - found.keys()]
-        whose = called(module) if new else ""
-        for name, param in new:
-            found.setdefault(id(param), (whose, ".".join(part for part in name.split(".") if part != "module")))
+        kind = type(getattr(module, "module", module)).__name__
+        for name, param in module.named_parameters():
+            if id(param) in wanted:
+                found.setdefault(id(param), (kind, ".".join(part for part in name.split(".") if part != "module")))
         if len(found) == len(wanted):
             break
     return [found.get(id(param), ("", f"parameter {index}")) for index, param in enumerate(params)]
-
-
-def variable(module: nn.Module, frame: FrameType | None, is_own: Callable[[str], bool]) -> str:
-    """The script's variable that holds a module, or its wrapper; its class where none does.
-
-    Args:
-        frame: the innermost one.
-        is_own: whether a file is the script's.
-    """
-    inner = getattr(module, "module", module)
-    while frame is not None:
-        for name, value in [*frame.f_locals.items()] if is_own(frame.f_code.co_filename) else ():
-            for path, each in [(name, value), *((f"{name}.{key}", held) for key, held in _attributes(value).items())]:
-                if each is module or each is inner or _attributes(each).get("_modules", {}).get("module") is inner:
-                    return path
-        frame = frame.f_back
-    return type(inner).__name__
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, without asking its class."""
-    try:
-        held: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return {} if isinstance(value, ModuleType) else held
 
 
 def _modules_by_size() -> list[nn.Module]:

@@ -1,1 +1,1 @@
-"""Starting and ending the processes of both sides: nothing of a comparison outlives the command. Imports no torch."""
+"""The processes of a comparison: a fork server that starts them, and that ends and removes all that came of them."""

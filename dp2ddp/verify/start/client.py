@@ -1,4 +1,4 @@
-"""Have a keeper start the runs: this process's end of `keeper`."""
+"""Have a fork server start the runs: this process's end of `fork_server`."""
 
 from __future__ import annotations
 
@@ -13,90 +13,90 @@ from types import TracebackType
 from typing import Any
 
 from dp2ddp import RUNTIME_SOURCE
+from dp2ddp.verify.start import process_tree
 
 THREADS = 1  # CPU threads of a run
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
-_ENDS_SOON = 2.0
+_ENDS_SOON = 5.0
 _ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
 
 
-class KeeperEndedError(RuntimeError):
-    """The keeper was killed, and the runs with it."""
+class ServerEndedError(RuntimeError):
+    """The fork server was killed, and the runs with it."""
 
 
-class Kept:
-    """A process that a keeper started."""
+class Process:
+    """A process that a fork server started."""
 
-    def __init__(self, keeper: Keeping, pid: int) -> None:
+    def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
-        self._keeper = keeper
+        self._server = server
         self._code: int | None = None
 
     def poll(self) -> int | None:
         """The exit code (-n: signal n ended it); None as long as it runs."""
         if self._code is None:
-            self._code = self._keeper.ask({"poll": self.pid})
+            self._code = self._server.ask({"poll": self.pid})
         return self._code
 
     def kill(self) -> None:
         """End it, and its children that are in its group."""
-        self._keeper.tell({"end": self.pid})
+        if self._code is None:  # its id is no other process's as long as nobody has heard of its end
+            process_tree.end_group(self.pid)
 
 
-class Keeping:
-    """A keeper: starts at once, importing what every run does. As a context manager it ends with the context.
+class ForkServer:
+    """Starts at once, importing what every run does. As a context manager it ends with the context.
 
     Args:
         folder: it removes that when this process has ended, or the context.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        command = [sys.executable, "-m", "dp2ddp.verify.start.keeper"]
-        command += [] if folder is None else ["--folder", str(folder)]
+        command = [sys.executable, "-m", "dp2ddp.verify.start.fork_server", *([] if folder is None else [str(folder)])]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
-        # Away from the user's files: a `random.py` beside the script is the script's business, not the keeper's.
+        # Away from the user's files: a `random.py` beside the script is the script's business, not the server's.
         elsewhere = str(folder or Path(sys.prefix))
-        self._process = subprocess.Popen(
-            command, cwd=elsewhere, env=environment(), start_new_session=True, bufsize=1, **pipes
-        )
+        self._process = subprocess.Popen(command, cwd=elsewhere, env=environment(), start_new_session=True, **pipes)
         self.share(_ALL_IMPORT)
 
     def share(self, modules: Sequence[str]) -> None:
         """Import modules before any run does; what isn't there is left out."""
-        self.tell({"import": list(modules)})
+        self._tell({"import": list(modules)})
 
-    def start(self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Path, fork: bool) -> Kept:
+    def start(
+        self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Path, fork: bool = True
+    ) -> Process:
         """Start `record` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
 
         Args:
-            fork: from the keeper, where that may be; a Python of its own otherwise.
+            fork: from the server, where that may be; a Python of its own otherwise.
         """
         files = {"out": str(streams / "stdout.txt"), "err": str(streams / "stderr.txt")}
         fork = fork and env.get("OMP_NUM_THREADS") == str(THREADS)
         order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "fork": fork, **files}
-        return Kept(self, self.ask({"start": order}))
+        return Process(self, self.ask({"start": order}))
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        """Give an order that has no answer."""
+    def _tell(self, order: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise KeeperEndedError from error
+            raise ServerEndedError from error
 
     def ask(self, order: Mapping[str, Any]) -> Any:
         """Give an order, and wait for the answer."""
-        self.tell(order)
+        self._tell(order)
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
-            raise KeeperEndedError
+            raise ServerEndedError
         return json.loads(answer)
 
     def close(self, within: float = _ENDS_WITHIN) -> None:
-        """End all that was started, and the keeper; kill it if that takes longer than `within` seconds."""
+        """End all that was started, and the server; kill it if that takes longer than `within` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -108,7 +108,7 @@ class Keeping:
             self._process.wait()
         self._process.stdout.close()
 
-    def __enter__(self) -> Keeping:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -119,10 +119,10 @@ class Keeping:
 
 
 @contextmanager
-def opened(folder: Path | None) -> Iterator[Keeping]:
-    """A keeper for one comparison."""
-    with Keeping(folder) as keeper:
-        yield keeper
+def opened(folder: Path | None) -> Iterator[ForkServer]:
+    """A fork server for one comparison."""
+    with ForkServer(folder) as server:
+        yield server
 
 
 def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS) -> dict[str, str]:

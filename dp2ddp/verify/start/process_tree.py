@@ -33,7 +33,7 @@ def adopt_orphans() -> None:
 
 
 def end_group(pid: int) -> None:
-    """Kill this process's child `pid` and the group that it leads, or is about to lead."""
+    """Kill the process `pid` and the group that it leads, or is about to lead."""
     for kill in (os.kill, os.killpg):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -1,0 +1,173 @@
+"""The process that starts a comparison's runs: `python -m dp2ddp.verify.start.fork_server [FOLDER]`.
+
+Importing torch is most of a short run, so it does that once, and forks the runs (on Linux; elsewhere each is a Python
+of its own). It takes orders as lines of JSON on standard input. When that ends, as the command has ended in whatever
+way, it kills all that came of it, removes FOLDER and ends. It is in a session of its own, so that signals for the
+command's group (Ctrl-C, `timeout`) don't reach it. If it is killed itself, the runs end, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import multiprocessing.process
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from dp2ddp.verify.start import process_tree, temporary
+
+RECORD = "dp2ddp.verify.run.record"
+FORKS = sys.platform == "linux"
+
+
+class Server:
+    """Answers orders until there are no more.
+
+    Args:
+        orders, answers: lines of JSON.
+    """
+
+    def __init__(self, orders: IO[str], answers: IO[str]) -> None:
+        self._orders = orders
+        self._answers = answers
+        self._processes: dict[int, subprocess.Popen[bytes] | None] = {}  # None: forked
+
+    def serve(self) -> list[str] | None:
+        """Returns None in the server when all is over, and in each forked process the arguments of `record`."""
+        for line in self._orders:
+            order = json.loads(line)
+            if "import" in order:
+                for name in order["import"] if FORKS else ():
+                    with suppress(Exception):  # it fails again in the script, for all to see
+                        importlib.import_module(name)
+            elif "start" in order:
+                given = self._start(**order["start"])
+                if given is not None:
+                    return given
+            else:
+                self._answer(self._exit_code(order["poll"]))
+        for pid in self._processes:
+            process_tree.end_group(pid)
+        process_tree.end_children()
+        return None
+
+    def _answer(self, answer: Any) -> None:
+        with suppress(BrokenPipeError):  # the end of the orders follows
+            print(json.dumps(answer), file=self._answers, flush=True)
+
+    def _start(
+        self, arguments: list[str], cwd: str, env: Mapping[str, str], out: str, err: str, fork: bool
+    ) -> list[str] | None:
+        given = [str(os.getpid()), *arguments]
+        if fork and FORKS:
+            pid = os.fork()
+            if not pid:
+                self._become(cwd, env, out, err)
+                return given
+            self._processes[pid] = None
+        else:
+            command = [sys.executable, "-m", RECORD, *given]
+            with open(out, "wb") as stdout, open(err, "wb") as stderr:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+                process = subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **streams)  # type: ignore[call-overload]
+            pid = process.pid
+            self._processes[pid] = process
+        self._answer(pid)
+        return None
+
+    def _become(self, cwd: str, env: Mapping[str, str], out: str, err: str) -> None:
+        """In a forked process: be as one that was started in `cwd` with `env`."""
+        # What was imported is nobody's garbage: to search it would only copy what all share. As Python's documentation
+        # recommends for processes that are forked (https://docs.python.org/3/library/gc.html#gc.freeze).
+        gc.freeze()
+        gc.enable()
+        os.setsid()
+        for pipe in (self._orders, self._answers):
+            pipe.close()
+        for number, name in ((1, out), (2, err)):
+            opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(opened, number)
+            os.close(opened)
+        own = [os.path.abspath(entry) for entry in _entries(os.environ)]
+        rest = [entry for entry in sys.path[1:] if entry not in own]
+        os.environ.clear()
+        os.environ.update(env)
+        os.chdir(cwd)
+        sys.path[:] = [cwd, *dict.fromkeys([*map(os.path.abspath, _entries(env)), *rest])]
+        vars(multiprocessing.process)["ORIGINAL_DIR"] = cwd  # where processes that the script spawns go first
+
+    def _exit_code(self, pid: int) -> int | None:
+        """Of a process that was started; None as long as it runs. To be asked for until it is known, and no more."""
+        process = self._processes[pid]
+        if process is not None:
+            return process.poll()
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _entries(env: Mapping[str, str]) -> list[str]:
+    return [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def run_to_the_end(main: Callable[[], None]) -> NoReturn:
+    """Call `main` in a forked process, and end as the interpreter does, but not piece by piece.
+
+    Taking apart all that was imported takes 0.4 s, and libraries complain of what was frozen. What the script leaves
+    open is closed (a file that it never closes has to be written), and what it registered is called.
+    """
+    shared = dict(sys.modules)
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # threads that aren't daemons end first, pools of them, too
+    atexit._run_exitfuncs()
+    threading.excepthook = lambda told: None  # of daemons, which the interpreter would have stopped by now
+    for module in [module for name, module in sys.modules.items() if shared.get(name) is not module]:
+        vars(module).clear()
+    gc.collect()
+    # A script may have put its own in their place, which write to those from the start and never flush them.
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(Exception):
+            if stream is not None:
+                stream.flush()
+    os._exit(code & 0xFF)
+
+
+def main() -> None:
+    """The command line."""
+    gc.disable()  # nothing but imports happens here
+    # What is forked finds its standard input and output as if it had been started with them.
+    orders, answers = (os.fdopen(os.dup(fd), mode, encoding="utf-8") for fd, mode in ((0, "r"), (1, "w")))
+    silence = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(silence, fd)
+    os.close(silence)
+    process_tree.adopt_orphans()
+    given = Server(orders, answers).serve()
+    if given is not None:
+        from dp2ddp.verify.run import record
+
+        run_to_the_end(lambda: record.main(given))
+    for folder in sys.argv[1:]:
+        temporary.remove(Path(folder))
+    os._exit(0)  # taking torch apart takes a second
+
+
+if __name__ == "__main__":
+    main()
