@@ -21,7 +21,6 @@ from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
 from .rank_zero import checkpoint, doors
 from .ranks import collectives, file_sync, group, rng, signals
-from .ranks.exchange import exchange
 
 _held = hold_until_setup()
 if file_sync.is_handless_child:
@@ -103,15 +102,6 @@ def setup(
         rng.adopt_main_state()
     else:
         rng.seed_everything(seed)
-
-
-def barrier() -> None:
-    """Wait until every rank has come here.
-
-    Only for scripts that had one: a line of the script needs none, because each rank's reads wait for rank 0's writes.
-    """
-    if world.world_size() > 1:
-        exchange("ddp.barrier")
 
 
 def _place(env: Mapping[str, str]) -> world.World:

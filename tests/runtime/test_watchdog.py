@@ -155,7 +155,7 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(warm: Warm, tmp_path
         told = "in the script"
         if ddp.is_main():
             breakpoint()
-        print("sum", ddp.all_reduce(1))
+        print("sum", sum(ddp.gather(1)))
         """
     keyboard, terminal = os.openpty()
     with warm.started(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1"}, stdin=terminal, forked=True) as started:

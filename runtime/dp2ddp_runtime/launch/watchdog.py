@@ -11,7 +11,6 @@ import bdb
 import json
 import linecache
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
 from ..base import waiting, world
 from ..base.location import located
-from ..ranks import signals
 from ..ranks.file_sync import counted, tell
 from . import failure, stacks
 
@@ -75,16 +73,12 @@ class _Watchdog:
         self._moved_at = 0.0
         self._debugged_at = 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # by rank: its latest turn, and when it came
-        launcher = world.environment().get("LAUNCHER")
-        self._launcher = Path(f"/proc/{launcher}/stat") if launcher and sys.platform == "linux" else None
 
     def count_seconds(self) -> None:
         """Keep the clock, without the store: its host may be stopped, or out of reach."""
         while True:
             time.sleep(self._every)
             waiting.clock += self._every
-            if self._launcher is not None and _is_stopped(self._launcher):
-                os.killpg(os.getpgrp(), signal.SIGSTOP)  # Ctrl-Z; the launcher lets this go on when it does
             own, limit = waiting.oldest(), world.current().timeout
             later = world.local_rank() * self._every  # one speaks, without asking the store: the first that can
             if own and not waiting.left_at and waiting.clock - max(own.since, self._looked_at) > limit + later:
@@ -97,7 +91,6 @@ class _Watchdog:
         before: list[State] = []
         with suppress(RuntimeError):  # the store's host is gone: then what is waited for fails by itself, or in time
             while not self.over.wait(self._every):
-                signals.remind(self._store)
                 own = waiting.oldest()
                 if own and not waiting.left_at and waiting.clock - own.since >= min(_PATIENCE, self._stuck_after):
                     self._store.add("alarms", 1)
@@ -163,12 +156,6 @@ class _Watchdog:
         with suppress(RuntimeError):
             self._store.add("ended", 1)
         _leave_at_once()
-
-
-def _is_stopped(stat: Path) -> bool:
-    with suppress(OSError):
-        return stat.read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
 
 
 def _state(turn: int) -> dict[str, Any]:
