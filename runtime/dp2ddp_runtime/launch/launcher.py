@@ -60,7 +60,7 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
     received: list[int] = []
     with suppress(ValueError):  # not in the main thread, which alone may ask for signals
         for number in [*signals.FROM_OUTSIDE, _CTRL_Z]:
-            if number in signal.valid_signals() and signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
+            if number > 0 and signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
                 signal.signal(number, lambda number, frame: received.append(number))
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
     listener = socket.create_server((_LOOPBACK, 0))
