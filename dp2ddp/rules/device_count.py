@@ -216,8 +216,8 @@ def _told(facts: Facts, call: ast.Call, loop: ast.For | ast.comprehension) -> It
             facts.source.span(call),
             "goes over the GPUs that a process sees, on a rank its own one alone: what is worked out here is not what "
             "the original gets from all of them, and may differ between ranks",
-            "put it together below `ddp.setup()` (`ddp.all_reduce(x)` is the sum over the ranks, `ddp.gather(x)` has "
-            "each rank's), or give the number as an argument",
+            "put it together below `ddp.setup()` (`sum(ddp.gather(x))` is the sum over "
+            "the ranks), or give the number as an argument",
         )
 
 

@@ -12,17 +12,16 @@ from .batches.loader import set_epoch, shard_loader
 from .model.functional import data_parallel
 from .model.state_dict import load_state_dict
 from .model.wrapped import WrappedModel, wrap_model
-from .operations import all_reduce, broadcast, gather
+from .operations import barrier, broadcast, gather
 from .rank_zero.checkpoint import load, save
 from .rank_zero.main_only import main_first, main_only, own_files
 from .ranks.rng import seed_everything
-from .setup import barrier, setup
+from .setup import setup
 from .version import __version__
 
 __all__ = [
     "WrappedModel",
     "__version__",
-    "all_reduce",
     "barrier",
     "broadcast",
     "data_parallel",

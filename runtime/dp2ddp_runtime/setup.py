@@ -21,9 +21,8 @@ from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
 from .rank_zero import checkpoint, doors
 from .ranks import collectives, file_sync, group, rng, signals
-from .ranks.exchange import exchange
 
-_held = hold_until_setup()
+_show_output = hold_until_setup()
 if file_sync.is_handless_child:
     doors.install(None)
 devices.take_own()
@@ -65,7 +64,7 @@ def setup(
     launched = "RANK" in env and world.PLACE not in env
     if world.current().ready or (beside_ddp and (dist.is_initialized() or launched)):
         devices.ask_cuda()
-        _held.release(show=True)
+        _show_output(show=True)
         return
     world.hide_cuda_if_unwanted()
     chosen = devices.parse_device_ids(device_ids)
@@ -77,10 +76,8 @@ def setup(
         nproc = devices.process_count(chosen)
         if nproc > 1:
             launcher.launch(devices.of_ranks(chosen, nproc))
-    _held.release(show=False)
+    _show_output(show=False)
     place = _place(env) if is_rank or is_child else world.World()
-    if launched and not is_child and "LOCAL_WORLD_SIZE" in env and world.GPU not in env:
-        devices.compare(chosen, place)
     if place.rank != 0:
         quiet()
     place.device = torch.device("cpu") if is_child and is_worker else devices.take(chosen, place)
@@ -103,15 +100,6 @@ def setup(
         rng.adopt_main_state()
     else:
         rng.seed_everything(seed)
-
-
-def barrier() -> None:
-    """Wait until every rank has come here.
-
-    Only for scripts that had one: a line of the script needs none, because each rank's reads wait for rank 0's writes.
-    """
-    if world.world_size() > 1:
-        exchange("ddp.barrier")
 
 
 def _place(env: Mapping[str, str]) -> world.World:

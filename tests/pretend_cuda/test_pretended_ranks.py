@@ -31,7 +31,7 @@ thread.start()
 thread.join()
 moved = str(torch.zeros(1).cuda(0).device), str(torch.zeros(1).to("cuda").device), *in_thread
 mine = os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.device_count(), ddp.device_count(), str(ddp.device())
-print(json.dumps([ddp.gather([[*mine, sorted(set(moved))]]), torch.distributed.is_initialized()]))
+print(json.dumps([ddp.gather([*mine, sorted(set(moved))]), torch.distributed.is_initialized()]))
 """
 ASK = "assert torch.cuda.is_available()"
 CHOOSE = 'os.environ["CUDA_VISIBLE_DEVICES"] = "3,1,2"'

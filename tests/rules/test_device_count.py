@@ -74,7 +74,7 @@ def test_what_is_worked_out_of_all_devices_is_noted(lines: str) -> None:
     (note,) = (each for each in result.notes if each.rule == "DDP023")
     assert f"range({_N})" in result.new_text
     assert "its own one alone" in note.what
-    assert "ddp.all_reduce" in note.todo
+    assert "ddp.gather" in note.todo
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def failing(late: Late) -> Any:
         except OSError as error:
             seen.append((type(error).__name__, getattr(error, "errno", None), getattr(error, "filename", None)))
         except (RuntimeError, ValueError) as error:
-            seen.append((type(error).__name__, str(error).replace(os.getcwd(), "")))
+            name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+            seen.append((name, str(error).replace(os.getcwd(), "").rpartition(": ")[2]))
     late()
     os.mkdir("a")
     late()

@@ -18,7 +18,7 @@ def test_a_rank_that_opens_what_rank_0_does_not_goes_on(warm: Warm, tmp_path: Pa
             with open("by 1", "w") as file:
                 file.write("x")
             seen.append(open(__file__).read()[:6])
-        print(ddp.gather([seen]))
+        print(ddp.gather(seen))
         with open("by 0", "w") as file:
             file.write("x")
         print(sorted(name for name in os.listdir(".") if name.startswith("by")))
@@ -35,7 +35,7 @@ def test_rank_0_goes_on_where_others_do_not_come_to_what_it_removes(warm: Warm, 
             file.write("x")
         if ddp.is_main():
             os.remove("a")
-        print(ddp.all_reduce(1), os.path.exists("a"))
+        print(sum(ddp.gather(1)), os.path.exists("a"))
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 False\n", "")
@@ -94,7 +94,7 @@ def test_what_goes_into_a_folder_of_its_own_is_a_ranks(warm: Warm, tmp_path: Pat
             archive.extractall(path=f"{own}/e")
             archive.extract("a.txt", f"{own}/f")
         found = sorted(os.path.relpath(os.path.join(at, name), own) for at, _, names in os.walk(own) for name in names)
-        print(ddp.gather([" ".join(found)]))
+        print(ddp.gather(" ".join(found)))
         shutil.rmtree(path=own)
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
@@ -226,7 +226,7 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
         os.remove(name)
         NamedTemporaryFile(dir="jar")
         late()
-        print(ddp.gather([" ".join(found)]), os.listdir("jar"))
+        print(ddp.gather(" ".join(found)), os.listdir("jar"))
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stderr) == (0, "")

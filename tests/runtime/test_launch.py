@@ -294,7 +294,7 @@ def test_torchrun_starts_the_ranks_again(warm: Warm, tmp_path: Path) -> None:
         attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         ddp.setup(timeout=60)
         for step in range(20):
-            total = ddp.all_reduce(torch.ones(3))
+            total = sum(ddp.gather(torch.ones(3)))
             if (step, ddp.rank()) == (10, 1 - attempt):
                 raise ValueError(f"failed in attempt {attempt}")
         with ddp.main_first():
@@ -464,20 +464,6 @@ def test_how_torch_asks_for_gpus_is_the_user_s_where_it_is_set(monkeypatch: pyte
         assert os.environ == given
 
 
-def test_as_many_ranks_as_devices_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = world.World(0, 0, 4, 2)  # on each of two machines
-    devices.compare([0, 1, 2], two)  # on the CPU nobody takes them
-    monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for fits in (None, [], [0, 1], [3, 1]):
-        devices.compare(fits, two)
-    for count in (1, 3):
-        with pytest.raises(
-            SystemExit, match=rf"names {count} device\(s\), .* but 2 rank\(s\) were .*: start {count}, or"
-        ):
-            devices.compare([*range(count)], two)
-
-
 def test_as_many_ranks_as_devices_at_the_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     place = world.World(world_size=1, ready=True, set_up_at="train.py:3")
     monkeypatch.setattr(world, "_world", place)
@@ -487,6 +473,10 @@ def test_as_many_ranks_as_devices_at_the_wrap(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for fits in (None, [], [0], 1):
         devices.compare_wrap(fits)
+    place.world_size, place.local_world_size = 4, 2  # on each of two machines
+    for fits in ([0, 1], [3, 1, 0, 2]):
+        devices.compare_wrap(fits)
+    place.world_size = place.local_world_size = 1
     message = r"names 2 device\(s\) at test_launch.py:\d+, but the ddp.setup\(\) at train.py:3 started 1 rank"
     with pytest.raises(RuntimeError, match=message):
         wrap_model(nn.Linear(1, 1), device_ids=[0, 1])

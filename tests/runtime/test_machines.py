@@ -154,7 +154,7 @@ def test_slurm_s_own_variables_are_enough(warm: Warm, tmp_path: Path) -> None:
     """Two tasks of `srun python train_ddp.py`, without torchrun, as on one node."""
     body = """
         ddp.setup(timeout=60)
-        print(ddp.rank(), ddp.local_rank(), ddp.world_size(), ddp.all_reduce(1), file=sys.__stderr__)
+        print(ddp.rank(), ddp.local_rank(), ddp.world_size(), sum(ddp.gather(1)), file=sys.__stderr__)
         """
     script = write(tmp_path, body)
     step = {

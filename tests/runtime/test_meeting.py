@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import Any
 
+from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import world
 
 setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
@@ -13,7 +14,7 @@ setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of th
 
 def _joined_through_file() -> tuple[int, bool]:
     setup.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
-    setup.barrier()
+    operations.barrier()
     return world.rank(), world.current().store is not None
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import waiting, world
 from dp2ddp_runtime.base.location import located
-from dp2ddp_runtime.launch import stacks, watchdog
+from dp2ddp_runtime.launch import watchdog
 from dp2ddp_runtime.ranks.file_sync import tell
 from forks import WORKERS_OF_FORKS
 from starts import START, TORCHRUN, Started, Warm, write
@@ -155,7 +155,7 @@ def test_a_debugger_on_rank_0_has_the_terminal_and_all_time(warm: Warm, tmp_path
         told = "in the script"
         if ddp.is_main():
             breakpoint()
-        print("sum", ddp.all_reduce(1))
+        print("sum", sum(ddp.gather(1)))
         """
     keyboard, terminal = os.openpty()
     with warm.started(write(tmp_path, body), env={"DP2DDP_STUCK_AFTER": "1"}, stdin=terminal, forked=True) as started:
@@ -255,7 +255,7 @@ def test_where_a_thread_stands_is_told_without_its_frames() -> None:
     thread = threading.Thread(target=function)
     thread.start()
     inside.wait()
-    lines = stacks.all_threads()
+    lines = watchdog.all_threads()
     leave.set()
     thread.join()
     assert refs[0]() is None, "a frame is held"

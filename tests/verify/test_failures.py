@@ -18,7 +18,7 @@ The job goes on when they do, and ends if nothing moves for 1800 s.
 """
 RAISES = """[rank1]: Traceback (most recent call last):
 [rank1]:   File "train.py", line 63, in main
-[rank1]:     loss = ddp.all_reduce(loss)
+[rank1]:     loss = ddp.broadcast(loss)
 [rank1]:   File "/venv/dp2ddp_runtime/ranks/exchange.py", line 72, in exchange
 [rank1]:     told = _exchange(kind, value, exact)
 [rank1]: RuntimeError: Connection closed by peer
@@ -63,7 +63,7 @@ def test_frames_of_libraries_and_of_cpp_are_for_who_asks(tmp_path: Path, sides: 
         failure.stderr
         == """[rank1]: Traceback (most recent call last):
 [rank1]:   File "train_ddp.py", line 63, in main
-[rank1]:     loss = ddp.all_reduce(loss)
+[rank1]:     loss = ddp.broadcast(loss)
 [rank1]: RuntimeError: Connection closed by peer
 """
     )

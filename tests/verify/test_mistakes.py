@@ -18,7 +18,7 @@ EPOCH = "    correct = total = 0\n"
 MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     "a metric reduced twice": (
         [("correct += (output.argmax(1) == y).sum().item()",
-          "correct += ddp.all_reduce((output.argmax(1) == y).sum().item())")],
+          "correct += sum(ddp.gather((output.argmax(1) == y).sum().item()))")],
         "printed", "a number of one rank's rows, or one that is reduced twice (2 times the original's)", None,
     ),
     "a rank's own parameters": (

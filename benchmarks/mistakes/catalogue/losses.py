@@ -7,7 +7,7 @@ from ..planted import Mistake, kind, plant
 
 def _averaged(indent: str, model: str) -> str:
     """Lines that average the ranks' gradients."""
-    return f"{indent}for p in {model}.parameters():\n{indent}    p.grad = ddp.all_reduce(p.grad, op='mean')\n"
+    return f"{indent}for p in {model}.parameters():\n{indent}    p.grad = sum(ddp.gather(p.grad)) / ddp.world_size()\n"
 
 
 _SCALED = "scaled, times, factor, half"
@@ -26,7 +26,7 @@ MISTAKES: list[Mistake] = [
         plant(
             "accumulate",
             "                optimizer.step()\n",
-            "                for p in net.parameters():\n                    p.grad = ddp.all_reduce(p.grad)\n"
+            "                for p in net.parameters():\n                    p.grad = sum(ddp.gather(p.grad))\n"
             "                optimizer.step()\n",
             1,
         ),

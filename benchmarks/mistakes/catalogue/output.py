@@ -22,9 +22,9 @@ _NUMBERS = [
     *kind(
         "metric reduced twice",
         "reduced twice, times, twice",
-        plant("resume", "mean += loss.item()", "mean += ddp.all_reduce(loss.item())", None),
-        plant("triplets", "losses.append(loss.item())", "losses.append(ddp.all_reduce(loss.item()))", None),
-        plant("mnist_trainer", "correct += hits", "correct += ddp.all_reduce(hits)", None),
+        plant("resume", "mean += loss.item()", "mean += sum(ddp.gather(loss.item()))", None),
+        plant("triplets", "losses.append(loss.item())", "losses.append(sum(ddp.gather(loss.item())))", None),
+        plant("mnist_trainer", "correct += hits", "correct += sum(ddp.gather(hits))", None),
     ),
     *kind(
         "a logged number scaled",
@@ -67,7 +67,7 @@ _LINES = [
         plant(
             "segment",
             "        print('epoch %d  lr %.6f  loss %.4f  IoU %.4f' % (epoch, lr, total / len(train_loader), iou))\n",
-            "        for line in ddp.gather(['rank %d: loss %.4f' % (ddp.rank(), total / len(train_loader))]):\n"
+            "        for line in ddp.gather('rank %d: loss %.4f' % (ddp.rank(), total / len(train_loader))):\n"
             "            print(line)\n",
             None,
         ),

@@ -90,17 +90,6 @@ def of_ranks(device_ids: Sequence[int] | None, nproc: int) -> list[dict[str, str
     return [{_VISIBLE: gpu, world.GPU: gpu, world.GPUS: str(count)} for gpu in gpus]
 
 
-def compare(device_ids: Sequence[int] | None, place: world.World) -> None:
-    """SystemExit if a launcher has started another number of ranks on this machine than the original has replicas."""
-    count, ranks = len(device_ids or ()), place.local_world_size
-    if count not in (0, ranks, place.world_size) and not world.wants_cpu():
-        raise SystemExit(
-            f"dp2ddp: device_ids names {count} device(s), which nn.DataParallel trains on, but {ranks} rank(s) were "
-            f"started on this machine, where another part of each batch would go together: start {count}, or change "
-            "what the script gives as device_ids"
-        )
-
-
 def compare_wrap(device_ids: DeviceIds) -> None:
     """RuntimeError if a model is wrapped for another number of devices than `setup` has started ranks for.
 
@@ -113,8 +102,8 @@ def compare_wrap(device_ids: DeviceIds) -> None:
     if count not in (0, ranks, place.world_size) and world.accelerator() == torch.device("cuda"):
         raise RuntimeError(
             f"device_ids names {count} device(s) at {here().line}, but the ddp.setup() at {place.set_up_at} started "
-            f"{ranks} rank(s) on this machine: give setup the same device_ids, or have DP2DDP_NPROC or "
-            "CUDA_VISIBLE_DEVICES say how many"
+            f"{ranks} rank(s) on this machine: give setup the same device_ids, have a launcher start as many, or let "
+            "DP2DDP_NPROC or CUDA_VISIBLE_DEVICES say how many"
         )
 
 
@@ -156,14 +145,10 @@ def _see_own_only(device_ids: Sequence[int] | None, place: world.World) -> None:
     seen = len(_entries()) if os.environ.get(_ASK_NVML) == "1" else 0
     seen = seen if seen > 1 else _seen()
     if seen > 1:
-        before = os.environ.get(_VISIBLE)
         os.environ.update(of_ranks(device_ids, place.local_world_size)[place.local_rank])
         os.environ[world.GPUS] = str(min(seen, place.local_world_size))
         if not _show_only(os.environ[world.GPU]):
             ask_cuda()
-            if _seen() == 0:  # NVML has counted what CUDA can't use: begin anew without NVML
-                del os.environ[world.GPU], os.environ[_VISIBLE]
-                os.environ.update({_ASK_NVML: "0", **({} if before is None else {_VISIBLE: before})})
             _start_again(place)
 
 

@@ -36,9 +36,8 @@ Process = subprocess.Popen[bytes]
 _ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
 if sys.platform != "win32":
     _ENDS_WITHIN[signal.SIGHUP] = 5.0
-_CONTINUE = getattr(signal, "SIGCONT", -1)
-_FOR_CHILDREN = (getattr(signal, "SIGKILL", -1), signal.SIGINT, _CONTINUE)  # of the ranks; as from a terminal
-_CONTINUED_FOR = 2.0  # seconds: a rank may be about to stop, as this process was stopped
+_KILL, _STOP, _CONTINUE, _CTRL_Z = (getattr(signal, f"SIG{name}", -1) for name in ("KILL", "STOP", "CONT", "TSTP"))
+_FOR_CHILDREN = (_KILL, signal.SIGINT, _STOP, _CONTINUE)  # of the ranks; as from a terminal
 _PEERS_END_WITHIN = 3.0  # seconds, once one rank has failed
 _LOOK_EVERY = 0.05  # seconds
 _LOOPBACK = "127.0.0.1"
@@ -60,8 +59,8 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
     started_by = command()
     received: list[int] = []
     with suppress(ValueError):  # not in the main thread, which alone may ask for signals
-        for number in [*signals.FROM_OUTSIDE, _CONTINUE]:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
+        for number in [*signals.FROM_OUTSIDE, _CTRL_Z]:
+            if number > 0 and signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
                 signal.signal(number, lambda number, frame: received.append(number))
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
     listener = socket.create_server((_LOOPBACK, 0))
@@ -162,19 +161,17 @@ class _Job:
         self._ranks = ranks
         self._shared = shared
         self._asked: list[int] = []  # the signals that have been passed on
-        self._end, self._continued = math.inf, 0.0
+        self._end = math.inf
 
-    def wait(self, received: Sequence[int]) -> int:
-        """The exit code for all."""
+    def wait(self, received: list[int]) -> int:
+        """The exit code for all; signals that come meanwhile are passed on."""
         first: int | None = None  # that failed, or left without a word
         codes: list[int | None] = [None]
         said = False
         while None in codes:
             time.sleep(_LOOK_EVERY)
-            for number in received[len(self._asked) :]:
-                self._pass_on(number)
-            if time.monotonic() < self._continued:
-                _send(_CONTINUE, self._ranks)
+            while received:
+                self._pass_on(received.pop(0))
             codes = [rank.poll() for rank in self._ranks]
             left_at_once = 0 in codes and counted(self._shared, LEFT) < len(codes)  # `os._exit(0)`: else they wait
             if first is None and (any(codes) or left_at_once):
@@ -183,13 +180,16 @@ class _Job:
             if any(codes) and not set(self._asked) & set(_ENDS_WITHIN):
                 self._end = min(self._end, time.monotonic() + _PEERS_END_WITHIN)
             if time.monotonic() > self._end:
-                _send(signal.SIGKILL, self._ranks)
+                _send(_KILL, self._ranks)
         return 0 if first is None else self._verdict(first, [code or 0 for code in codes], said)
 
     def _pass_on(self, number: int) -> None:
-        if number == _CONTINUE:
-            self._continued = time.monotonic() + _CONTINUED_FOR
-        elif number in _ENDS_WITHIN and set(self._asked) & set(_ENDS_WITHIN):
+        if number == _CTRL_Z:
+            _send(_STOP, self._ranks)
+            os.kill(os.getpid(), _STOP)
+            _send(_CONTINUE, self._ranks)  # when this process goes on (`fg`)
+            return
+        if number in _ENDS_WITHIN and set(self._asked) & set(_ENDS_WITHIN):
             self._end = 0.0  # the second time the user means it
         elif number in _ENDS_WITHIN and not counted(self._shared, signals.handled(number)):
             self._end = time.monotonic() + _ENDS_WITHIN[number]
@@ -200,7 +200,7 @@ class _Job:
 
     def _verdict(self, first: int, codes: Sequence[int], said: bool) -> int:
         """Tell what has ended the job, if no rank has, and end what the ranks have left behind."""
-        _send(signal.SIGKILL, self._ranks, ended=True)
+        _send(_KILL, self._ranks, ended=True)
         code = codes[first] or next(filter(None, codes), 0)
         asked = [number for number in self._asked if number in _ENDS_WITHIN or number == -code]
         if code < 0 and asked:

@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -28,41 +29,6 @@ from . import launcher
 from .failure import flush
 
 _TERMINAL = "dp2ddp/terminal"
-
-
-class HeldOutput:
-    """Standard output, below Python (that of C++ and of child processes, too), in a file until it is known whose it is.
-
-    Attributes:
-        holds: whether it is held now.
-    """
-
-    def __init__(self) -> None:
-        self.holds = False
-
-    def hold(self) -> None:
-        """Let standard output lead to the file."""
-        self.holds = True
-        self._pid = os.getpid()
-        self._real = os.dup(1)
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open until `release`
-        _lead_output(self._file.fileno())
-
-    def release(self, show: bool) -> None:
-        """Let standard output lead where it led, where what was held is shown first, or else dropped.
-
-        Does nothing where nothing is held, and in a forked child.
-        """
-        if not self.holds or self._pid != os.getpid():
-            return
-        self.holds = False
-        _lead_output(self._real)
-        if show:
-            self._file.seek(0)
-            with open(self._real, "wb", closefd=False) as real:
-                shutil.copyfileobj(self._file, real)
-        os.close(self._real)
-        self._file.close()
 
 
 def adopt_terminal(store: Any) -> None:
@@ -81,23 +47,41 @@ def _lead_output(descriptor: int) -> None:
     os.dup2(descriptor, 1)
 
 
-def hold_until_setup() -> HeldOutput:
+def hold_until_setup() -> Callable[..., None]:
     """What comes before `setup` is printed once: by the launcher, which has run it, or else by rank 0.
 
     Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it may as
     well be one of somebody else's training, whose ranks all print. So its output is held only if one of the files that
     are being run and imported has a call of `setup` in it; and it is shown after all if that call leaves the ranks to
     the script's own DDP, or if the process ends without it (`--help`, another branch).
+
+    Returns:
+        `release(show=...)`: standard output leads where it led, where what was held is shown first, or else dropped.
     """
-    held, env = HeldOutput(), world.environment()
+    env, pid = world.environment(), os.getpid()
     is_child = launcher.JOINED in os.environ or multiprocessing.parent_process() is not None
     begins = "LAUNCHER" not in env and world.GPUS not in env  # not by the launcher, nor again (`devices.take`)
     if is_child or (env.get("RANK", "0") == "0" and begins) or "WORLD_SIZE" not in env:
-        return held  # a rank's child got its rank's output
-    if world.PLACE in os.environ or any(map(_calls_setup, files())):
-        held.hold()
-        atexit.register(held.release, show="LAUNCHER" not in env)
-    return held
+        return lambda show: None  # a rank's child got its rank's output
+    if world.PLACE not in os.environ and not any(map(_calls_setup, files())):
+        return lambda show: None
+    # Below Python, for what C++ and child processes print.
+    real, held = os.dup(1), tempfile.TemporaryFile()  # noqa: SIM115 - open until it is released
+    _lead_output(held.fileno())
+
+    def release(show: bool) -> None:
+        if held.closed or pid != os.getpid():
+            return
+        _lead_output(real)
+        if show:
+            held.seek(0)
+            with open(real, "wb", closefd=False) as shown:
+                shutil.copyfileobj(held, shown)
+        os.close(real)
+        held.close()
+
+    atexit.register(release, show="LAUNCHER" not in env)
+    return release
 
 
 def _calls_setup(filename: str) -> bool:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import atexit
 import bdb
+import faulthandler
 import json
 import linecache
 import os
-import signal
+import re
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional
 
 from ..base import waiting, world
 from ..base.location import located
-from ..ranks import signals
 from ..ranks.file_sync import counted, tell
-from . import failure, stacks
+from . import failure
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -35,6 +36,10 @@ _SETTLED_AFTER = 3.0  # seconds; what a rank waits for may have come while a bus
 _LOOK_EVERY = 1.0  # seconds
 _SILENT_AFTER = 3.5  # looks
 _STOPS_WITHIN = 5.0  # seconds
+
+_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
+_LINE = re.compile(r'  File "(.*)", line (\d+) in ')
+_ESCAPED = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 State = Optional["dict[str, Any]"]
 
@@ -75,16 +80,12 @@ class _Watchdog:
         self._moved_at = 0.0
         self._debugged_at = 0.0
         self._seen: dict[int, tuple[int, float]] = {}  # by rank: its latest turn, and when it came
-        launcher = world.environment().get("LAUNCHER")
-        self._launcher = Path(f"/proc/{launcher}/stat") if launcher and sys.platform == "linux" else None
 
     def count_seconds(self) -> None:
         """Keep the clock, without the store: its host may be stopped, or out of reach."""
         while True:
             time.sleep(self._every)
             waiting.clock += self._every
-            if self._launcher is not None and _is_stopped(self._launcher):
-                os.killpg(os.getpgrp(), signal.SIGSTOP)  # Ctrl-Z; the launcher lets this go on when it does
             own, limit = waiting.oldest(), world.current().timeout
             later = world.local_rank() * self._every  # one speaks, without asking the store: the first that can
             if own and not waiting.left_at and waiting.clock - max(own.since, self._looked_at) > limit + later:
@@ -97,7 +98,6 @@ class _Watchdog:
         before: list[State] = []
         with suppress(RuntimeError):  # the store's host is gone: then what is waited for fails by itself, or in time
             while not self.over.wait(self._every):
-                signals.remind(self._store)
                 own = waiting.oldest()
                 if own and not waiting.left_at and waiting.clock - own.since >= min(_PATIENCE, self._stuck_after):
                     self._store.add("alarms", 1)
@@ -165,15 +165,9 @@ class _Watchdog:
         _leave_at_once()
 
 
-def _is_stopped(stat: Path) -> bool:
-    with suppress(OSError):
-        return stat.read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
-
-
 def _state(turn: int) -> dict[str, Any]:
     """Where this rank is."""
-    own, lines = waiting.oldest(), stacks.all_threads()
+    own, lines = waiting.oldest(), all_threads()
     main = lines.get(threading.main_thread().ident or 0, [])
     place = located(lines.get(own.thread, [])) if own else located(main)
     line = place.line or located(main).line or "an unknown line"
@@ -199,7 +193,7 @@ def _is_debugger(filename: str) -> bool:
     return filename == bdb.__file__ or "pydevd" in Path(filename).stem
 
 
-def _source(main: list[stacks.Line]) -> str:
+def _source(main: list[Line]) -> str:
     """The text of the script's line."""
     script = located(main).line
     for line in main:
@@ -246,3 +240,29 @@ def _leave_at_once() -> NoReturn:
     flush.start()
     flush.join(1.0)
     os._exit(1)
+
+
+class Line(NamedTuple):
+    """A line that is run, or has called what is."""
+
+    filename: str
+    number: int
+
+
+def all_threads() -> dict[int, list[Line]]:
+    """The lines that led each thread to where it is, from the innermost one, by the threads' ident.
+
+    Not their frames: who holds these keeps variables, and files open that they are. Of a hundred threads at most, and
+    a hundred lines of each: `faulthandler`, which lets no thread run meanwhile.
+    """
+    found: dict[int, list[Line]] = {}
+    own: list[Line] = []
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file.fileno())
+        file.seek(0)
+        for text in file.read().decode("ascii").splitlines():
+            if thread := _THREAD.match(text):
+                own = found.setdefault(int(thread[1], 16), [])
+            elif line := _LINE.match(text):
+                own.append(Line(_ESCAPED.sub(lambda code: chr(int(code[0][2:], 16)), line[1]), int(line[2])))
+    return found

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
-from ..base.location import here
+from ..base.location import Location, here
 from ..ranks import file_sync
 
 _STDLIB = os.path.dirname(os.__file__)
@@ -53,13 +53,13 @@ class Call(NamedTuple):
         shared: whether all ranks come to it, and to the same; else rank 0 alone has hands here, and nobody waits.
         key: what is called, where.
         about: a checksum of the first path.
-        line: the script's.
+        what: for a message.
     """
 
     shared: bool
     key: str = ""
     about: int = 0
-    line: str = ""
+    what: str = ""
 
 
 def call_of(name: str, paths: Iterable[Any], depth: int = 2) -> Call | None:
@@ -69,23 +69,28 @@ def call_of(name: str, paths: Iterable[Any], depth: int = 2) -> Call | None:
         paths: that it names.
         depth: how many frames up the caller is.
     """
-    if file_sync.alone_as() in ("main", "own"):
+    if file_sync.writer() in ("main", "own"):
         return None
-    found = [os.fspath(path) for path in paths if not isinstance(path, int) and path is not None]
+    found = [os.fspath(path) for path in paths if path is not None]
     if found and all(map(is_own, found)):
         return None
-    who = _caller(sys._getframe(depth))
+    frame = sys._getframe(depth)
+    who = _caller(frame)
     if who == "itself":
-        if name in ("os.mkdir", "os.open") and sys._getframe(depth).f_code.co_filename == tempfile.__file__:
+        if name in ("os.mkdir", "os.open") and frame.f_code.co_filename == tempfile.__file__:
             made.add(os.path.abspath(os.fsdecode(found[0])))
         return None
     if file_sync.store() is None and get_worker_info() is not None:  # a loader's worker
         return None
     if who == "nobody" or file_sync.shared() is None:
         return Call(False)
-    place = here(sys._getframe(depth))
-    about = zlib.crc32(os.fsencode(found[0])) if found else 0
-    return Call(True, f"{name} {place.line} {place.stack}", about, place.line)
+    return shared_call(name, found, here(frame))
+
+
+def shared_call(name: str, paths: Sequence[Any], place: Location) -> Call:
+    """A call to which all ranks come, and to the same."""
+    about = zlib.crc32(os.fsencode(paths[0])) if paths else 0
+    return Call(True, f"{name} {place.line} {place.stack}", about, f"{name} in {place.line}")
 
 
 def is_own(path: str | bytes) -> bool:

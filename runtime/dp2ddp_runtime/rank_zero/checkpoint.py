@@ -10,7 +10,6 @@ import io
 import os
 import shutil
 import tempfile
-import traceback
 from collections.abc import Iterator
 from typing import IO, Any, Union
 
@@ -25,6 +24,8 @@ from . import doors
 fcntl: Any = None
 with contextlib.suppress(ImportError):  # Windows
     import fcntl
+
+_FULL = 1 << 16  # bytes that are left
 
 File = Union[str, "os.PathLike[str]", IO[bytes]]
 
@@ -60,17 +61,13 @@ def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: An
         torch.save(obj, path, *args, **kwargs)  # into a device, or an error
         return
     with _folder_beside(path, name) as beside:
-        new, room = os.path.join(beside, name), shutil.disk_usage(folder).free
+        new = os.path.join(beside, name)
         try:
             torch.save(obj, new, *args, **kwargs)
         except (RuntimeError, OSError) as error:  # of a full disk torch says no more than that it couldn't write
-            traceback.clear_frames(error.__traceback__)  # which keep the file open, and so its room
-            written: Any = _Size()
-            torch.save(obj, written, *args, **kwargs)
-            if written.size < room:
+            if shutil.disk_usage(folder).free > _FULL:
                 raise
-            missing = f"{(written.size - room) / 1e6:.1f} MB more room on the disk"
-            what = f"dp2ddp: ddp.save needs {missing}: the new file is written beside the old one, which stays whole"
+            what = "dp2ddp: ddp.save has no room: the new file is written beside the old one, which stays whole"
             raise OSError(errno.ENOSPC, what, path) from error
         if is_ours:
             shutil.copymode(path, new)
@@ -118,17 +115,6 @@ def _lock(folder: str, wait: bool) -> int:
         os.close(file)
         raise
     return file
-
-
-class _Size(io.RawIOBase):
-    """Counts what is written."""
-
-    size = 0
-
-    def write(self, data: Any) -> int:
-        written = memoryview(data).nbytes
-        self.size += written
-        return written
 
 
 def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zlib
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,15 +36,15 @@ import torch
 from ..base import codec, world
 from ..base.location import here
 from ..ranks import file_sync
-from . import callsites, entries, errors, nowhere, temporary
+from . import callsites, handles, temporary
 from .callsites import Call, call_of, is_own
 from .disk_functions import DOORS, Door
-from .journal import Entry, Journal
+from .journal import Journal, error_again, told_error
 
-_real_open, _real_os_open, _real_stat = builtins.open, os.open, os.stat
+_real_open, _real_os_open, _real_stat, _real_mkstemp = builtins.open, os.open, os.stat, tempfile.mkstemp
 _journal: Journal | None = None
 _is_installed = False
-_handles = itertools.count()  # of files that rank 0 has opened
+_numbers = itertools.count()  # of files that rank 0 has opened to write
 
 
 def install(store: Any, load: Any = None) -> None:
@@ -64,30 +64,28 @@ def install(store: Any, load: Any = None) -> None:
     tempfile.gettempdir()  # which looks for it the first time
     private: Any = tempfile
     private._sanitize_params = _among_temporary_files(private._sanitize_params)
-    made: dict[int, Any] = {}
-    for door in DOORS:
-        real = getattr(door.owner, door.name)
-        made[id(real)] = _through(door, real)
-        setattr(door.owner, door.name, made[id(real)])
-    made[id(_real_open)], made[id(_real_os_open)] = open_file, _open_descriptor
-    made[id(tempfile.mkstemp)] = _mkstemp
-    made[id(tempfile.NamedTemporaryFile)] = temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)
-    tempfile.mkstemp = _mkstemp  # type: ignore[assignment]
-    tempfile.NamedTemporaryFile = made[id(tempfile.NamedTemporaryFile)]
-    builtins.open = io.open = open_file  # type: ignore[assignment]
-    os.open = _open_descriptor
-    made[id(torch.load)] = load or torch.load
-    torch.save, torch.load = _saving(torch.save), load or torch.load
-    subprocess.Popen.__init__ = _starting(subprocess.Popen.__init__)  # type: ignore[method-assign]
-    kept = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
-    for namespace in [*map(vars, list(filter(_is_python, list(sys.modules.values()))))]:
+    stand_ins = [(each.owner, each.name, _through(each, getattr(each.owner, each.name))) for each in DOORS]
+    stand_ins += [
+        (builtins, "open", open_file),
+        (io, "open", open_file),
+        (os, "open", _open_descriptor),
+        (tempfile, "mkstemp", _mkstemp),
+        (tempfile, "NamedTemporaryFile", temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)),
+        (torch, "load", load or torch.load),
+        (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
+    ]
+    made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
+    for owner, name, stand_in in stand_ins:
+        setattr(owner, name, stand_in)
+    for namespace in [vars(module) for module in list(sys.modules.values()) if _is_python(module)]:
         for name, value in list(namespace.items()):
             if id(value) in made and namespace is not vars(os):
                 namespace[name] = made[id(value)]
-    for name, value in list(vars(kept).items()) if kept else ():
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # before Python 3.11
+    for name, value in list(vars(accessor).items()) if accessor else ():
         function = value.__func__ if isinstance(value, staticmethod) else value
         if id(function) in made:
-            setattr(kept, name, staticmethod(made[id(function)]))
+            setattr(accessor, name, staticmethod(made[id(function)]))
 
 
 def _is_python(module: Any) -> bool:
@@ -96,50 +94,11 @@ def _is_python(module: Any) -> bool:
     return isinstance(module, ModuleType) and bool(file) and not callsites.is_aside(str(file))
 
 
-def _among_temporary_files(real: Any) -> Any:
-    """What `tempfile` makes of its arguments: no rank has files of its own in a folder that rank 0 may list."""
-
-    @functools.wraps(real)
-    def sanitized(prefix: Any, suffix: Any, dir: Any) -> Any:
-        if dir is not None and not file_sync.writes():
-            dir = tempfile.gettempdirb() if isinstance(os.fspath(dir), bytes) else tempfile.gettempdir()
-        return real(prefix, suffix, dir)
-
-    return sanitized
-
-
-_real_mkstemp = tempfile.mkstemp
-
-
-def _made_in(suffix: Any, prefix: Any, dir: Any, text: bool = False) -> tuple[int, str] | None:
-    """A temporary file of rank 0's in a folder that the script chose: a descriptor that leads nowhere on the others.
-
-    None if it is a rank's own.
-    """
-    call = call_of("tempfile.mkstemp", [dir], 3)
-    if call is None or not call.shared:
-        return None
-    real = functools.partial(_real_mkstemp, suffix, prefix, dir, text)
-    found = _through_call(Door(tempfile, "mkstemp", encode=lambda made: made[1]), call, real)
-    if world.is_main() or found is None:
-        return cast("tuple[int, str] | None", found)
-    with tempfile.TemporaryFile() as private:
-        return os.dup(private.fileno()), found
-
-
-@functools.wraps(_real_mkstemp)
-def _mkstemp(suffix: Any = None, prefix: Any = None, dir: Any = None, text: bool = False) -> tuple[int, str]:
-    """`tempfile.mkstemp`."""
-    found = None if dir is None else _made_in(suffix, prefix, dir, text)
-    return _real_mkstemp(suffix, prefix, dir, text) if found is None else found
-
-
 def end() -> None:
     """Tell what is left to tell; the store goes."""
     global _journal
     if _journal is not None and world.is_main():
-        with suppress(RuntimeError):  # its host is gone
-            _journal.flush()
+        _journal.end()
     _journal = None
 
 
@@ -157,32 +116,58 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
     """
     if _journal is None or file_sync.shared() is None:
         return real() if file_sync.writes() else None
-    place = here()
-    overwrites = isinstance(path, (str, os.PathLike))
-    about = zlib.crc32(os.fsencode(path)) if overwrites else 0
-    door = Door(os, what, removes=overwrites and _is_there(path), encode=lambda made: None)
-    return _through_call(door, Call(True, f"{what} {place.line} {place.stack}", about, place.line), real)
+    paths = [path] if isinstance(path, (str, os.PathLike)) else []
+    door = Door(os, what, removes=any(map(_is_there, paths)), told=_nothing)
+    return _done(door, callsites.shared_call(what, paths, here()), real)
 
 
-def _through(door: Door, real: Any) -> Any:
+def _done(door: Door, call: Call, real: Callable[[], Any]) -> Any:
+    """What the script's call comes to on this rank: rank 0 does it and tells, the others hear of it."""
+    journal = _journal
+    if not call.shared or journal is None:
+        return real() if door.asks or file_sync.writes() else door.absent()
+    if not world.is_main():
+        entry = journal.hear(call)
+        if entry is None:
+            return real() if door.asks else door.absent()
+        if entry.how == "error":
+            raise error_again(*entry.value)
+        return None if entry.value is None else door.made(codec.loads(entry.value, []))
+    if door.removes:
+        journal.let_pass(call)
+    text = None
+    try:
+        with file_sync.not_together("main"):
+            made = real()
+            with suppress(TypeError):  # nothing that can be told
+                text = codec.dumps(door.told(made), [])
+    except Exception as error:
+        journal.tell(call, "error", told_error(error), soon=door.asks)
+        raise
+    journal.tell(call, "ok", text, soon=door.asks)
+    return made
+
+
+def _nothing(*_: Any) -> None:
+    """Nothing of an answer is told, or needed to make it again."""
+
+
+def _through(door: Door, own: Any) -> Any:
     """What stands in a function's place."""
 
-    @functools.wraps(real)
+    @functools.wraps(own)
     def function(*args: Any, **kwargs: Any) -> Any:
         paths = door.paths_in(args, kwargs)
-        if "dir_fd" in kwargs and kwargs["dir_fd"] is not None:
-            return real(*args, **kwargs)
-        call = None if any(isinstance(path, int) for path in paths) else call_of(door.full_name, paths)
+        by_name = all(isinstance(each, (str, bytes, os.PathLike, type(None))) for each in paths)
+        call = call_of(door.full_name, paths) if by_name and kwargs.get("dir_fd") is None else None
         if call is None:
-            return real(*args, **kwargs)
-        if not call.shared:
-            return real(*args, **kwargs) if door.asks or file_sync.writes() else None
+            return own(*args, **kwargs)
         check = bool(kwargs.pop("check", False)) and door.owner is subprocess
         told = _with_its_files(door, args, kwargs) if door.starts else door
-        made = _through_call(told, call, functools.partial(real, *args, **kwargs))
-        if not world.is_main() and door.name in ("rename", "renames", "replace", "move") and is_own(paths[0]):
+        made = _done(told, call, functools.partial(door.instead or own, *args, **kwargs))
+        if call.shared and not world.is_main() and door.moves and is_own(paths[0]):
             _drop(paths[0])
-        if check:
+        if check and made is not None:
             made.check_returncode()
         return made
 
@@ -193,93 +178,19 @@ def _through(door: Door, real: Any) -> Any:
 def _with_its_files(door: Door, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Door:
     """The door, for a program that is told to write to the rank's own files: what it writes there is told, too."""
     command = args[0] if args else kwargs.get("args", kwargs.get("command", ""))
-    own = temporary.in_command(command, [kwargs.get("stdout"), kwargs.get("stderr")], callsites.made)
-    before = temporary.seen(own) if world.is_main() else {}
+    own, begun = temporary.in_command(command, [kwargs.get("stdout"), kwargs.get("stderr")]), time.time_ns()
 
-    def decode(told: Any) -> Any:
+    def made(told: Any) -> Any:
         temporary.write(own, told[1])
-        return door.decode(told[0])
+        return door.made(told[0])
 
-    return replace(door, encode=lambda made: [door.encode(made), temporary.changed(own, before)], decode=decode)
-
-
-def _through_call(door: Door, call: Call, real: Callable[[], Any]) -> Any:
-    """Rank 0 does it and tells; the others hear of it."""
-    journal = _journal
-    assert journal is not None
-    what = f"{call.key.partition(' ')[0]} in {call.line}"
-    if not world.is_main():
-        entry = journal.hear(call.key, call.about, what)
-        if entry is None:
-            return real() if door.asks else None
-        if entry.how == "error":
-            raise errors.retold(*entry.value)
-        return None if entry.value is None else door.decode(codec.loads(entry.value, []))
-    if door.removes:
-        journal.let_pass(call.key, call.about, what)
-    try:
-        with file_sync.alone("main"):
-            made = real()
-            told: Any = door.encode(made)
-    except Exception as error:
-        journal.tell(Entry(call.key, call.about, "error", errors.told(error)), soon=door.asks)
-        raise
-    text = None
-    with suppress(TypeError):  # nothing that can be told
-        text = codec.dumps(told, [])
-    journal.tell(Entry(call.key, call.about, "ok", text), soon=door.asks)
-    return door.decode(told) if door.decode is entries.Entries else made
+    return replace(door, told=lambda done: [door.told(done), temporary.written(own, begun)], made=made)
 
 
 def _drop(path: Any) -> None:
     """Remove what this rank has made only to move it to where rank 0 moves its own."""
-    with suppress(OSError), file_sync.alone("own"):
+    with suppress(OSError), file_sync.not_together("own"):
         shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-
-
-@functools.wraps(_real_open)
-def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
-    """Python's `open`."""
-    return _opened(file, mode, args, kwargs)
-
-
-open_file.__module__, open_file.__qualname__ = "builtins", "open"
-
-
-def _opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
-    call = None if isinstance(file, int) or not isinstance(mode, str) else call_of("open", [file], 3)
-    if call is None:  # its opener's calls may be this rank's own as well
-        return _real_open(file, mode, *args, **kwargs)
-    writes = bool(set(mode) & set("wax+"))
-    if not (call.shared or (writes and not file_sync.writes())):
-        return _really_opened(file, mode, args, kwargs)
-    if not call.shared:
-        return nowhere.handle(file, mode, *args, **_without_opener(kwargs))
-    journal = _journal
-    assert journal is not None
-    what = f"open({os.fspath(file)!r}, {mode!r}) in {call.line}"
-    if not world.is_main():
-        entry = journal.hear(call.key, call.about, what)
-        if entry is not None and entry.how == "error":
-            raise errors.retold(*entry.value)
-        if not writes:
-            return _really_opened(file, mode, args, kwargs)
-        made = nowhere.handle(file, mode, *args, **_without_opener(kwargs))
-        if entry is not None:
-            nowhere.on_close(made, functools.partial(_closed, f"close {entry.value}", what))
-        return made
-    if writes and not set(mode) & set("ax") and _is_there(file):
-        journal.let_pass(call.key, call.about, what)
-    try:
-        made = _really_opened(file, mode, args, kwargs)
-    except Exception as error:
-        journal.tell(Entry(call.key, call.about, "error", errors.told(error)), soon=not writes)
-        raise
-    number = next(_handles)
-    journal.tell(Entry(call.key, call.about, "ok", number), soon=not writes)
-    if writes:
-        nowhere.on_close(made, functools.partial(_closed, f"close {number}", what))
-    return made
 
 
 def _is_there(path: Any) -> bool:
@@ -288,25 +199,58 @@ def _is_there(path: Any) -> bool:
     return False
 
 
-def _really_opened(file: Any, mode: str, args: Any, kwargs: Any) -> IO[Any]:
-    with file_sync.alone("main"):  # an opener goes through another door (before Python 3.10 pathlib's)
+@functools.wraps(_real_open)
+def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+    """Python's `open`."""
+    call = None if isinstance(file, int) or not isinstance(mode, str) else call_of("open", [file])
+    if call is None:  # its opener's calls may be this rank's own as well
         return _real_open(file, mode, *args, **kwargs)
+    call = call._replace(what=f"open({os.fspath(file)!r}, {mode!r}){call.what[len('open') :]}")
+
+    def real(*_: Any) -> IO[Any]:
+        with file_sync.not_together("main"):  # an opener goes through another door (before Python 3.10 pathlib's)
+            return _real_open(file, mode, *args, **kwargs)
+
+    def absent() -> IO[Any]:
+        plain = {name: value for name, value in kwargs.items() if name not in ("opener", "closefd")}
+        return handles.nowhere(file, mode, *args, **plain)
+
+    def numbered(made: IO[Any], number: int) -> IO[Any]:
+        end = Call(True, f"close {number}", what=f"the end of {call.what}")
+        handles.on_close(made, functools.partial(_closed, end))
+        return made
+
+    def told(made: IO[Any]) -> int:
+        number = next(_numbers)
+        numbered(made, number)
+        return number
+
+    if not set(mode) & set("wax+"):
+        return cast("IO[Any]", _done(Door(builtins, "open", asks=True, told=_nothing, made=real), call, real))
+    overwrites = not set(mode) & set("ax") and _is_there(file)
+    door = Door(builtins, "open", removes=overwrites, told=told, made=lambda n: numbered(absent(), n), absent=absent)
+    return cast("IO[Any]", _done(door, call, real))
 
 
-def _closed(key: str, what: str) -> None:
+open_file.__module__, open_file.__qualname__ = "builtins", "open"
+
+
+def _closed(call: Call) -> None:
     """A file that was written has been closed: rank 0 tells, the others wait for that."""
     journal = _journal
     if journal is None or file_sync.store() is None:
         return
     with suppress(RuntimeError):  # at the very end the store's host may be gone
         if world.is_main():
-            journal.tell(Entry(key, 0, "ok", None))
+            journal.tell(call, "ok", None)
         else:
-            journal.hear(key, 0, f"the end of {what}")
+            journal.hear(call)
 
 
-def _without_opener(kwargs: Any) -> Any:
-    return {name: value for name, value in kwargs.items() if name not in ("opener", "closefd")}
+def _descriptor() -> int:
+    """Of a file that is nobody's."""
+    with tempfile.TemporaryFile() as private:
+        return os.dup(private.fileno())
 
 
 @functools.wraps(_real_os_open)
@@ -314,37 +258,45 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
     """`os.open`."""
     name = "os.open" if flags & os.O_CREAT else "os.open of what is there"  # or a file without a name, in that folder
     call = None if isinstance(path, int) or dir_fd is not None else call_of(name, [path])
-    writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     real = functools.partial(_real_os_open, path, flags, mode, dir_fd=dir_fd)
-    if call is None or not (call.shared or (writes and not file_sync.writes())):
+    if call is None:
         return real()
-    if call.shared:
-        door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), encode=lambda made: None)
-        found = _through_call(door, call, real)
-        if world.is_main():
-            return int(found)
-    if not writes:
-        return real()
-    with tempfile.TemporaryFile() as private:
-        return os.dup(private.fileno())
+    writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    mine = _descriptor if writes else real
+    door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
+    return int(_done(replace(door, made=lambda _: mine()), call, real))
 
 
-def _saving(real: Any) -> Any:
-    """`torch.save`, which writes from C++."""
+def _among_temporary_files(real: Any) -> Any:
+    """What `tempfile` makes of its arguments: no rank has files of its own in a folder that rank 0 may list."""
 
     @functools.wraps(real)
-    def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, (str, os.PathLike)):
-            real(obj, f, *args, **kwargs)
-            return
-        call = call_of("torch.save", [f])
-        if call is None or (not call.shared and file_sync.writes()):
-            real(obj, f, *args, **kwargs)
-        elif call.shared:
-            door = Door(torch, "save", removes=_is_there(f))
-            _through_call(door, call, lambda: real(obj, f, *args, **kwargs))
+    def sanitized(prefix: Any, suffix: Any, dir: Any) -> Any:
+        if dir is not None and not file_sync.writes():
+            dir = tempfile.gettempdirb() if isinstance(os.fspath(dir), bytes) else tempfile.gettempdir()
+        return real(prefix, suffix, dir)
 
-    return save
+    return sanitized
+
+
+def _made_in(suffix: Any, prefix: Any, dir: Any, text: bool = False) -> tuple[int, str] | None:
+    """A temporary file of rank 0's in a folder that the script chose: a descriptor that leads nowhere on the others.
+
+    None if it is a rank's own.
+    """
+    call = call_of("tempfile.mkstemp", [dir], 3)
+    if call is None or not call.shared:
+        return None
+    door = Door(tempfile, "mkstemp", told=lambda made: made[1], made=lambda name: (_descriptor(), name))
+    real = functools.partial(_real_mkstemp, suffix, prefix, dir, text)
+    return cast("tuple[int, str] | None", _done(door, call, real))
+
+
+@functools.wraps(_real_mkstemp)
+def _mkstemp(suffix: Any = None, prefix: Any = None, dir: Any = None, text: bool = False) -> tuple[int, str]:
+    """`tempfile.mkstemp`."""
+    found = None if dir is None else _made_in(suffix, prefix, dir, text)
+    return _real_mkstemp(suffix, prefix, dir, text) if found is None else found
 
 
 def _starting(real: Any) -> Any:

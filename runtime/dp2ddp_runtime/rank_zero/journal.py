@@ -7,6 +7,7 @@ a collective: by then it has done all that lies before that.
 
 from __future__ import annotations
 
+import builtins
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base import waiting, world
 from ..ranks.file_sync import counted
+from .callsites import Call
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -33,7 +35,7 @@ class Entry(NamedTuple):
     """What a call came to.
 
     Args:
-        call: which one, by what it does and where in the script it stands.
+        call: its key.
         about: a checksum of its path.
         how: "ok", with the answer; "error", with what was raised; "turn", with the number of a change for which rank 0
             waits until the others are at it.
@@ -54,40 +56,29 @@ class Journal:
         self._lock = threading.RLock()
         self._pending: list[Entry] = []
         self._told_at = 0.0
-        self._left = threading.Event()
-        self._teller: threading.Thread | None = None
         self._turns = 0
         self._chunks = 0
         self._came: defaultdict[str, deque[Entry]] = defaultdict(deque)
-        self._alone_since = -1
+        self._released_at = -1  # how many collectives there had been when rank 0 was last seen to have passed a call by
 
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
-    def tell(self, entry: Entry, soon: bool = False) -> None:
+    def tell(self, call: Call, how: str, value: Any, soon: bool = False) -> None:
         """Note what a call came to.
 
         Args:
             soon: whether it may wait for what comes within a moment; the others do.
         """
         with self._lock:
-            self._pending.append(entry)
+            self._pending.append(Entry(call.key, call.about, how, value))
             if not soon or time.monotonic() - self._told_at >= _BURST:
-                self.flush()
-                return
-            if self._teller is None:
-                self._teller = threading.Thread(target=self._keep_telling, daemon=True)
-                self._teller.start()
-        self._left.set()
+                self._flush()
+            elif len(self._pending) == 1:
+                later = threading.Timer(_BURST, self.end)
+                later.daemon = True
+                later.start()
 
-    def _keep_telling(self) -> None:
-        with suppress(RuntimeError):  # the store's host is gone
-            while self._left.wait():
-                self._left.clear()
-                time.sleep(_BURST)
-                self.flush()
-
-    def flush(self) -> None:
-        """Tell what was noted."""
+    def _flush(self) -> None:
         with self._lock:
             if self._pending:
                 self._store.set(f"{_ENTRIES}/{self._chunks}", json.dumps(self._pending, separators=(",", ":")))
@@ -96,40 +87,43 @@ class Journal:
                 self._store.add(_ENTRIES, 1)
                 self._told_at = time.monotonic()
 
-    def let_pass(self, call: str, about: int, what: str) -> None:
+    def end(self) -> None:
+        """Tell what is left, if anybody can still be told."""
+        with suppress(RuntimeError):  # the store's host is gone
+            self._flush()
+
+    def let_pass(self, call: Call) -> None:
         """Return when the other ranks have come to this call, and so are done with what lies before."""
         with self._lock:
             self._turns += 1
             turn = self._turns
-            self.tell(Entry(call, about, "turn", turn))
-        for rank in range(world.world_size()):
-            if rank != world.rank():
-                self._wait_for(rank, turn, what)
-
-    def _wait_for(self, rank: int, turn: int, what: str) -> None:
-        for released in _polls(self._store, rank, f"rank {rank} to come to {what}", in_collective=False):
-            if counted(self._store, f"{_READERS_AT}{rank}") >= turn or released:
-                return
+            self.tell(call, "turn", turn)
+        for rank in set(range(world.world_size())) - {world.rank()}:
+            for released in _polls(self._store, rank, f"rank {rank} to come to {call.what}", in_collective=False):
+                if released or counted(self._store, f"{_READERS_AT}{rank}") >= turn:
+                    break
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
-    def hear(self, call: str, about: int, what: str) -> Entry | None:
+    def hear(self, call: Call) -> Entry | None:
         """What the same call came to on rank 0, as soon as it has; None if rank 0 doesn't come to it."""
-        found = self._take(call, about)
+        found = self._next(call)
+        if found is not None or self._released_at == waiting.collectives:
+            return found
+        for released in _polls(self._store, 0, f"rank 0's {call.what}", in_collective=True):
+            found = self._next(call)
+            if found is not None or released:
+                break
+        if found is None:
+            self._released_at = waiting.collectives
+        return found
+
+    def _next(self, call: Call) -> Entry | None:
+        found = self._take(call)
         if found is None:
             self._read()
-            found = self._take(call, about)
-        if found is not None or self._alone_since == waiting.collectives:
-            return found
-        for released in _polls(self._store, 0, f"rank 0's {what}", in_collective=True):
-            self._read()
-            found = self._take(call, about)
-            if found is not None:
-                return found
-            if released:
-                self._alone_since = waiting.collectives
-                return None
-        return None
+            found = self._take(call)
+        return found
 
     def _read(self) -> None:
         with self._lock:
@@ -144,13 +138,13 @@ class Journal:
                 if len(text) > _LARGE and self._store.add(f"{key}/read", 1) == world.world_size() - 1:
                     self._store.delete_key(key)
 
-    def _take(self, call: str, about: int) -> Entry | None:
+    def _take(self, call: Call) -> Entry | None:
         """The first entry of the call about the same path; in the main thread, where calls have an order, the first."""
         in_order = threading.current_thread() is threading.main_thread()
         with self._lock:
-            came = self._came[call]
+            came = self._came[call.key]
             while came:
-                same = [each for each in came if each.about == about]
+                same = [each for each in came if each.about == call.about]
                 if not same and not in_order:
                     return None
                 entry = same[0] if same else came[0]
@@ -159,7 +153,7 @@ class Journal:
                     return entry
                 self._turns, step = max(self._turns, entry.value), max(0, entry.value - self._turns)
                 self._store.add(f"{_READERS_AT}{world.rank()}", step)
-            del self._came[call]
+            del self._came[call.key]
         return None
 
 
@@ -183,3 +177,23 @@ def _polls(store: Store, rank: int, what: str, in_collective: bool) -> Iterator[
                     state = json.loads(store.get(key))
                     released = state["left"] or (state["stands"] if in_collective else bool(state["waits"]))
             yield released
+
+
+def told_error(error: BaseException) -> list[Any]:
+    """What makes an error again, as JSON takes it: the nearest of Python's own classes, and its arguments."""
+    if isinstance(error, SystemExit):  # a message is shown once, here
+        return ["SystemExit", [error.code if isinstance(error.code, int) else int(error.code is not None)]]
+    if isinstance(error, OSError) and isinstance(error.errno, int):  # by the number Python finds the class
+        return ["OSError", [error.errno, error.strerror, *([str(error.filename)] if error.filename else [])]]
+    kinds = [each for each in type(error).__mro__ if each.__module__ == "builtins"]
+    kind = next(each for each in kinds if not issubclass(each, UnicodeError))  # these aren't made of a text
+    text = str(error.args[0] if len(error.args) == 1 else error)
+    return [kind.__name__, [text if kind is type(error) else f"{type(error).__name__}: {text}"]]
+
+
+def error_again(name: str, arguments: list[Any]) -> BaseException:
+    """An error that `told_error` has told of. Nothing in the store is called but Python's own exceptions."""
+    kind = getattr(builtins, name)
+    if not issubclass(kind, BaseException):
+        raise TypeError(f"{name} is no exception")
+    return kind(*arguments)

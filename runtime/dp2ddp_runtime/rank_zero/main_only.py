@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 from ..base import world
 from ..batches.deferred import materialize
 from ..ranks import file_sync
-from . import doors, errors
+from . import doors
+from .journal import error_again, told_error
 
 T = TypeVar("T")
 
@@ -160,7 +161,7 @@ class Absent:
 @contextmanager
 def own_files() -> Iterator[None]:
     """`with own_files(): ...`: each rank writes for itself, under names of its own (a profile, for instance)."""
-    with file_sync.alone("own"):
+    with file_sync.not_together("own"):
         yield
 
 
@@ -182,12 +183,12 @@ def main_first() -> Iterator[None]:
     key, is_first = f"{file_sync.next_turn('first')}/{world.rank() - world.local_rank()}", world.local_rank() == 0
     told = None if is_first else file_sync.hear(store, key, "local rank 0 in main_first()")
     if told is not None:
-        raise errors.retold(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
+        raise error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
     try:
-        with file_sync.alone("local"):
+        with file_sync.not_together("local"):
             yield
     except BaseException as error:
-        told = errors.told(error)
+        told = told_error(error)
         raise
     finally:
         if is_first:

@@ -19,12 +19,14 @@ from typing import IO, Any, Callable
 
 from ..base import world
 from ..ranks import file_sync
+from . import callsites
 
-#: What `_within` finds of a file: its time of change, in nanoseconds, and its size, in bytes.
-Seen = dict[tuple[int, str], tuple[int, int]]
+#: A file that a program wrote: the place of its path in a command, the name below that if it is a folder, the content.
+Written = tuple[int, str, bytes]
 
 _Wrapper: Any = tempfile._TemporaryFileWrapper
 _END_OF_NAME = "[^\0\\s\"';|&<>,]*"
+_CLOCK = 20_000_000  # nanoseconds by which a file system's clock may be late
 
 
 class Named(_Wrapper):  # type: ignore[misc]
@@ -58,7 +60,7 @@ class Named(_Wrapper):  # type: ignore[misc]
 def _forget(name: str) -> None:
     """Remove a file that was dropped without being closed: the others don't wait, as nobody knows when that is."""
     if world.is_main():
-        with suppress(OSError), file_sync.alone("own"):
+        with suppress(OSError), file_sync.not_together("own"):
             os.remove(name)
 
 
@@ -94,50 +96,37 @@ def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callab
     return function
 
 
-def in_command(command: Any, handles: Iterable[Any], own: set[str]) -> list[str]:
+def in_command(command: Any, handles: Iterable[Any]) -> list[str]:
     """The temporary files and folders of this rank's own that a command names, in its order.
 
     Args:
         command: the text, or its words.
         handles: what its output goes to.
-        own: what this rank has made.
     """
     words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
     names = [getattr(handle, "name", "") for handle in handles]
     text = "\0".join(os.fsdecode(word) for word in [*words, *names] if isinstance(word, (str, bytes, os.PathLike)))
-    if not own or not text:
-        return []
-    return re.findall(f"(?:{'|'.join(map(re.escape, own))}){_END_OF_NAME}", text)
+    return re.findall(f"(?:{'|'.join(map(re.escape, callsites.made))}){_END_OF_NAME}", text) if callsites.made else []
 
 
-def seen(paths: list[str]) -> Seen:
-    """The files that are there now."""
-    return {(i, inner): _state(path, inner) for i, path in enumerate(paths) for inner in _within(path)}
+def written(paths: list[str], since: int) -> list[Written]:
+    """What was written there since a time, in nanoseconds."""
+    files = [(place, inner, Path(path, inner)) for place, path in enumerate(paths) for inner in _within(path)]
+    late = [each for each in files if each[2].stat().st_mtime_ns > since - _CLOCK]
+    return [(place, inner, file.read_bytes()) for place, inner, file in late]
 
 
-def changed(paths: list[str], before: Seen) -> list[tuple[int, str, bytes]]:
-    """What was written since `before`: which path, the name below it if that is a folder, and the content."""
-    now = seen(paths)
-    return [
-        (i, inner, Path(paths[i], inner).read_bytes()) for (i, inner), at in now.items() if before.get((i, inner)) != at
-    ]
-
-
-def write(paths: list[str], contents: Iterable[tuple[int, str, bytes]]) -> None:
+def write(paths: list[str], contents: Iterable[Written]) -> None:
     """Write what another rank's files have got into this one's."""
-    with file_sync.alone("own"):
-        for i, inner, content in contents:
-            path = Path(paths[i], inner)
+    with file_sync.not_together("own"):
+        for place, inner, content in contents:
+            path = Path(paths[place], inner)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
 
-def _state(path: str, inner: str) -> tuple[int, int]:
-    found = os.stat(os.path.join(path, inner) if inner else path)
-    return found.st_mtime_ns, found.st_size
-
-
 def _within(path: str) -> Iterator[str]:
+    """The files that a path is, or that are below it, by their names there."""
     if os.path.isfile(path):
         yield ""
     for at, _, names in os.walk(path):

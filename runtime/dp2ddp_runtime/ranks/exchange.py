@@ -73,14 +73,15 @@ def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
     """
     if os.getpid() != world.current().pid:
         raise RuntimeError(f"{kind} was called in a child process of rank {world.rank()}: the ranks meet in their own")
-    told = _exchange(kind, value, exact)
-    signals.look(_count)
+    told, noted = _exchange(kind, value, exact)
+    signals.handle(noted)
     return told
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
+def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Sequence[int]]]:
+    """What the ranks tell, and the signals that each has noted."""
     global _count
     with _lock:
         _count += 1
@@ -90,7 +91,7 @@ def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
         others = codec.dumps({repr(key): each.tensor for key, each in carried.items()}, tensors, exact=False)
         sent = [plain(tensor).to(transport_device(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
-        head = [kind, _count, location, specs]
+        head = [kind, _count, location, specs, signals.noted()]
         with waiting.Waiting(f"{kind} (exchange {_count})"):
             message = _message([head, text, others], [each for each in sent if each.device.type == "cpu"])
             rows = _gather(message)
@@ -102,7 +103,7 @@ def _exchange(kind: str, value: Any, exact: bool) -> list[Any]:
         told = [codec.loads(each, theirs) for each, theirs in zip(values, came)]
         if carried:
             _arrive(carried, [codec.loads(each, theirs) for each, theirs in zip(small, came)])
-    return told
+    return told, [head.signals for head in heads]
 
 
 def _arrive(carried: dict[Hashable, Piggybacked], told: Sequence[dict[str, torch.Tensor]]) -> None:
@@ -121,6 +122,8 @@ class _Head(NamedTuple):
     location: Sequence[Any]
     specs: Sequence[Any]
     """Of each tensor: its dtype, its shape, and whether it comes by way of the CPU."""
+    signals: Sequence[int]
+    """What `signals.noted` is there."""
 
 
 def _message(texts: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:

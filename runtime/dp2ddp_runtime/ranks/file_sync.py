@@ -24,9 +24,7 @@ _POLL = 0.01  # seconds
 
 _turns: Counter[str] = Counter()  # how often this rank has come to what is told at a line
 _lock = threading.RLock()
-#: In what not all ranks do together, who writes: "main", which is alone there, the "local" ones of each machine, or
-#: each rank its "own".
-_alone: ContextVar[str] = ContextVar("alone", default="")
+_writer: ContextVar[str] = ContextVar("writer", default="")
 
 
 class PeerError(RuntimeError):
@@ -41,7 +39,7 @@ def store() -> Store | None:
 
 def shared() -> Store | None:
     """The same, for what all ranks do; None in what rank 0 runs alone."""
-    return None if _alone.get() else store()
+    return None if writer() else store()
 
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = math.inf) -> None:
@@ -82,27 +80,31 @@ HANDLESS = "DP2DDP_HANDLESS"
 is_handless_child = os.environ.get(HANDLESS, str(os.getpid())) != str(os.getpid())
 
 
-def alone_as() -> str:
-    """In what not all ranks do together: who does it (`alone`); else empty."""
-    return _alone.get()
+def writer() -> str:
+    """In what not all ranks do together, who writes (`not_together`); else empty."""
+    return _writer.get()
 
 
 def writes() -> bool:
     """Whether it is this rank that writes files: rank 0; in `main_first()` the first rank of each machine."""
-    who = _alone.get()
+    who = writer()
     if who == "own":
         return True
     return not is_handless_child and (world.local_rank() == 0 if who == "local" else world.is_main())
 
 
 @contextmanager
-def alone(who: str) -> Iterator[None]:
-    """`with alone("local"):` around what the ranks of a machine do one after the other."""
-    token = _alone.set(who)
+def not_together(writer: str) -> Iterator[None]:
+    """`with not_together("local"):` around what not all ranks do, or not at the same time.
+
+    Args:
+        writer: who has hands there: "main", which is alone, the "local" first rank of each machine, or each its "own".
+    """
+    token = _writer.set(writer)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _writer.reset(token)
 
 
 def next_turn(what: str) -> str:

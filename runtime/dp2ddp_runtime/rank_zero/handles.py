@@ -1,17 +1,74 @@
-"""Handles of files that another rank writes: they take what is written, and it goes nowhere."""
+"""What ranks other than 0 hold in the place of rank 0's: of files that it writes, and of folders that it has listed."""
 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import IO, Any, Callable
 
-_open = builtins.open
+_open, _scandir = builtins.open, os.scandir
+
+
+class Entry:
+    """An `os.DirEntry`, as rank 0 has found it."""
+
+    def __init__(self, told: Any) -> None:
+        self.name, self.path, self._is_dir, self._is_file, self._is_link, self._number = told
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return bool(self._is_dir[follow_symlinks])
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return bool(self._is_file[follow_symlinks])
+
+    def is_symlink(self) -> bool:
+        return bool(self._is_link)
+
+    def inode(self) -> int:
+        return int(self._number)
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+class Entries(Iterator[Entry], AbstractContextManager["Entries"]):
+    """What `os.scandir` gives, of a list that can be told."""
+
+    def __init__(self, told: Any) -> None:
+        self.told, self._left = told, iter(map(Entry, told))
+
+    def __next__(self) -> Entry:
+        return next(self._left)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._left = iter(())
+
+
+def scandir(path: Any = ".") -> Entries:
+    """`os.scandir`, of which rank 0 and the others have the same."""
+    with _scandir(path) as found:
+        return Entries([_told(each) for each in found])
+
+
+def _told(each: os.DirEntry[Any]) -> list[Any]:
+    asked = (each.is_dir, each.is_file)
+    kinds = [[ask(follow_symlinks=follow) for follow in (False, True)] for ask in asked]
+    return [each.name, each.path, *kinds, each.is_symlink(), each.inode()]
 
 
 class Nowhere(io.FileIO):
@@ -23,7 +80,6 @@ class Nowhere(io.FileIO):
         self._kept: Any = None
 
     def write(self, data: Any) -> int:
-        """Take bytes."""
         count = memoryview(data).nbytes
         if self._kept is not None:
             self._kept.write(data)
@@ -40,31 +96,26 @@ class Nowhere(io.FileIO):
         return int(self._kept.fileno())
 
     def isatty(self) -> bool:
-        """It is no terminal."""
         return False
 
     def seekable(self) -> bool:
-        """As a file is."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move, as in a file."""
         self._place = offset + (0, self._place, self._size)[whence]
         if self._kept is not None:
             self._kept.seek(self._place)
         return self._place
 
     def tell(self) -> int:
-        """The place in the file."""
         return self._place if self._kept is None else max(self._place, int(self._kept.tell()))
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut the file, as far as anybody can tell."""
         self._size = self._place if size is None else size
         return self._size
 
 
-def handle(
+def nowhere(
     path: Any, mode: str, buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None, *_: Any
 ) -> IO[Any]:
     """What `open` gives, of the same kind and name, that leads nowhere; one that reads as well has a copy of its own.
@@ -72,16 +123,15 @@ def handle(
     Raises:
         ValueError: as `open`.
     """
+    mode = mode.replace("x", "w")
     if "+" in mode:
-        with tempfile.NamedTemporaryFile() as copy:
-            if not set(mode) & set("wx"):
-                with contextlib.suppress(OSError), _open(path, "rb") as found:  # not there, or gone
+        with tempfile.TemporaryFile() as copy:
+            if "w" not in mode:
+                with suppress(OSError), _open(path, "rb") as found:  # not there, or gone
                     shutil.copyfileobj(found, copy)
-                copy.flush()
-            private = _open(copy.name, mode.replace("x", "w"), buffering, encoding, errors, newline)
-        raw_of(private).name = path
-        return private
-    _open(os.devnull, mode.replace("x", "w"), buffering, encoding, errors, newline).close()  # its errors
+                copy.seek(0)
+            return _open(path, mode, buffering, encoding, errors, newline, opener=lambda *_: os.dup(copy.fileno()))
+    _open(os.devnull, mode, buffering, encoding, errors, newline).close()  # its errors
     raw: Any = Nowhere()
     raw.name = path
     if buffering == 0:
@@ -94,22 +144,18 @@ def handle(
     return text
 
 
-def raw_of(file: IO[Any]) -> Any:
-    """The `io.FileIO` below a file's text and buffer layers."""
-    buffer = getattr(file, "buffer", file)
-    return getattr(buffer, "raw", buffer)
-
-
 def on_close(file: IO[Any], callback: Callable[[], None]) -> None:
     """Call `callback` once `file` has been closed, by whatever way, and its last byte is written."""
     # The layers above call their raw file's `close` when they are done. No cycle, or closing would wait for the
     # garbage collector where the script leaves it to the last reference.
-    raw = weakref.ref(raw_of(file))
+    buffer: Any = getattr(file, "buffer", file)
+    raw = getattr(buffer, "raw", buffer)
+    weak = weakref.ref(raw)
 
     def close() -> None:
-        found = raw()
+        found = weak()
         if found is not None and not found.closed:
             io.FileIO.close(found)
             callback()
 
-    raw_of(file).close = close
+    raw.close = close
