@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from dp2ddp_runtime.base.nesting import count_chunks
 from dp2ddp_runtime.model.wrapped import as_in_a_thread
 from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
@@ -99,10 +100,21 @@ class EmulatedDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ign
 
 
 def _calls(args: Any, kwargs: Any, n: int, dim: int) -> list[Any]:
-    """The (args, kwargs) of each replica that runs; fewer than `n` where the batch has too few chunks."""
+    """The (args, kwargs) of each replica that runs; fewer than `n` where the batch has too few chunks.
+
+    How many there are the tensors say. `torch.nn.parallel.scatter_kwargs` counts plain values as well, and then calls
+    the last replicas without the batch, which is an error.
+    """
+    if not args and not kwargs:
+        return [((), {})]
+    counts = [count_chunks(part, n, dim) for part in (args, kwargs)]
+    total = max((found for found in counts if found is not None), default=n)
     with _on_one_device():
-        found = [*zip(*_nesting.scatter_kwargs(args, kwargs, [*range(n)], dim))]
-    return found or [((), {})]
+        cut = [
+            [*_nesting.scatter(part, [*range(n)], dim)][: count or total] for part, count in zip((args, kwargs), counts)
+        ]
+    # What is cut into fewer parts is left out for the last replicas.
+    return [*zip(*([*parts, *([type(part)()] * total)][:total] for part, parts in zip((args, kwargs), cut)))]
 
 
 @contextmanager
