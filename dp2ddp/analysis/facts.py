@@ -214,7 +214,7 @@ class Facts:
 
     @cached_property
     def _clocks(self) -> Clocks:
-        return Clocks(self.source, self.names)
+        return Clocks(self.source, self.names, lambda: self.own_values.values)
 
     @cached_property
     def own_values(self) -> OwnValues:

@@ -43,6 +43,8 @@ LEFT = [
     "    def update(self, n):\n        if time.time() - self.last < 1:\n            return\n"
     "        self.last = time.time()\n        print(n)\nfor i in range(9):\n    Bar().update(i)\n    net(x)\n",
     "if not os.path.exists(p):\n    os.makedirs(p)\n",
+    "import time\np = os.path.join('out', time.strftime('%H%M'))\nif not os.path.exists(p):\n    os.makedirs(p)\n",
+    "import time\ntimes = [time.time()]\nif len(times) == 1:\n    net(x)\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
     "found = os.path.exists(p)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
