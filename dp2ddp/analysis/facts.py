@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
@@ -56,6 +56,7 @@ class Facts:
     sync_bn: bool = False
     allow_ddp: bool = False
     catalogue: Catalogue = field(default_factory=Catalogue)
+    _comes_to: dict[str, dict[str, list[int]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -111,14 +112,14 @@ class Facts:
         Raises:
             BadInput: beside the script's own distributed training, and where that is off can't be told there.
         """
-        entries = (entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry))
+        started = (entry for entry in self.source.entry_trees if entry not in self.on_one_device)
+        entries = (entry for entry in started if self.comes_to_a_wrap(entry))
         found = [launch for entry in entries for launch in self.launch_finder.find(entry, self._knows_devices)]
         return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
 
     def _knows_devices(self, launch: Launch) -> bool:
         """Whether the `device_ids` of all wraps are known at a place."""
-        modules = self.names.reachable(launch.entry)
-        ids = [given for given, call in self.wraps.device_ids if self.source.module(call) in modules]
+        ids = [given for given, call in self.wraps.device_ids if self.comes_to(launch.entry, call)]
         return all(means_all(self, each) or told(self, launch, each) is not None for each in ids)
 
     @cached_property
@@ -133,10 +134,23 @@ class Facts:
         """Finds what runs before the processes start."""
         return BeforeLaunch(self.loops)
 
+    @cached_property
+    def on_one_device(self) -> frozenset[ast.Module]:
+        """The files of scripts that train on one device, whatever they wrap, and stay as they are."""
+        programs = {entry: set(self.names.reachable(entry)) for entry in self.source.entry_trees}
+        single = {entry for entry in programs if self.wraps.are_on_one_device(partial(self.comes_to, entry))}
+        parallel = (modules for entry, modules in programs.items() if entry not in single)
+        return frozenset().union(*(programs[entry] for entry in single)).difference(*parallel)
+
+    def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
+        """Whether a script can come to a wrap, by the names that it uses."""
+        lines = self._wraps_of(self.source.file(entry).name)
+        return node.lineno in lines.get(self.source.file(node).name, ())  # type: ignore[attr-defined]
+
     def comes_to_a_wrap(self, entry: ast.Module) -> bool:
         """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
         name = self.source.file(entry).name
-        return name in self._wrapping or bool(self._uses.wraps(name, self._files(entry), whole=True))
+        return name in self._wrapping or bool(self._wraps_of(name))
 
     @cached_property
     def unreached(self) -> list[ast.stmt]:
@@ -148,6 +162,12 @@ class Facts:
         """The names of the files that a script is made of."""
         return [self.source.file(module).name for module in self.names.reachable(entry)]
 
+    def _wraps_of(self, entry: str) -> dict[str, list[int]]:
+        if entry not in self._comes_to:
+            tree = next(file.tree for file in self.source.files if file.name == entry)
+            self._comes_to[entry] = self._uses.wraps(entry, self._files(tree), whole=True)
+        return self._comes_to[entry]
+
     @cached_property
     def _uses(self) -> Uses:
         return Uses({file.name: file.tree for file in self.source.files}, self._wrapping)
@@ -156,7 +176,8 @@ class Facts:
     def _wrapping(self) -> dict[str, list[int]]:
         """The lines of the wraps, by file."""
         lines: dict[str, list[int]] = {}
-        for node in (*(wrap.call for wrap in self.wraps.models), *self.wraps.functional, *self.wraps.values):
+        calls = (*(wrap.call for wrap in self.wraps.models), *(call for _, call in self.wraps.device_ids))
+        for node in (*calls, *self.wraps.functional, *self.wraps.values, *self.wraps.optimizers):
             lines.setdefault(self.source.file(node).name, []).append(node.lineno)
         return lines
 
@@ -193,7 +214,7 @@ class Facts:
 
     @cached_property
     def _clocks(self) -> Clocks:
-        return Clocks(self.source, self.names)
+        return Clocks(self.source, self.names, lambda: self.own_values.values)
 
     @cached_property
     def own_values(self) -> OwnValues:

@@ -12,7 +12,8 @@ from dp2ddp.errors import BadInput
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never comes to a wrap, and stays as it is"
-_ONE_DEVICE = "every DataParallel in it is on one device, and it stays one process"
+#: Said of a script that trains on one device.
+ONE_DEVICE = "every DataParallel in it is on one device, and it stays one process"
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class File:
 def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
     """What became of a script made of the files `paths`, where it doesn't change itself; None for nothing at all."""
     files = [conversions[path] for path in paths]
+    if any(each.on_one_device for each in files):
+        return ONE_DEVICE
     if any(each.changed for each in files):
         return "needs no change itself"
-    if any(each.on_one_device for each in files):
-        return _ONE_DEVICE
     return "not converted" if any(each.notes for each in files) else None
 
 

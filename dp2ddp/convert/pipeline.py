@@ -184,7 +184,7 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
             original,
             notes=notes,
             unreached=unreached,
-            on_one_device=planned.on_one_device,
+            on_one_device=file.tree in planned.on_one_device,
             refused=planned.refused,
         )
     comments = [_comment(note, file, source) for note in notes if options.annotate]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dp2ddp.analysis.facts import Facts
@@ -23,14 +23,14 @@ class Plan:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
         unreached: functions, classes and main guards that would have had some, and that no script with a wrap comes to.
-        on_one_device: every wrap is written for one device, so nothing is to be done.
+        on_one_device: the files of scripts whose every wrap is written for one device, so nothing is to be done.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
     unreached: Sequence[ast.stmt] = ()
-    on_one_device: bool = False
+    on_one_device: Collection[ast.Module] = ()
     refused: bool = False
 
 
@@ -66,7 +66,7 @@ def decide(facts: Facts, options: Options) -> Plan:
         findings = comments.left_out(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
-    return Plan(edits, notes, idle, facts.wraps.on_one_device, refused=bool(facts.blockers))
+    return Plan(edits, notes, idle, facts.on_one_device, refused=bool(facts.blockers))
 
 
 def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[ast.stmt]]:
@@ -75,6 +75,8 @@ def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], 
     idle: dict[ast.stmt, None] = {}
     spans = [(part, facts.source.span(part)) for part in facts.unreached]
     for finding in findings:
+        if facts.source.file_of_line(finding.span.start.line).tree in facts.on_one_device:
+            continue
         part = next((part for part, span in spans if span.contains(finding.span)), None)
         if part is None or isinstance(finding, Done):
             reached.append(finding)

@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from click import style
 
-from dp2ddp.convert.overview import IDLE, File, Project, Scripts
+from dp2ddp.convert.overview import IDLE, ONE_DEVICE, File, Project, Scripts
 from dp2ddp.convert.report import (
     Running,
     Starts,
@@ -70,7 +70,7 @@ def _starts(scripts: Sequence[File], files: Sequence[File]) -> tuple[Starts, ...
 
 
 def _to_run_scripts(done: Scripts) -> Running:
-    started = [each for each in done.given if each.unchanged != IDLE]
+    started = [each for each in done.given if each.unchanged not in (IDLE, ONE_DEVICE)]
     outputs = [each for each in started if each.output is not None]
     kinds = _starts(outputs or started, [*done.given, *done.others])
     names = [each.name for each in started]
@@ -85,7 +85,8 @@ def _to_run_scripts(done: Scripts) -> Running:
 
 
 def _to_run_project(done: Project) -> Running:
-    scripts = [each for each in done.entries if each.name not in done.commands]
+    entries = [each for each in done.entries if each.unchanged != ONE_DEVICE]
+    scripts = [each for each in entries if each.name not in done.commands]
     fresh = [os.path.join(_FOLDER, os.path.relpath(each.name, done.name)) for each in scripts]
     files = [each.output or new for each, new in zip(scripts, fresh)]
     commands = [name for each in done.entries for name in done.commands.get(each.name, ())]
@@ -98,7 +99,7 @@ def project_lines(done: Project, *, verbose: bool) -> Iterator[str]:
     changed = [each for each in done.files if each.conversion.changed]
     arrow = f" -> {done.output}" if done.output and done.output != done.name else ""
     if changed:
-        started = count(done.entries, "script")
+        started = count([each for each in done.entries if each.unchanged != ONE_DEVICE], "script")
         yield style(f"{done.name}{arrow}: {len(changed)} of {done.total} files changed, for {started}", bold=True)
     else:
         noted = any(each.conversion.notes for each in done.files)

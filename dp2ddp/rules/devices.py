@@ -196,6 +196,8 @@ def build(net, args):
         return is_indexed(given)
 
     def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
+            return True  # of a tensor, which lives here
         return isinstance(node, ast.Call) and facts.names.qualified(node.func) == "torch.cuda.current_device"
 
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
@@ -223,7 +225,7 @@ def build(net, args):
             if not call.args and len(given) == len(call.keywords):
                 return None
             target = call.args[0] if call.args else keyword(call, "device") or call
-            if _is_zero(target):
+            if _is_zero(target) or self._is_this_device(facts, target):
                 return None
             if self._may_be_own(facts, func):
                 # Whatever object it is, it gets as many arguments as before.

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.ranks.handlers import Handlers
-from dp2ddp.analysis.roles import Wrapped
+from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import argument, keyword
 
 
 class HandlersRule(Rule):
-    """A handler after which the ranks would wait for each other is named; it stays as it is."""
+    """Names handlers after which the ranks would wait for each other, and threads in which they would; they stay."""
 
     id = "DDP020"
     title = "Name handlers that the ranks don't reach together"
@@ -21,7 +22,8 @@ class HandlersRule(Rule):
     why = (
         "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is fine. "
         "One that goes on to train or to evaluate calls the model on ranks that are not in step, and they wait for "
-        "each other, or take one another's data. (Ctrl-C comes to all ranks at the same step.)"
+        "each other, or take one another's data. (Ctrl-C comes to all ranks at the same step.) Threads that call the "
+        "model come to it in another order on each rank."
     )
     examples = (
         Example(
@@ -73,3 +75,23 @@ print(net(torch.randn(8, 4)))
                 "and would wait",
                 "end the script here (`raise`), after no more than printing and saving",
             )
+        for call in facts.source.calls:
+            if facts.names.qualified(call.func) in _THREADS and _calls_models(facts, call):
+                yield Note(
+                    self.id,
+                    facts.source.span(call),
+                    "this thread calls a wrapped model, which takes all ranks, and threads come to it in another order "
+                    "on each",
+                    "call it in the main thread, or wait for the thread (`join`) before another one calls a model",
+                )
+
+
+_THREADS = frozenset({"threading.Thread", "threading.Timer"})
+
+
+def _calls_models(facts: Facts, call: ast.Call) -> bool:
+    """Whether a thread is given a wrapped model, or a function that comes to one, to call."""
+    target = keyword(call, "target") or argument(call, 1, "function")
+    roles = facts.resolver.roles(target) if target is not None else ()
+    functions = [role.definition for role in roles if isinstance(role, Function)]
+    return any(isinstance(role, Wrapped) for role in roles) or facts.needing_all.inside(*functions)

@@ -14,6 +14,7 @@ from dp2ddp.source.spans import Span
 _RENAMED = {"Scale": "Resize", "RandomSizedCrop": "RandomResizedCrop"}
 
 _VOLATILE = ("`volatile` has no effect", "`with torch.no_grad():`")
+_NOTHING = "nothing instead, under `torch.no_grad()` already"
 _FIRST = ("`.data[0]` of a loss raises", "`.item()`")
 
 
@@ -98,8 +99,9 @@ print("was .cuda(async=True)")
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
         for found in _outdated(facts).values():
             first = min(found.values(), key=lambda node: facts.source.span(node).start)
+            used = [_NOTHING if each == _VOLATILE and _is_off(facts, node) else each[1] for each, node in found.items()]
             what = f"{' and '.join(what for what, _ in found)} since PyTorch 0.4"
-            todo = f"use {' and '.join(instead for _, instead in found)}, here and below"
+            todo = f"use {' and '.join(used)}, here and below"
             yield Note(self.id, facts.source.span(first), what, todo)
 
 
@@ -113,6 +115,12 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
         if told is not None:
             found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
     return found
+
+
+def _is_off(facts: Facts, node: ast.AST) -> bool:
+    """Whether a line stands under `with torch.no_grad():`."""
+    around = (above for above in facts.source.ancestors(node) if isinstance(above, ast.With))
+    return any("no_grad" in ast.unparse(item.context_expr) for above in around for item in above.items)
 
 
 def _is_loss_s(node: ast.Subscript) -> bool:

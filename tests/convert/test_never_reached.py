@@ -100,3 +100,28 @@ def test_what_is_picked_from_other_libraries_reaches_nothing_here() -> None:
     script = "import sys, nets\nfrom torchvision import models\nnets.build()\nmodels.__dict__[sys.argv[1]]().eval()\n"
     done = convert_files({"train.py": script, "nets.py": NETS}, ["train.py"], Options())
     assert list(done["nets.py"].unreached) == ["plain", "its lines under `__main__`"]
+
+
+@pytest.mark.parametrize("asked", [["."], ["train.py", "alone.py"]])
+def test_a_script_on_one_device_stays_as_it_is_beside_those_with_which_it_shares_files(asked: list[str]) -> None:
+    wrap = "net = nn.DataParallel(plain(0), device_ids=[0])"
+    Path("alone.py").write_text(
+        f"import torch\nfrom torch import nn\nfrom nets import plain\n\n{wrap}\ntorch.save(net, 'alone.pt')\n"
+    )
+    shown = convert(*asked).output
+    assert "alone.py: every DataParallel in it is on one device, and it stays one process" in shown
+    assert "ddp" not in Path("alone.py").read_text()
+    assert "ddp.wrap_model" in Path("nets.py").read_text()
+    assert "  python train.py" in shown
+    assert "and in the same way" not in shown
+
+
+def test_devices_of_wraps_that_a_script_never_comes_to_are_not_its_own() -> None:
+    helpers = (
+        "import torch\nfrom torch import nn\n\n\ndef on_one(net):\n    return nn.DataParallel(net, device_ids=[{}])\n"
+    )
+    files = {"train.py": "import helpers\nfrom torch import nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"}
+    for ids in ("0", "torch.cuda.current_device()", "helpers.IDS"):
+        done = convert_files({**files, "helpers.py": helpers.format(ids)}, ["train.py"], Options())
+        assert "ddp.setup()\n" in done["train.py"].new_text
+        assert not any(each.notes for each in done.values())

@@ -123,3 +123,8 @@ def test_a_device_that_is_compared_stays_and_is_noted_where_options_name_it(test
     plain = convert_source("import torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + line, "t.py", Options())
     assert line in plain.new_text
     assert not plain.notes
+
+
+@pytest.mark.parametrize("line", ["y = y.cuda(x.get_device())", "torch.cuda.set_device(x.get_device())"])
+def test_the_device_of_a_tensor_is_this_rank_s(line: str) -> None:
+    assert converted(line).endswith(f"{line}\n")

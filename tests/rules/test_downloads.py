@@ -12,6 +12,7 @@ from dp2ddp.rules import Options
 _HEAD = """\
 import os, subprocess, tarfile, tempfile, urllib.request, zipfile
 import torch.nn as nn
+from torchvision import datasets
 from torchvision.datasets.utils import download_url
 net = nn.DataParallel(nn.Linear(4, 2))
 """
@@ -196,6 +197,21 @@ STEPS = {
         else:
             is_new = False
         print(is_new)
+        """,
+    ),
+    "the script's own class of one of torchvision's data sets": (
+        """
+        class Few(datasets.CIFAR10):
+            def __init__(self, root, download=False):
+                super().__init__(root, True, None, None, download)
+        data = Few("data", download=True)
+        """,
+        """
+        class Few(datasets.CIFAR10):
+            def __init__(self, root, download=False):
+                super().__init__(root, True, None, None, download)
+        with ddp.main_first():
+            data = Few("data", download=True)
         """,
     ),
     "a branch that takes all ranks": (

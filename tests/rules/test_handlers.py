@@ -94,3 +94,13 @@ def test_a_writer_s_error_in_a_training_loop_is_rank_0_s(kind: str, then: str, n
 def test_a_writer_s_error_elsewhere_parts_nobody() -> None:
     text = "import wandb\ntry:\n    wandb.init()\nexcept Exception:\n    print('no wandb')\ntrain()\n"
     assert not [note for note in _convert(text).notes if note.rule == "DDP020"]
+
+
+@pytest.mark.parametrize(
+    ("target", "noted"),
+    [("net", True), ("test", True), ("lambda: print(1)", False), ("print", False), ("other", False)],
+)
+def test_threads_that_call_a_wrapped_model_are_noted(target: str, noted: bool) -> None:
+    body = f"import threading\ndef other():\n    print(1)\nthreading.Thread(target={target}).start()\n"
+    notes = convert_source(_HEAD + body, "train.py", Options()).notes
+    assert ["thread calls a wrapped model" in note.what for note in notes] == [True] * noted

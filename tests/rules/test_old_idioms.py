@@ -65,6 +65,15 @@ def test_what_has_no_other_name_is_told_once_in_a_file() -> None:
     assert _notes_of(volatile) == ["`volatile` has no effect since PyTorch 0.4"]
 
 
+def test_volatile_under_no_grad_needs_nothing_instead() -> None:
+    script = (
+        "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+        "with torch.no_grad():\n    x = torch.autograd.Variable(y, volatile=True)\n"
+    )
+    todo = [note.todo for note in convert_source(script, "train.py", Options()).notes if note.rule == "DDP021"]
+    assert todo == ["use nothing instead, under `torch.no_grad()` already, here and below"]
+
+
 @pytest.mark.parametrize(
     "fine", ["print(x.data[0])", "loss = net(x).mean(1)\nprint(loss.data[1])", "print(net(x).mean().item())"]
 )

@@ -18,6 +18,7 @@ CLOCKS = [
     "    if time.time() - start > 10:\n        print(i, out)\n",
     "import time\nstart = time.time()\nfor i in range(9):\n"
     "    elapsed = time.time() - start\n    if elapsed > 10:\n        break\n",
+    "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
     "import logging\nlog = logging.getLogger()\nif log.isEnabledFor(10):\n    load(1)\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
@@ -43,6 +44,10 @@ LEFT = [
     "    def update(self, n):\n        if time.time() - self.last < 1:\n            return\n"
     "        self.last = time.time()\n        print(n)\nfor i in range(9):\n    Bar().update(i)\n    net(x)\n",
     "if not os.path.exists(p):\n    os.makedirs(p)\n",
+    "import time\np = os.path.join('out', time.strftime('%H%M'))\nif not os.path.exists(p):\n    os.makedirs(p)\n",
+    "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
+    "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\n",
+    "import time\ntimes = [time.time()]\nif len(times) == 1:\n    net(x)\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
     "found = os.path.exists(p)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",

@@ -12,6 +12,7 @@ from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.roles import Class
 from dp2ddp.source.nodes import given_to, keyword
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
@@ -112,11 +113,17 @@ class Fetching:
         if not path and method in ("extractall", "extract"):
             made = self.writers.packages(call.func.value)  # type: ignore[attr-defined]
             return False if any(one.startswith(_ARCHIVES) for one in made) else None
-        if self.resolver.functions_called(call):
+        if self.resolver.functions_called(call) and not self._is_data_set(call):
             return None  # the script's own function hands it on, and may do more than download
         given = keyword(call, "download")
         asked = given is not None and not (isinstance(given, ast.Constant) and not given.value)
         return True if asked else None
+
+    def _is_data_set(self, call: ast.Call) -> bool:
+        """Whether a call makes an object of a class of this script that derives from one of torchvision's data sets."""
+        made = [role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class)]
+        bases = (base for each in made for owner in self.resolver.classes.lineage(each) for base in owner.bases)
+        return any((self.names.qualified(base) or "").startswith("torchvision.datasets.") for base in bases)
 
     # -- how much of the script one step is ----------------------------------------------------------------------------
 

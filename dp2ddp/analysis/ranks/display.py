@@ -54,10 +54,24 @@ class Display:
 
     def only_shows(self, branch: ast.If) -> bool:
         """Whether nothing depends on a branch but what is shown; with a function that does nothing else around it."""
-        if self._shows_all([*branch.body, *branch.orelse], branch, returns=False):
+        inside = [*branch.body, *branch.orelse]
+        if self._shows_all(inside, branch, returns=False) or all(map(self._gives_text, inside)):
             return True
         function = self.source.function(branch)
         return function is not None and self._is_showing(function)
+
+    def _gives_text(self, statement: ast.stmt) -> bool:
+        """Whether a statement returns plain values as text, as `'{:.1f}h'.format(x / 3600)`."""
+        if isinstance(statement, ast.If):
+            return all(map(self._gives_text, [*statement.body, *statement.orelse]))
+        text = statement.value if isinstance(statement, ast.Return) else None
+        if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
+            start: ast.expr = text.left
+        elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+            start = text.func.value
+        else:
+            return isinstance(text, ast.JoinedStr) and self._is_plain(text)
+        return isinstance(start, ast.Constant) and isinstance(start.value, str) and self._is_plain(text)
 
     def only_tells(self, block: Sequence[ast.stmt], whole: ast.stmt) -> bool:
         """Whether a block of a statement only shows something, or finds out what other lines only show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 from dp2ddp.analysis.ranks.display import Display
@@ -16,24 +17,32 @@ _TESTING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 class Clocks:
     """Recognises what a rank's own clock or log level tells."""
 
-    def __init__(self, source: ParsedProgram, names: Names) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, told: Callable[[], Collection[ast.expr]] = tuple) -> None:
         self.source = source
         self.names = names
+        self._told = told  # what is rank 0's on all ranks
 
     def is_own(self, node: ast.expr) -> bool:
         """Whether an expression's value may be another one on another rank."""
         return self._is_own(node, self._holding)
 
-    def _is_own(self, node: ast.expr, holding: set[tuple[ast.AST, str]]) -> bool:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Call):
-                path = self.names.qualified(part.func) or ""
-                method = part.func.attr if isinstance(part.func, ast.Attribute) else ""
-                if path.startswith(("time.", "datetime.")) or method in _METHODS:
-                    return True
-            if isinstance(part, ast.Name) and (self.source.scope(part), part.id) in holding:
+    def _is_own(self, node: ast.AST, holding: set[tuple[ast.AST, str]]) -> bool:
+        if node in self._shared:
+            return False
+        if isinstance(node, ast.Call):
+            path = self.names.qualified(node.func) or ""
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            if path.startswith(("time.", "datetime.")) or method in _METHODS:
                 return True
-        return False
+            if path == "builtins.len":
+                return False  # how many times a list holds is the same on all ranks
+        if isinstance(node, ast.Name) and (self.source.scope(node), node.id) in holding:
+            return True
+        return any(self._is_own(part, holding) for part in ast.iter_child_nodes(node))
+
+    @cached_property
+    def _shared(self) -> Collection[ast.AST]:
+        return set(self._told())
 
     @cached_property
     def _holding(self) -> set[tuple[ast.AST, str]]:

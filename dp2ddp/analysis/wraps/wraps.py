@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,8 +96,13 @@ class Wraps:
     @cached_property
     def on_one_device(self) -> bool:
         """Whether every wrap is written for one device, which trains it in one process as well."""
-        others = self.functional or self.values or self.optimizers
-        return bool(self.models) and not others and all(_is_one(wrap.device_ids) for wrap in self.models)
+        return self.are_on_one_device(lambda node: True)
+
+    def are_on_one_device(self, is_met: Callable[[ast.AST], bool]) -> bool:
+        """Whether there are wraps of those that `is_met` says, and every one is written for one device."""
+        models = [wrap for wrap in self.models if is_met(wrap.call)]
+        others = any(map(is_met, (*self.functional, *self.values, *self.optimizers)))
+        return bool(models) and not others and all(_is_one(wrap.device_ids) for wrap in models)
 
     @property
     def found(self) -> bool:
