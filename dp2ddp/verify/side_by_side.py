@@ -60,7 +60,7 @@ class SideBySide:
         places = {side: folder / side for side in ("original", second)}
         ranks = options.replicas if second == "converted" else 1
         options = replace(options, throttled=not (options.cuda or self._request.keep))
-        steps = Steps(rank_folders(folder / "original", folder / second, ranks), self._request.keep, tolerance)
+        steps = Steps(rank_folders(folder / "original", folder / second, ranks), self._request.keep)
         try:
             one, other = self._run(places, options, steps, ranks)
         except CouldNotRun as stopped:

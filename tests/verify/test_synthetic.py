@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from dp2ddp.cli import main
 from dp2ddp.verify import COUNT
-from dp2ddp.verify.emulate import samples, synthetic
+from dp2ddp.verify.emulate import synthetic
 from dp2ddp.verify.emulate.synthetic import MadeUp, Maker
 from dp2ddp.verify.run import runs
 
@@ -169,12 +169,12 @@ def test_a_folder_of_other_files_is_read(made: Any, tmp_path: Path) -> None:
 
 
 def test_splits_share_their_patterns_not_their_noise_and_more_samples_begin_with_the_same() -> None:
-    labels = samples.labels(60, 10)
-    train, test = (samples.images(labels, (8, 8, 1), split).astype(float) for split in ("train", "test"))
+    labels = synthetic.labels(60, 10)
+    train, test = (synthetic.images(labels, (8, 8, 1), split).astype(float) for split in ("train", "test"))
     assert not (train == test).all(axis=(1, 2, 3)).any()
     means = [images.reshape(6, 10, 2, 4, 2, 4).mean(axis=(0, 3, 5)) for images in (train, test)]
     assert abs(means[0] - means[1]).max() < abs(means[0] - means[0][0]).max() / 3
-    assert (samples.images(labels[:20], (8, 8, 1), "train") == train[:20]).all()
+    assert (synthetic.images(labels[:20], (8, 8, 1), "train") == train[:20]).all()
 
 
 def test_a_folder_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +184,12 @@ def test_a_folder_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.M
 
     def late(path: Path, to: Path) -> Any:
         monkeypatch.setattr(Path, "rename", rename)
-        with mock.patch.object(samples.os, "getpid", return_value=1):
-            samples.fill_folder(target, 3, "train")
+        with mock.patch.object(synthetic.os, "getpid", return_value=1):
+            synthetic.fill_folder(target, 3, "train")
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", late)
-    samples.fill_folder(target, 3, "train")
+    synthetic.fill_folder(target, 3, "train")
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     names = sorted(str(path.relative_to(target)) for path in target.rglob("*.png"))
     assert names == ["class_0/0000.png", "class_1/0001.png", "class_2/0002.png"]

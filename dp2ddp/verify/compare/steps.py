@@ -13,7 +13,7 @@ import torch
 
 from dp2ddp.verify.compare import saved
 from dp2ddp.verify.compare.saved import relative_difference
-from dp2ddp.verify.run.recording import KEPT, Reader, Recording, Step
+from dp2ddp.verify.run.recording import Reader, Recording, Step
 
 TOLERANCE = 1e-6
 
@@ -55,18 +55,15 @@ class Steps:
 
     Args:
         folders: of the original's recording and of those of the converted script's ranks.
-        keep: leave the parameters on the disk; else those that were compared are removed, but for the first that
-            differ by more than `tolerance`, and those of the step before.
+        keep: leave the parameters on the disk; else those that were compared are removed.
     """
 
-    def __init__(self, folders: Sequence[Path], keep: bool = True, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, folders: Sequence[Path], keep: bool = True) -> None:
         self.differences: list[StepDifference] = []
         self.apart: Apart | None = None
         self.starts: list[StartDifference] = []
         self._readers = [Reader(folder) for folder in folders]
         self._keep = keep
-        self._tolerance = tolerance
-        self._differ = False
         self._previous: dict[tuple[int, int], Step] = {}  # by process and optimizer
 
     @property
@@ -118,10 +115,12 @@ class Steps:
                 apart = _difference(theirs[0], other, step)
                 if apart.relative:
                     self.apart = Apart(apart.step, rank, apart.parameter, apart.relative)
-        hold = difference.relative > self._tolerance and not self._differ
-        self._differ = self._differ or hold
         for process, recording in enumerate(self.recordings):
-            self._go_on(process, recording, recording.steps[step], hold)
+            at = recording.steps[step]
+            before = self._previous.get((process, at.optimizer))
+            self._previous[process, at.optimizer] = at
+            if before is not None and not self._keep:
+                recording.path(before).unlink(missing_ok=True)
 
     def _compare_starts(self, optimizer: int, step: int) -> None:
         """The parameters before an optimizer's first step: the ranks' among each other, then the two runs'."""
@@ -134,19 +133,6 @@ class Steps:
         for process, recording in enumerate(self.recordings):
             if optimizer in recording.starts:
                 self._previous[process, optimizer] = recording.starts[optimizer]
-
-    def _go_on(self, process: int, recording: Recording, at: Step, hold: bool) -> None:
-        """`at` was compared; of the step before, the values are not needed any more, unless `hold` says so."""
-        before = self._previous.get((process, at.optimizer))
-        self._previous[process, at.optimizer] = at
-        if self._keep:
-            return
-        for each in (before, at) if hold else ():
-            if each is not None:
-                path = recording.path(each)
-                path.rename(path.with_suffix(KEPT))
-        if before is not None:
-            recording.path(before, kept=False).unlink(missing_ok=True)
 
 
 def _of_starts(one: Recording, other: Recording, optimizer: int) -> Iterator[tuple[str, float]]:

@@ -43,7 +43,7 @@ class StepsDone(SystemExit):
 
 
 class Throttle:
-    """Lets a run wait where it is far ahead of the comparison, which removes, or renames, what it has compared."""
+    """Lets a run wait where it is far ahead of the comparison, which removes what it has compared."""
 
     def __init__(self) -> None:
         self._left: dict[Path, int] = {}
