@@ -72,7 +72,6 @@ def test_ranks_that_part_are_found(folders: list[Path]) -> None:
     steps = Steps(folders, keep=False)
     steps.finish()
     assert steps.apart is not None
-    assert (steps.apart.step, steps.apart.rank, steps.apart.parameter) == (3, 1, "bias")
     assert str(steps.apart) == "step 3: bias differs between rank 0 and rank 1"
     assert steps.differences[-1].relative == 0.0
 

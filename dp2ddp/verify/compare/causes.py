@@ -11,7 +11,7 @@ from typing import Any
 from dp2ddp.verify.compare import evidence, outcomes, printed, rounding
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
-from dp2ddp.verify.compare.steps import Apart, StepDifference
+from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
@@ -212,8 +212,8 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(apart: Apart, alone: bool) -> Finding:
-    what = f"{apart.parameter} differs between rank 0 and rank {apart.rank} by {apart.relative:.1e}"
+def _apart(apart: StepDifference, alone: bool) -> Finding:
+    what = f"{apart.parameter} differs between {apart.who} by {apart.relative:.1e}"
     cause = "something that differs between the ranks (random numbers, the time) went into it"
     if alone:
         cause = "gradients are not averaged: the model is in no DistributedDataParallel"

@@ -15,7 +15,7 @@ from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
 from dp2ddp.verify.compare.settings import SettingDifference, first_difference
-from dp2ddp.verify.compare.steps import TOLERANCE, Apart, StartDifference, StepDifference, Steps
+from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference, Steps
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
@@ -74,9 +74,9 @@ class Comparison:
     losses: tuple[float, ...]
     lines: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
-    apart: Apart | None
+    apart: StepDifference | None
     counts: tuple[str, ...]
-    starts: tuple[StartDifference, ...] = ()
+    starts: tuple[StepDifference, ...] = ()
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)

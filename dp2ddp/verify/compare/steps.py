@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -20,34 +20,16 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
+    """The parameter that differs most after, or before, optimizer step `step` (from 1), and by how much, relative to
+    its norm; `who` differs, where it isn't the original and the converted script."""
 
     step: int
     parameter: str
     relative: float
-
-
-@dataclass(frozen=True)
-class Apart:
-    """The first step (from 1) after which rank `rank` has another value of a parameter than rank 0."""
-
-    step: int
-    rank: int
-    parameter: str
-    relative: float
+    who: str = ""
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.parameter} differs between rank 0 and rank {self.rank}"
-
-
-@dataclass(frozen=True)
-class StartDifference:
-    """Two processes start from other parameters: which two, and the first step (from 1) that starts from them."""
-
-    who: str
-    step: int
-    parameter: str
-    relative: float
+        return f"step {self.step}: {self.parameter} differs" + (f" between {self.who}" if self.who else "")
 
 
 class Steps:
@@ -60,8 +42,8 @@ class Steps:
 
     def __init__(self, folders: Sequence[Path], keep: bool = True) -> None:
         self.differences: list[StepDifference] = []
-        self.apart: Apart | None = None
-        self.starts: list[StartDifference] = []
+        self.apart: StepDifference | None = None
+        self.starts: list[StepDifference] = []
         self._readers = [Reader(folder) for folder in folders]
         self._keep = keep
         self._previous: dict[tuple[int, int], Step] = {}  # by process and optimizer
@@ -114,7 +96,7 @@ class Steps:
             if self.apart is None:
                 apart = _difference(theirs[0], other, step)
                 if apart.relative:
-                    self.apart = Apart(apart.step, rank, apart.parameter, apart.relative)
+                    self.apart = replace(apart, who=f"rank 0 and rank {rank}")
         for process, recording in enumerate(self.recordings):
             at = recording.steps[step]
             before = self._previous.get((process, at.optimizer))
@@ -129,7 +111,7 @@ class Steps:
         for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
             if optimizer in one.starts and optimizer in other.starts:
                 found = _of_starts(one, other, optimizer)
-                self.starts += [StartDifference(who, step + 1, name, size) for name, size in found]
+                self.starts += [StepDifference(step + 1, name, size, who) for name, size in found]
         for process, recording in enumerate(self.recordings):
             if optimizer in recording.starts:
                 self._previous[process, optimizer] = recording.starts[optimizer]
