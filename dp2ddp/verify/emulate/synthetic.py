@@ -107,7 +107,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             execute = loader.exec_module
-            loader.exec_module = lambda module: (execute(module), _fill(module, self.maker))
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _fill(module, self.maker)
+
+            loader.exec_module = exec_module
         return spec
 
 
