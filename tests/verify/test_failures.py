@@ -93,7 +93,3 @@ def test_a_rank_that_lost_another_one_isnt_the_cause(tmp_path: Path, sides: Side
             )
         assert told.value.failure.reason.startswith(reason)
         assert last.splitlines()[2] in told.value.failure.stderr
-
-
-def test_the_original_has_its_own_name(tmp_path: Path, sides: Sides) -> None:
-    assert 'File "train.py", line 63' in _raised(tmp_path, "original", sides).stderr

@@ -117,20 +117,6 @@ def test_steps_are_compared_as_they_come(folders: list[Path]) -> None:
     assert 3 not in files(folders[0])
 
 
-def test_one_that_ended_first_is_still_compared(folders: list[Path]) -> None:
-    for folder in folders:
-        record(folder, 3)
-    events = folders[2] / "events.jsonl"
-    whole = events.read_bytes()
-    events.write_bytes(whole[: whole.rindex(b'{"kind": "step"')])
-    steps = Steps(folders, keep=False)
-    steps.look(ended=[0])
-    assert len(steps.differences) == 2
-    events.write_bytes(whole)
-    steps.finish()
-    assert [step.relative for step in steps.differences] == [0.0] * 3
-
-
 def test_a_line_that_is_half_written_is_read_later(folders: list[Path]) -> None:
     for folder in folders:
         record(folder, 2)
