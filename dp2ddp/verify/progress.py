@@ -65,7 +65,10 @@ def showing(quiet: bool, total: int | None) -> Iterator[Show]:
             click.echo(news, nl=False, err=True)
         if now >= following:
             following = now + (_CHANGES_EVERY if changing else _LINES_EVERY)
-            write(f"dp2ddp: verify: {said(stage, steps, total)} ({now - started:.0f} s)", "" if changing else "\n")
+            write(
+                f"dp2ddp: verify: {progress_text(stage, steps, total)} ({now - started:.0f} s)",
+                "" if changing else "\n",
+            )
 
     try:
         yield show
@@ -73,7 +76,7 @@ def showing(quiet: bool, total: int | None) -> Iterator[Show]:
         write("")
 
 
-def said(stage: Stage, steps: Steps | None, total: int | None = None) -> str:
+def progress_text(stage: Stage, steps: Steps | None, total: int | None = None) -> str:
     """In words: how many steps each side has made, how many were compared, and with what result."""
     if steps is None or not any(steps.made):
         return Stage.STARTING.value if stage is Stage.TRAINING else stage.value

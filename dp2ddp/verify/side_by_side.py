@@ -99,7 +99,7 @@ class SideBySide:
                         together({side: started[side]}, lambda ended: look({**done, **ended}))
                 together({side: each for side, each in started.items() if side not in done}, look)
             except subprocess.TimeoutExpired as late:
-                raise CouldNotRun(failures.late(str(late.cmd), late.timeout, places, self._sides)) from late
+                raise CouldNotRun(failures.timed_out(str(late.cmd), late.timeout, places, self._sides)) from late
         return [done[side] for side in places]
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:

@@ -36,7 +36,7 @@ def explain(comparison: Comparison) -> list[Finding]:
     # That one side does more than the other follows from what it trains otherwise, if it does.
     found = [*_structure(comparison), *named, *_more(comparison)]
     differs = bool(training)
-    found += outcomes.found(comparison, differs)
+    found += outcomes.outcome_findings(comparison, differs)
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
 
 
@@ -304,7 +304,7 @@ def _gradient(comparison: Comparison) -> Iterator[Finding]:
     """Gradients that an optimizer takes for the same, as Adam does with multiples of them."""
     ours, theirs = comparison.recordings[:2]
     for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1):
-        least = max(_GRADIENTS, rounding.at(comparison.rounding.gradients, number - 1))
+        least = max(_GRADIENTS, rounding.allowed_at(comparison.rounding.gradients, number - 1))
         sizes = [math.hypot(*(grad for grad in step.gradients if grad is not None)) for step in (one, other)]
         if sizes[0] and not math.isclose(*sizes, rel_tol=least):
             factor = sizes[1] / sizes[0]

@@ -88,7 +88,7 @@ class Comparison:
 
     def allowed(self, step: int) -> float:
         """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
-        return max(self.tolerance, rounding.at(self.rounding.steps, step - 1))
+        return max(self.tolerance, rounding.allowed_at(self.rounding.steps, step - 1))
 
     def hidden(self, name: str) -> str:
         """What of the converted run's has this name, as the original would call it."""
@@ -114,7 +114,7 @@ class Comparison:
     def wrong_losses(self) -> list[int]:
         """Which of the losses differ (from 0)."""
         allowed = self.rounding.losses
-        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.at(allowed, n))]
+        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.allowed_at(allowed, n))]
 
     @property
     def wrong_lines(self) -> list[LineDifference]:

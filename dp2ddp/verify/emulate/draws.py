@@ -169,11 +169,11 @@ def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return original(fetcher, told)
         draws = _Draws(fetcher.dataset, (*told.key, *_Seeding.moved))
         if not fetcher.auto_collation:
-            data = draws.of(told.index, lambda: fetcher.dataset[told.index])
+            data = draws.seeded(told.index, lambda: fetcher.dataset[told.index])
         else:
-            data = [draws.of(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
+            data = [draws.seeded(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
         # A collate_fn that draws is given the whole batch on every rank.
-        return draws.of(("batch", told.batch), lambda: fetcher.collate_fn(data))
+        return draws.seeded(("batch", told.batch), lambda: fetcher.collate_fn(data))
 
     return load
 
@@ -196,7 +196,7 @@ class _Draws:
         self._own = kept.generators_in(dataset)
         self._key = key
 
-    def of(self, what: Any, load: Callable[[], Any]) -> Any:
+    def seeded(self, what: Any, load: Callable[[], Any]) -> Any:
         """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
         kept_states, ours = kept.states(self._own), rng.capture()
         number = zlib.crc32(repr((*self._key, _plain(what))).encode())

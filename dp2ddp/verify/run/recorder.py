@@ -234,7 +234,7 @@ class Recorder:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
-            self._write("start", **self._save_parameters(optimizer), held=state.held(optimizer))
+            self._write("start", **self._save_parameters(optimizer), momentum=state.optimizer_state(optimizer))
         index, now = self._optimizers[id(optimizer)], state.settings(optimizer)
         if self._settings.get(index) != now:
             self._settings[index] = now
@@ -260,7 +260,7 @@ class Recorder:
         number, self._saved = self._saved, self._saved + 1
         path = self._folder / f"{number}.bin"
         with path.open("wb") as file:
-            file.writelines(state.raw(tensors))
+            file.writelines(state.raw_bytes(tensors))
         if self._throttle is not None:
             self._throttle.add(path)
         return {"optimizer": index, "file": number}
@@ -272,7 +272,7 @@ class Recorder:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         value = sum(float(tensor.detach().double().sum()) for tensor in given)
         made = enumerate(each() for each in self._made)
-        kept = [number for number, each in made if each is not None and state.left_over(each)]
+        kept = [number for number, each in made if each is not None and state.has_gradients(each)]
         self._write("loss", value=value, kept=kept, at=self._at())
 
     def _on_autocast(self, autocast: Any) -> None:

@@ -44,7 +44,7 @@ class Step:
         generators: the checksums of the global generators (`state.generators`).
         at: the script's line.
         gradients: their norms; None: a parameter had none.
-        held: the norms of what the optimizer held before its first step.
+        momentum: the norms of what the optimizer held before its first step.
     """
 
     optimizer: int
@@ -54,7 +54,7 @@ class Step:
     generators: Sequence[int] = ()
     at: str | None = None
     gradients: Sequence[float | None] = ()
-    held: Sequence[float] = ()
+    momentum: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
