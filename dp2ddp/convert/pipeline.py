@@ -12,7 +12,7 @@ from typing import Union
 from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
-from dp2ddp.notebook.places import Places
+from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
@@ -64,7 +64,7 @@ class Conversion:
     unreached: Sequence[str] = ()
     on_one_device: bool = False
     refused: bool = False
-    places: Places | None = None
+    places: LineMap | None = None
 
 
 @with_room

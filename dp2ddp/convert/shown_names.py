@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.places import Places
+from dp2ddp.notebook.notebook import LineMap
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Names:
 
     root: Path
     given: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, Places] = field(default_factory=dict)
+    places: Mapping[str, LineMap] = field(default_factory=dict)
 
     def shown(self, path: str) -> str:
         """What to call the file at `path`; as absolute or as relative as the user called others.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from importlib.util import find_spec
@@ -12,7 +11,6 @@ from typing import Any
 from dp2ddp.errors import BadInput
 
 SUFFIX = ".ipynb"
-_FORMAT = 4
 
 
 def is_named(name: str) -> bool:
@@ -21,10 +19,10 @@ def is_named(name: str) -> bool:
 
 
 def read(path: Path, name: str) -> Any:
-    """The notebook at `path`, as nbformat has it, in the minor version of the file.
+    """The notebook at `path`, as nbformat has it, in format 4.
 
     Raises:
-        BadInput: it can't be read, is no valid notebook of format 4 with Python in it, or nbformat is missing.
+        BadInput: it can't be read, is no valid notebook with Python in it, or nbformat is missing.
     """
     try:
         text = path.read_text("utf-8")
@@ -53,38 +51,20 @@ def write(document: Any) -> bytes:
 def _parsed(text: str, name: str) -> Any:
     if find_spec("nbformat") is None:
         raise BadInput(name, what="notebooks need nbformat", todo="pip install nbformat")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadInput(name, what="no notebook: not JSON") from None
-    version = content.get("nbformat") if isinstance(content, dict) else None
-    if not isinstance(version, int):
-        raise BadInput(name, what="no notebook: its JSON has no `nbformat`")
-    if version < _FORMAT:
-        todo = "bring it to today's: jupyter nbconvert --to notebook --inplace FILE"
-        raise BadInput(name, what=f"a notebook of format {version}, from before 2015", todo=todo)
-    if version > _FORMAT:
-        raise BadInput(name, what=f"a notebook of format {version}", todo=f"save it in format {_FORMAT}")
-    return _validated(text, name)
-
-
-def _validated(text: str, name: str) -> Any:
     # Slow to import, and only wanted for notebooks.
     import nbformat
-    from nbformat.validator import NotebookValidationError
 
     # What is missing and can be made up (ids of cells), nbformat tells the log and the user: not this command's affair.
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)
+    broken = (ValueError, KeyError, AttributeError, TypeError, RecursionError, nbformat.ValidationError)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            document = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
+            document = nbformat.reads(text, as_version=4)
             nbformat.validate(document)
-    except (NotebookValidationError, nbformat.ValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except broken as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise BadInput(name, what=f"no valid notebook: {reason}") from None
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BadInput(name, what=f"no valid notebook: {error or type(error).__name__}") from None
     return document
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import Remark
-from dp2ddp.notebook.statements import starts
 
 #: Magics that only change what a notebook shows, or measure; a script misses nothing without them.
 _SILENT = frozenset(
@@ -34,6 +33,7 @@ _QUESTION = re.compile(r"\?{1,2}\s*%{0,2}[A-Za-z_][\w.*]*|%{0,2}[A-Za-z_][\w.*\[
 _TARGET = r"[A-Za-z_][\w.]*(?:\[[^\]=]*\])?"
 _ASSIGNED = re.compile(rf"({_TARGET}(?:\s*,\s*{_TARGET})*)\s*=\s*([!%])(.*)")
 _VARIABLE = re.compile(r"[{$]")  # IPython puts Python's values there
+_TOKEN = re.compile(r"""\\.|'''|\"\"\"|['"#()\[\]{}]""", re.DOTALL)
 _LONGEST = 50
 
 
@@ -96,7 +96,7 @@ class _Lines:
 
     def rewrite(self, first: int) -> None:
         goes_on = keeps = False  # a command of several lines, and whether the notebook keeps it
-        for number, is_start in starts(self.cell.lines, first):
+        for number, is_start in _starts(self.cell.lines, first):
             line = self.cell.lines[number]
             if goes_on:
                 self.cell.lines[number] = _comment(line)
@@ -211,3 +211,40 @@ def commented(lines: Sequence[str]) -> list[str]:
     """Lines of a statement that is left out, as comments of the same number."""
     indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     return [_left_out(indent, lines[0].strip()), *(f"{indent}# {line.strip()}".rstrip() for line in lines[1:])]
+
+
+def _starts(lines: Sequence[str], first: int = 0) -> Iterator[tuple[int, bool]]:
+    """The number of each line, and whether a statement can begin on it: no string, bracket or backslash is open.
+
+    Told without parsing: a cell with magics in it is no Python yet.
+
+    Args:
+        lines: may be changed while this is iterated; what a line says when the next one is asked for counts.
+        first: the first line to look at.
+    """
+    quote, depth = "", 0
+    goes_on = False
+    for number in range(first, len(lines)):
+        yield number, not (quote or depth or goes_on)
+        line = lines[number]
+        goes_on = line.endswith("\\") and not line.lstrip().startswith("#")
+        quote, depth = _after(line, quote, depth)
+
+
+def _after(line: str, quote: str, depth: int) -> tuple[str, int]:
+    """The quotes and the number of brackets that are open at the end of a line."""
+    for token in _TOKEN.findall(line):
+        if quote:
+            quote = "" if token == quote else quote
+            if quote and len(quote) == 1 and len(token) == 3 and token[0] == quote:
+                quote = ""  # the end of one string, and two quotes of another
+        elif token == "#":
+            break
+        elif token[0] in "'\"":
+            quote = token
+        elif token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth = max(0, depth - 1)
+    # A string in single quotes ends with its line, unless a backslash takes it on.
+    return (quote, depth) if len(quote) == 3 or line.endswith("\\") else ("", depth)

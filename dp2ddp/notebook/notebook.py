@@ -4,10 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from dp2ddp.notebook.places import Places
+from dp2ddp.errors import BadInput
 from dp2ddp.project.text_files import TextFile
+
+
+class Place(NamedTuple):
+    """A line of a cell; both count from 1, cells of text included, as ruff counts them."""
+
+    cell: int
+    line: int
+
+    def __str__(self) -> str:
+        """``cell 3:2``."""
+        return f"cell {self.cell}:{self.line}"
+
+
+@dataclass(frozen=True)
+class LineMap:
+    """Where each line of a script that was made from a notebook stands there."""
+
+    lines: Sequence[Place]
+
+    def of(self, line: int) -> Place:
+        """The place of a line, from 1; lines behind the end are the last one's."""
+        return self.lines[min(line, len(self.lines)) - 1]
+
+    def renamed(self, error: BadInput, name: str) -> BadInput:
+        """The error about a line of the script, as one about the notebook `name`."""
+        if error.line is None:
+            return error.renamed(name)
+        place = self.of(error.line)
+        return BadInput(
+            f"{name}:cell {place.cell}", what=error.what, todo=error.todo, line=place.line, column=error.column
+        )
 
 
 @dataclass(frozen=True)
@@ -36,7 +67,7 @@ class Notebook(TextFile):
         kept: of the cells whose code is in the script, by index, the lines that the notebook goes on running itself.
     """
 
-    places: Places = field(default_factory=lambda: Places([]))
+    places: LineMap = field(default_factory=lambda: LineMap([]))
     remarks: Sequence[Remark] = ()
     document: Any = None
     kept: Mapping[int, Sequence[str]] = field(default_factory=dict)

@@ -11,8 +11,7 @@ from typing import Any
 
 from dp2ddp.notebook import document, shown
 from dp2ddp.notebook.magics import Plain, plain
-from dp2ddp.notebook.notebook import Notebook, Remark
-from dp2ddp.notebook.places import Place, Places
+from dp2ddp.notebook.notebook import LineMap, Notebook, Place, Remark
 from dp2ddp.source.syntax import shared
 
 #: In a cell's metadata: the script that a converted notebook writes.
@@ -39,7 +38,7 @@ def read(name: str, *, alone: bool = True) -> Notebook:
     made.enter(content["cells"])
     text = "\n".join(made.lines) + "\n"
     return Notebook(
-        name, path, text, places=Places(made.places), remarks=made.remarks, document=content, kept=made.kept
+        name, path, text, places=LineMap(made.places), remarks=made.remarks, document=content, kept=made.kept
     )
 
 
@@ -47,7 +46,7 @@ def _converted(name: str, content: Any, index: int) -> Notebook:
     """A notebook that was converted: the script that it writes."""
     _, _, text = content["cells"][index]["source"].partition("\n")
     places = [Place(index + 1, line) for line in range(2, text.count("\n") + 3)]
-    return Notebook(name, Path(name), text, places=Places(places), document=content)
+    return Notebook(name, Path(name), text, places=LineMap(places), document=content)
 
 
 @dataclass(frozen=True)

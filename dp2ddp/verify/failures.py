@@ -98,20 +98,20 @@ class Patience:
         raised = [text for text in outputs if _TRACEBACK in text]
         own = next((text for text in raised if not _LOST.match(_exception_in(text))), "".join(raised[:1]))
         if own:
-            return _of(side, _exception_in(own), own, run.folder, self._sides)
+            return _failure_of(side, _exception_in(own), own, run.folder, self._sides)
         alone = side == "converted" and "original" in done and not done["original"].exit_code
         if run.exit_code < 0 or alone:
-            return _of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
+            return _failure_of(side, f"exit code {run.exit_code}", run.stderr, run.folder, self._sides)
         return None
 
 
-def late(side: str, seconds: float, places: Mapping[str, Path], sides: Sides) -> Failure:
+def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: Sides) -> Failure:
     """A side that had no end."""
     stderr = "".join(path.read_text(errors="replace") for path in sorted(places[side].glob("rank*/stderr.txt")))
-    return _of(side, f"still running after {seconds:.0f} seconds", stderr, places[side], sides)
+    return _failure_of(side, f"still running after {seconds:.0f} seconds", stderr, places[side], sides)
 
 
-def _of(side: str, reason: str, stderr: str, folder: Path, sides: Sides) -> Failure:
+def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: Sides) -> Failure:
     """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
     told = list(_TOLD.finditer(stderr))
     if told:

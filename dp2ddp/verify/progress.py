@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
     from dp2ddp.verify.compare.steps import Steps
 
 _FIRST_LINE, _LINES_EVERY = 10.0, 30.0  # seconds
-_A_SECOND = 8  # times the line on a terminal changes
+_CHANGES_EVERY = 0.125
 
 
 class Stage(Enum):
     """What is being done."""
 
-    READING = "reading and converting the scripts"
     STARTING = "starting both scripts"
     TRAINING = "training"
     COMPARING = "comparing what was printed and written"
@@ -38,64 +38,51 @@ def silent(stage: Stage, steps: Steps | None, news: str = "") -> None:
 
 
 @contextmanager
-def _changing(total: int | None) -> Iterator[Show]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def showing(quiet: bool, total: int | None) -> Iterator[Show]:
+    """What shows progress on standard error.
 
-    bar = [] if total is None else [BarColumn(24)]
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), *bar, TimeElapsedColumn()]
-    console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, refresh_per_second=_A_SECOND) as progress:
-        task = progress.add_task(Stage.READING.value, total=total)
-
-        def show(stage: Stage, steps: Steps | None, news: str = "") -> None:
-            if news:
-                console.print(news, markup=False, end="")
-            done = 0 if steps is None else len(steps.differences)
-            progress.update(task, description=said(stage, steps), completed=done)
-
-        yield show
-
-
-def _lines() -> Show:
+    Args:
+        quiet: nothing is shown.
+        total: how many optimizer steps both sides make; None: not known.
+    """
+    if quiet:
+        yield silent
+        return
+    changing = sys.stderr.isatty()
     started = time.monotonic()
-    following = started + _FIRST_LINE
+    following = started + (0.0 if changing else _FIRST_LINE)
+
+    def write(text: str, end: str = "") -> None:
+        """In place of the line that is there."""
+        width = shutil.get_terminal_size().columns - 1
+        click.echo(f"\r{text[:width]:<{width}}\r{end}" if changing else f"{text}{end}", nl=False, err=True)
 
     def show(stage: Stage, steps: Steps | None, news: str = "") -> None:
         nonlocal following
         now = time.monotonic()
         if news:
+            write("")
             click.echo(news, nl=False, err=True)
         if now >= following:
-            following = now + _LINES_EVERY
-            click.echo(f"dp2ddp: verify: {said(stage, steps)} ({now - started:.0f} s)", err=True)
+            following = now + (_CHANGES_EVERY if changing else _LINES_EVERY)
+            write(
+                f"dp2ddp: verify: {progress_text(stage, steps, total)} ({now - started:.0f} s)",
+                "" if changing else "\n",
+            )
 
-    return show
-
-
-@contextmanager
-def showing(quiet: bool, steps: int | None) -> Iterator[Show]:
-    """What shows progress on standard error.
-
-    Args:
-        quiet: nothing is shown.
-        steps: how many optimizer steps both sides make; None: not known.
-    """
-    if quiet:
-        yield silent
-    elif sys.stderr.isatty():
-        with _changing(steps) as show:
-            yield show
-    else:
-        yield _lines()
+    try:
+        yield show
+    finally:
+        write("")
 
 
-def said(stage: Stage, steps: Steps | None) -> str:
+def progress_text(stage: Stage, steps: Steps | None, total: int | None = None) -> str:
     """In words: how many steps each side has made, how many were compared, and with what result."""
     if steps is None or not any(steps.made):
         return Stage.STARTING.value if stage is Stage.TRAINING else stage.value
     original, *ranks = steps.made
-    made = f"original at step {original}, converted at {min(ranks)}"
+    of = "" if total is None else f" of {total}"
+    made = f"original at step {original}{of}, converted at {min(ranks)}"
     if not steps.differences:
         return made
     worst = max(step.relative for step in steps.differences)

@@ -60,7 +60,7 @@ class SideBySide:
         places = {side: folder / side for side in ("original", second)}
         ranks = options.replicas if second == "converted" else 1
         options = replace(options, throttled=not (options.cuda or self._request.keep))
-        steps = Steps(rank_folders(folder / "original", folder / second, ranks), self._request.keep, tolerance)
+        steps = Steps(rank_folders(folder / "original", folder / second, ranks), self._request.keep)
         try:
             one, other = self._run(places, options, steps, ranks)
         except CouldNotRun as stopped:
@@ -99,7 +99,7 @@ class SideBySide:
                         together({side: started[side]}, lambda ended: look({**done, **ended}))
                 together({side: each for side, each in started.items() if side not in done}, look)
             except subprocess.TimeoutExpired as late:
-                raise CouldNotRun(failures.late(str(late.cmd), late.timeout, places, self._sides)) from late
+                raise CouldNotRun(failures.timed_out(str(late.cmd), late.timeout, places, self._sides)) from late
         return [done[side] for side in places]
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:

@@ -161,7 +161,7 @@ class Verification:
             self._notes.append(f"whether the original does the same twice isn't known: {stopped.failure.reason}")
             return verdict
         own = explain(twice)
-        shown = _shown(comparison, verdict.findings, twice, own)
+        shown = _unexplained(comparison, verdict.findings, twice, own)
         if not own or len(shown) == len(verdict.findings):
             return verdict
         what = str(replace(own[0], cause="")) + (f" ({own[0].at})" if own[0].at else "")
@@ -196,7 +196,7 @@ def _explained(comparison: Comparison) -> list[Finding]:
     return [finding for finding in explain(comparison) if finding.size > coarse]
 
 
-def _shown(
+def _unexplained(
     comparison: Comparison, findings: Sequence[Finding], twice: Comparison, own: Sequence[Finding]
 ) -> Sequence[Finding]:
     """Of the findings, those that the original's differences from itself (`own`) don't explain."""

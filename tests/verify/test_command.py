@@ -191,13 +191,6 @@ def test_a_converted_script_that_comes_through_a_pipe(verify, workplace: Path) -
     assert (result.exit_code, "DIFFERENT step 1: lr of" in result.stdout) == (1, True), result.stderr
 
 
-def test_arguments_after_two_dashes_are_the_script_s(verify, workplace: Path) -> None:
-    (workplace / "told.py").write_text("import sys\nprint(sys.argv[1:])\n" + tiny.ORIGINAL)
-    result = verify("told.py", "--steps", "2", "--format", "json", "--", "--steps", "a b")
-    told = json.loads(result.stdout)
-    assert told["verdict"] == "agree", told
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_scripts_find_a_terminal(verify, workplace: Path) -> None:
     (workplace / "bar.py").write_text("import os\nprint(os.get_terminal_size(0).columns)\n" + tiny.ORIGINAL)

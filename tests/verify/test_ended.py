@@ -114,14 +114,6 @@ def test_nothing_stays_after_a_signal(
     nothing_stays(work)
 
 
-def test_nothing_stays_of_a_group_that_is_killed(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
-    running = start()
-    train(work)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate(timeout=60)
-    nothing_stays(work)
-
-
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="there is no `timeout` here")
 def test_nothing_stays_when_the_time_is_up(start: Callable[..., subprocess.Popen[str]], work: Path) -> None:
     running = start("timeout", "3")

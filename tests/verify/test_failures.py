@@ -40,7 +40,7 @@ def _run(folder: Path, stderr: str) -> Path:
 
 
 def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: Sides) -> None:
-    failure = failures.late("converted", 30, {"converted": _run(tmp_path, WAITS)}, sides)
+    failure = failures.timed_out("converted", 30, {"converted": _run(tmp_path, WAITS)}, sides)
     assert failure.reason == "still running after 30 seconds: a rank has waited for the others for 9 s"
     assert failure.where.splitlines() == [
         "  rank 0 at train_ddp.py:61 for 10 s: is at work: time.sleep(1)",
@@ -93,7 +93,3 @@ def test_a_rank_that_lost_another_one_isnt_the_cause(tmp_path: Path, sides: Side
             )
         assert told.value.failure.reason.startswith(reason)
         assert last.splitlines()[2] in told.value.failure.stderr
-
-
-def test_the_original_has_its_own_name(tmp_path: Path, sides: Sides) -> None:
-    assert 'File "train.py", line 63' in _raised(tmp_path, "original", sides).stderr

@@ -34,7 +34,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
     ),
     "gradients doubled": (
         [("        optimizer.step()", "        [p.grad.mul_(2) for p in net.parameters()]\n        optimizer.step()")],
-        "scale", "the update is 2 times the original's", 1,
+        "scale", "the gradients are 2 times the original's", 1,
     ),
     "loss scaled": (
         [("criterion(output, y)\n", "criterion(output, y) * 1.01\n")],

@@ -59,47 +59,25 @@ def test_a_large_folder_is_linked_as_a_whole(tmp_path: Path, monkeypatch: pytest
     assert len(list((work / "small").iterdir())) == 3
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "took {} s",
-        "epoch 3 in {}s, loss 0.5",
-        "Time {} (0.123) Data 0.001 (0.002)",
-        "Time {} ( 0.123)\tData  0.841 ( 0.841)\tLoss 7.1543e+00 (7.1543e+00)",
-        "Time {:>6} ({:>6})\tLoss 7.1543e+00",
-        "Elapsed: {}",
-        "Total Elapse: {}, Best Result: 33.333%",
-        "{} ms/batch",
-        "speed {} images/sec",
-        "2024-05-01 10:11:12,345 epoch 3",
-    ],
-)
-def test_times_are_no_differences(text: str) -> None:
-    pair = (text.format("9.25", "9.25"), text.format("12.75", "12.75").replace("10:11:12,345", "10:11:13,346"))
-    assert pair[0] != pair[1]
-    assert list(printed.differences(*pair)) == []
+TIMES = [
+    ("took 9.25 s", "took 12.75 s"),
+    ("epoch 3 in 9.25s, loss 0.5", "epoch 3 in 12.75s, loss 0.5"),
+    ("Time 9.25 ( 0.123)\tData  0.841 ( 0.841)\tLoss 0.7", "Time 12.75 ( 0.123)\tData  0.841 ( 0.841)\tLoss 0.7"),
+    ("Total Elapse: 9.25, Best Result: 33.333%", "Total Elapse: 12.75, Best Result: 33.333%"),
+    ("9.25 ms/batch", "12.75 ms/batch"),
+    ("2024-05-01 10:11:12,345 epoch 3", "2024-05-01 10:11:13,346 epoch 3"),
+    (" [==>...]  Step: 160ms | Loss: 0.5    (3/4)", " [==>...]  Step: 1s27ms | Loss: 0.5   (3/4)"),
+    ("took 827ms", "took 1.2s"),
+    ("ETA 1h 5m", "ETA 59m 58s"),
+    ("took 1d2h", "took 59m3s"),
+    ("done in 12.3s.", "done in 827 ms."),
+    ("a step in 2.3e-05 s", "a step in 3.1e-04 s"),
+    ("5.5 min, loss 0.5", "6.5 min, loss 0.5"),
+]
 
 
-@pytest.mark.parametrize("pair", [("160ms", "1s27ms"), ("59.9 s", "1m2s"), ("2h 5min", "59 m, 3s"), ("1d2h", "59m3s")])
-def test_durations_are_no_differences_after_a_bar(pair: tuple[str, str]) -> None:
-    lines = [f" [==>...]  Step: {duration} | Tot: 3ms | Loss: 0.5{'':>{9 - len(duration)}} (3/4)" for duration in pair]
-    assert list(printed.differences(*lines)) == []
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("took 827ms", "took 1.2s"),
-        ("Elapsed: 1m 5s", "Elapsed: 58s"),
-        ("ETA 1h 5m", "ETA 59m 58s"),
-        ("took 1m", "took 59s"),
-        ("done in 12.3s.", "done in 827 ms."),
-        ("a step in 2.3e-05 s", "a step in 3.1e-04 s"),
-        ("3 s/it", "2.1 s/it"),
-        ("5.5 min, loss 0.5", "6.5 min, loss 0.5"),
-    ],
-)
-def test_durations_are_no_differences(pair: tuple[str, str]) -> None:
+@pytest.mark.parametrize("pair", TIMES)
+def test_times_are_no_differences(pair: tuple[str, str]) -> None:
     assert list(printed.differences(*pair)) == []
 
 
@@ -137,13 +115,6 @@ def test_other_numbers_of_a_line_still_are(original: str, converted: str, relati
     assert not line.within(1) or not whole
 
 
-PLACES = """
-import os, sys
-print(sys.argv, os.getcwd(), __file__)
-open("a.txt", "w").write(os.path.abspath("b"))
-"""
-
-
 class Meter:
     """Equal to itself alone, as most objects in checkpoints are."""
 
@@ -158,17 +129,6 @@ def test_objects_in_checkpoints_are_compared_by_what_they_hold(tmp_path: Path) -
     assert list(saved.differences("x.pt", tmp_path / "a", tmp_path / "b")) == []
     found = {each.where: each.relative for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "c")}
     assert found == {"meter/history": 0.5, "meter/best": 0.5}
-
-
-def test_what_holds_rounding_alone_is_measured_by_the_others() -> None:
-    weights = [torch.full((8,), 0.5), torch.full((8, 8), 2.0), torch.zeros(3), torch.full((4,), 1e-17)]
-    least = saved.negligible(weights)
-    assert least == pytest.approx(0.5e-3)
-    assert saved.relative_difference(weights[3], -weights[3], least) < 1e-13
-    assert saved.relative_difference(weights[2], weights[2] + 1e-18, least) < 1e-14
-    assert saved.relative_difference(weights[0], 2 * weights[0], least) == 1.0
-    assert saved.relative_difference(weights[3], weights[3] + 1e-4, least) > 0.1
-    assert saved.negligible([torch.zeros(3), torch.tensor([float("nan")])]) == 0.0
 
 
 def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
@@ -223,14 +183,6 @@ def test_names_of_the_clock_are_matched(
     os.utime(file, (_WRITTEN.timestamp(), _WRITTEN.timestamp()))
     pair = (dict.fromkeys(paths, file) for paths in (original, converted))
     assert clock_names.renamed(*pair, timedelta(seconds=60)) == names
-
-
-def test_times_are_restored_as_a_whole() -> None:
-    restore = clock_names.restoring({"101113": "101112"}, str)
-    assert (
-        restore("runs/101113/net.pt, 0.101113, 1011130, id=101113")
-        == "runs/101112/net.pt, 0.101113, 1011130, id=101112"
-    )
 
 
 def test_texts_and_checkpoints_may_hold_names_of_the_clock(tmp_path: Path) -> None:

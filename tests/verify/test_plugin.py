@@ -28,7 +28,7 @@ def test_wrong(dp2ddp_compare):
     both = dp2ddp_compare("train.py", converted="wrong.py")
     assert list(both.original.files) == ["net.pt"]
     assert len(both.original.numbers) > 9
-    with pytest.raises(pytest.fail.Exception, match="step 1: .*the update is 2 times the original's"):
+    with pytest.raises(pytest.fail.Exception, match="step 1: .*the gradients are 2 times the original's"):
         both.assert_same_training(rtol=1e-3)
     both.assert_same_accuracy(atol=1.0)
     with pytest.raises(AssertionError, match="nothing printed matches"):

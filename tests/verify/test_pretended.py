@@ -9,11 +9,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import test_foreign
 import tiny
 import torch
 from click.testing import CliRunner, Result
 from test_command import _SEPARATE
-from test_cuda import GUARDED, MIXED
+from test_cuda import MIXED
 
 from dp2ddp.cli import main
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
@@ -39,46 +40,6 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 net(torch.ones(4, 2)).sum().backward()
 optimizer.step()
 print(torch.cuda.device_count(), net.module.weight.device, torch.cuda.get_device_name(0))
-"""
-BY_HAND = """
-import os
-import torch
-import torch.nn as nn
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-dist.init_process_group("nccl")
-local = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(local)
-torch.manual_seed(3)
-inputs = torch.randn(24, 4)
-data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
-loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False))
-model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).cuda()
-net = nn.parallel.DistributedDataParallel(model, device_ids=[local])
-optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-for x, y in loader:
-    x, y = x.cuda(), y.cuda()
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(net(x), y).backward()
-    optimizer.step()
-dist.destroy_process_group()
-"""
-FOR_HAND = """
-import torch
-import torch.nn as nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(3)
-inputs = torch.randn(24, 4)
-loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=8)
-net = nn.DataParallel(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).cuda()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-for x, y in loader:
-    x, y = x.cuda(), y.cuda()
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(net(x), y).backward()
-    optimizer.step()
 """
 MOVES = "x, y = x.cuda(), y.cuda()"
 
@@ -191,27 +152,10 @@ def test_half_precision_is_the_scripts(verify: Verify) -> None:
 
 
 @pretended
-def test_another_half_precision_is_a_difference(verify: Verify) -> None:
-    Path("train.py").write_text(MIXED)
-    mistaken("wrong.py", tiny.converted(MIXED), "torch.float16", "torch.bfloat16")
-    result = verify("--converted", "wrong.py")
-    assert result.exit_code == 1, result.output
-    assert "float16" in result.stdout
-
-
-@pretended
-def test_the_function_splits_over_devices_too(verify: Verify) -> None:
-    Path("train.py").write_text(GUARDED)
-    result = verify()
-    assert result.exit_code == 0, result.output
-    assert "2 optimizer steps (same bits)" in result.stdout
-
-
-@pretended
 @pytest.mark.parametrize("wrong", ["", "x, y = x.cuda(), y.cuda(0)"])
 def test_scripts_with_ddp_by_hand_choose_their_device_themselves(verify: Verify, wrong: str) -> None:
-    Path("train.py").write_text(FOR_HAND)
-    line = mistaken("hand.py", BY_HAND, MOVES, wrong or MOVES)
+    Path("train.py").write_text(test_foreign.script(test_foreign.ORIGINAL, MEAN="loss.item()", FIRST="True"))
+    line = mistaken("hand.py", test_foreign.script(test_foreign.BY_HAND), MOVES, wrong or MOVES)
     result = verify("--converted", "hand.py")
     assert result.exit_code == (2 if wrong else 0), result.output
     if wrong:
@@ -228,19 +172,6 @@ def test_without_a_compiler_one_line_says_so(verify: Verify, tmp_path: Path, mon
     assert "2 asked for, and pretend CUDA " in result.stderr
     assert "g++" in result.stderr or "CUDA build of torch" in result.stderr or "made for torch" in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_a_cache_that_cant_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(PretendCudaUnavailableError) as raised:
-        build.compiled()
-    assert "can't be kept in" in str(raised.value) or not _is_for_this_torch()
-    assert raised.value.todo or not _is_for_this_torch()
-
-
-def _is_for_this_torch() -> bool:
-    return torch.version.cuda is not None and hasattr(torch, "AcceleratorError")
 
 
 def test_the_machines_own_devices_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

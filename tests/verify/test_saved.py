@@ -13,7 +13,7 @@ import torch
 from nursery import Nursery
 from torch import nn
 
-from dp2ddp.verify.compare import saved, unpickle
+from dp2ddp.verify.compare import saved
 from dp2ddp.verify.run import runs
 
 SCRIPT = """
@@ -90,17 +90,6 @@ def test_a_model_of_the_script_s_own_class_is_compared_part_by_part(written: dic
         expected["meter/total"] = 0.5
     assert found == pytest.approx(expected)
     assert "helper" not in set(sys.modules) - before
-
-
-def test_the_parts_are_named_as_a_state_dict_names_them(written: dict[str, Path]) -> None:
-    found = saved.leaves(unpickle.load(written["one/dict.pt"]))
-    tensors = {key for key, value in found.items() if isinstance(value, torch.Tensor)}
-    names = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]
-    names += [f"body.1.{name}" for name in nn.BatchNorm1d(4).state_dict()]
-    assert tensors == {f"model/{name}" for name in names}
-    assert found["model(class)"] == "__main__.Model"
-    assert found["model/parent[0]"] == "(itself)"
-    assert found["schedule/step_size"] == 3
 
 
 class Runs:

@@ -73,7 +73,7 @@ def test_what_differs_is_told_with_step_parameter_cause_and_line(browser: Browse
     assert browser.one(".sentence").text.startswith("The scripts part at optimizer step 7: ")
     first = browser.all(".findings > li")[0].text
     assert "The update has another size at optimizer step 7" in first
-    assert "Likely cause: the update is 1.5 times the original's" in first
+    assert "Likely cause: the gradients are 1.5 times the original's" in first
     assert "Parameter: " in first
     line = next(n for n, text in enumerate(LOUD.splitlines(), start=1) if "optimizer.step()" in text)
     assert f"Seen at train.py:{line} of the original" in first

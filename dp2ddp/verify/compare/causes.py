@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dp2ddp.verify.compare import evidence, outcomes, printed, rounding
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
-from dp2ddp.verify.compare.steps import Apart, StepDifference
+from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 
@@ -38,7 +36,7 @@ def explain(comparison: Comparison) -> list[Finding]:
     # That one side does more than the other follows from what it trains otherwise, if it does.
     found = [*_structure(comparison), *named, *_more(comparison)]
     differs = bool(training)
-    found += outcomes.found(comparison, differs)
+    found += outcomes.outcome_findings(comparison, differs)
     return [replace(finding, at=_line(comparison, finding)) for finding in found]
 
 
@@ -57,36 +55,33 @@ def _line(comparison: Comparison, finding: Finding) -> str | None:
     return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
 
+def _structure(comparison: Comparison) -> Iterator[Finding]:
+    """What differs in how the scripts are built, and what more than one rank of a script without the runtime writes."""
+    ranks = comparison.recordings[1:]
+    for rank, theirs in enumerate(ranks[1:] if comparison.foreign else (), start=1):
+        lines = comparison.converted.output(rank, "stdout").splitlines()
+        if theirs.wrote:
+            what = f"{theirs.wrote[0]} is written by rank {rank}, too{_and_more(theirs.wrote)}"
+            yield Finding("written", what, "each rank saves")
+        if lines:
+            yield Finding("prints", f"rank {rank} prints, too: {lines[0]!r}{_and_more(lines)}", "each rank prints")
+        if theirs.wrote or lines:
+            break
+    if len(ranks) > 1 and ranks[0].synchronised:
+        what = f"BatchNorm is synchronised ({ranks[0].synchronised[0]}), on GPUs: not seen on a CPU"
+        yield Finding("sync_bn", what, "it then sees the whole batch; under nn.DataParallel each replica's part of it")
+
+
+def _and_more(things: Sequence[str]) -> str:
+    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
+
+
 def _more(comparison: Comparison) -> Iterator[Finding]:
     codes = comparison.original.exit_code, comparison.converted.exit_code
     if codes[0] != codes[1]:
         yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
     for text in comparison.counts:
         yield Finding("count", text)
-
-
-def _structure(comparison: Comparison) -> Iterator[Finding]:
-    """What differs in how the scripts are built."""
-    yield from _twice(comparison)
-    if len(comparison.recordings) > 2 and comparison.recordings[1].synchronised:
-        what = f"BatchNorm is synchronised ({comparison.recordings[1].synchronised[0]}), on GPUs: not seen on a CPU"
-        yield Finding("sync_bn", what, "it then sees the whole batch; under nn.DataParallel each replica's part of it")
-
-
-def _twice(comparison: Comparison) -> Iterator[Finding]:
-    """What more than one rank writes, of a script that isn't made for the runtime."""
-    if not comparison.foreign:
-        return
-    for rank, theirs in enumerate(comparison.recordings[2:], start=1):
-        printed_too = comparison.converted.output(rank, "stdout").splitlines()
-        if theirs.wrote:
-            more = f" (and {len(theirs.wrote) - 1} more)" if len(theirs.wrote) > 1 else ""
-            yield Finding("written", f"{theirs.wrote[0]} is written by rank {rank}, too{more}", "each rank saves")
-        if printed_too:
-            more = f" (and {len(printed_too) - 1} more)" if len(printed_too) > 1 else ""
-            yield Finding("prints", f"rank {rank} prints, too: {printed_too[0]!r}{more}", "each rank prints")
-        if theirs.wrote or printed_too:
-            return
 
 
 def _training(comparison: Comparison) -> Iterator[Finding]:
@@ -217,8 +212,8 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(apart: Apart, alone: bool) -> Finding:
-    what = f"{apart.parameter} differs between rank 0 and rank {apart.rank} by {apart.relative:.1e}"
+def _apart(apart: StepDifference, alone: bool) -> Finding:
+    what = f"{apart.parameter} differs between {apart.who} by {apart.relative:.1e}"
     cause = "something that differs between the ranks (random numbers, the time) went into it"
     if alone:
         cause = "gradients are not averaged: the model is in no DistributedDataParallel"
@@ -232,33 +227,23 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
         cause = "it grew from nothing, step by step: rounding that training amplifies, rather than a mistake"
         return Finding("rounding", what, cause, first.step, first.parameter, first.relative)
     loss = _loss_before(comparison, first.step)
-    common: dict[str, Any] = {"step": first.step, "parameter": first.parameter, "size": first.relative}
-    scale = _scale(comparison, first.step)
+    factor = _gradient_factor(comparison, first)
+    own = _own_losses(comparison, first.step)
+    kind = "update"
+    cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
     if loss is not None and loss > comparison.tolerance:
         what += f", the loss given to backward by {loss:.1e}"
-        factor = _loss_factor(comparison, first.step)
-        own = _own_losses(comparison, first.step)
-        if (
-            not own
-            and factor is not None
-            and any(_is_close(factor, size) for size in (scale, _gradient_factor(comparison, first)))
-        ):
-            cause = f"the loss is {factor:.4g} times the original's: scaled, or reduced otherwise"
-            return Finding("loss", what, cause, **common)
+        kind = "loss"
         cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"
-        cause = _OWN if own else cause
-        return Finding("loss", what, cause, **common)
-    if _own_losses(comparison, first.step):
-        return Finding("update", what, _OWN, **common)
-    if scale is not None:
-        cause = f"the update is {scale:.4g} times the original's: the loss or the gradients are not scaled"
-        return Finding("scale", what, cause, **common)
-    factor = _gradient_factor(comparison, first)
-    if factor is not None and not _is_close(factor, 1.0):
+        scale = _loss_factor(comparison, first.step)
+        if scale is not None and _is_close(scale, factor):
+            cause = f"the loss is {scale:.4g} times the original's: scaled, or reduced otherwise"
+    elif factor is not None and not _is_close(factor, 1.0):
+        kind = "scale"
         cause = f"the gradients are {factor:.4g} times the original's: scaled, clipped, or reduced twice"
-        return Finding("scale", what, cause, **common)
-    cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
-    return Finding("update", what, cause, **common)
+    if own:
+        kind, cause = ("update" if kind == "scale" else kind), _OWN
+    return Finding(kind, what, cause, first.step, first.parameter, first.relative)
 
 
 def _is_close(one: float, other: float | None) -> bool:
@@ -308,30 +293,6 @@ def _loss_factor(comparison: Comparison, step: int) -> float | None:
     return factors[0] if alike else None
 
 
-def _scale(comparison: Comparison, step: int) -> float | None:
-    """The factor by which the converted script's update is the original's, if it is one and not 1."""
-    ours, theirs = comparison.recordings[:2]
-    pair = [_change(side, step - 1) for side in (ours, theirs)]
-    if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape or not pair[0].any():
-        return None
-    factor = float(pair[0] @ pair[1] / (pair[0] @ pair[0]))
-    left = float(torch.linalg.vector_norm(pair[1] - factor * pair[0]) / torch.linalg.vector_norm(pair[0]))
-    return factor if left < _SAME_DIRECTION * abs(factor) and abs(factor - 1) > 10 * _SAME_DIRECTION else None
-
-
-def _change(run: Recording, step: int) -> torch.Tensor | None:
-    """What step `step` (from 0) added to the parameters, as one float64 vector."""
-    optimizer = run.steps[step].optimizer
-    earlier = [at for at in run.steps[:step] if at.optimizer == optimizer]
-    before = earlier[-1] if earlier else run.starts.get(optimizer)
-    if before is None or before.slots != run.steps[step].slots:
-        return None
-    if not all(run.path(at).exists() for at in (before, run.steps[step])):
-        return None  # removed meanwhile: the first step beyond another tolerance was kept
-    vectors = [torch.cat([value.double().flatten() for _, value in run.values(at)]) for at in (before, run.steps[step])]
-    return vectors[1] - vectors[0]
-
-
 def _loss(comparison: Comparison) -> Iterator[Finding]:
     for number in comparison.wrong_losses[:1]:
         loss, difference = comparison.recordings[0].losses[number], comparison.losses[number]
@@ -343,7 +304,7 @@ def _gradient(comparison: Comparison) -> Iterator[Finding]:
     """Gradients that an optimizer takes for the same, as Adam does with multiples of them."""
     ours, theirs = comparison.recordings[:2]
     for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1):
-        least = max(_GRADIENTS, rounding.at(comparison.rounding.gradients, number - 1))
+        least = max(_GRADIENTS, rounding.allowed_at(comparison.rounding.gradients, number - 1))
         sizes = [math.hypot(*(grad for grad in step.gradients if grad is not None)) for step in (one, other)]
         if sizes[0] and not math.isclose(*sizes, rel_tol=least):
             factor = sizes[1] / sizes[0]

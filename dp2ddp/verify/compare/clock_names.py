@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -10,14 +9,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path, PurePosixPath
 
 _DIGITS = re.compile(r"\d+")
-# By the number of digits; what follows the seconds is a fraction of them.
-_FORMATS = {
-    14: ("%Y%m%d%H%M%S",),
-    12: ("%y%m%d%H%M%S", "%Y%m%d%H%M"),
-    10: ("%m%d%H%M%S",),
-    8: ("%d%H%M%S", "%m%d%H%M"),
-    6: ("%H%M%S",),
-}
+# What is left out of a date is the writing's; what follows the seconds is a fraction of them.
+_FORMATS = ("%Y%m%d%H%M%S", "%y%m%d%H%M%S", "%Y%m%d%H%M", "%m%d%H%M%S", "%m%d%H%M", "%d%H%M%S", "%H%M%S")
 _EPOCH = 10  # digits of the seconds since 1970
 _SLACK = timedelta(minutes=2)  # a minute is left out of some names; clocks of file systems may lag
 
@@ -37,9 +30,12 @@ def renamed(
     Returns:
         The original's time, as it is written there, for each of the converted run's.
     """
-    ours, theirs = _names(original), _names(converted)
-    one = _by_shape({name: ours[name] for name in ours.keys() - theirs.keys()}, lasted)
-    other = _by_shape({name: theirs[name] for name in theirs.keys() - ours.keys()}, lasted)
+    sides = [
+        {part: file for path, file in paths.items() for part in PurePosixPath(path).parts}
+        for paths in (original, converted)
+    ]
+    only = [{name: side[name] for name in side.keys() - other.keys()} for side, other in (sides, sides[::-1])]
+    one, other = (_by_shape(names, lasted) for names in only)
     shapes = [shape for shape in one if len(one[shape]) == len(other.get(shape, ()))]
     return {new: old for shape in shapes for old, new in zip(sorted(one[shape]), sorted(other[shape]))}
 
@@ -53,56 +49,41 @@ def restoring(names: Mapping[str, str], hide: Callable[[str], str]) -> Callable[
     return lambda text: pattern.sub(lambda match: names[match.group()], hide(text))
 
 
-def _names(paths: Mapping[str, Path]) -> dict[str, Path]:
-    """Each part of the paths, and a file in it."""
-    return {part: file for path, file in paths.items() for part in PurePosixPath(path).parts}
-
-
 def _by_shape(names: Mapping[str, Path], lasted: timedelta) -> dict[str, set[str]]:
     """The times in names, by what else there is of the name."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, file in names.items():
         written = file.stat().st_mtime
-        time = next((text for text in _candidates(name) if _is_time(text, written, lasted)), None)
+        time = next((text for text in _spans(name) if _is_time(text, written, lasted)), None)
         if time is not None:
             found[name.replace(time, "<time>")].add(time)
     return found
 
 
-def _candidates(name: str) -> Iterator[str]:
+def _spans(name: str) -> Iterator[str]:
     """The parts of a name that begin and end with a number, the longest first."""
     spans = [match.span() for match in _DIGITS.finditer(name)]
-    parts = [(first[0], last[1]) for first, last in itertools.combinations_with_replacement(spans, 2)]
+    parts = [(first[0], last[1]) for number, first in enumerate(spans) for last in spans[number:]]
     yield from (name[start:end] for start, end in sorted(parts, key=lambda part: part[0] - part[1]))
 
 
 def _is_time(text: str, written: float, lasted: timedelta) -> bool:
-    """Whether a text tells a time between the run's start and the writing of a file."""
+    """Whether a text tells a time between the run's start and the writing of a file, here or in UTC."""
     digits = "".join(_DIGITS.findall(text))
-    for zone in (None, timezone.utc):
-        end = datetime.fromtimestamp(written, zone).replace(tzinfo=None)
-        moments = list(_moments(digits, end))
-        if any(end - lasted - _SLACK <= moment <= end + _SLACK for moment in moments):
+    for end in (datetime.fromtimestamp(written), datetime.fromtimestamp(written, timezone.utc).replace(tzinfo=None)):
+        told = [moment for form in _FORMATS if (moment := _read(digits, form, end)) is not None]
+        if len(digits) >= _EPOCH:
+            told.append(datetime.fromtimestamp(int(digits[:_EPOCH])))
+        if any(end - lasted - _SLACK <= moment <= end + _SLACK for moment in told):
             return True
     return False
 
 
-def _moments(digits: str, near: datetime) -> Iterator[datetime]:
-    """The times that digits may tell; what they leave out of the date is that of `near`."""
-    if len(digits) >= _EPOCH:
-        yield datetime.fromtimestamp(int(digits[:_EPOCH]))
-    for length, formats in _FORMATS.items():
-        if len(digits) == length or (length == max(_FORMATS) and len(digits) > length):
-            yield from (moment for form in formats if (moment := _read(digits[:length], form, near)) is not None)
-
-
 def _read(digits: str, form: str, near: datetime) -> datetime | None:
+    whole = len(datetime.strftime(near, form))
+    given = {"year": "y" in form.lower(), "month": "%m" in form, "day": "%d" in form}
     try:
-        told = datetime.strptime(digits, form)
-        return told.replace(
-            year=told.year if "%y" in form.lower() else near.year,
-            month=told.month if "%m" in form else near.month,
-            day=told.day if "%d" in form else near.day,
-        )
+        told = datetime.strptime(digits[:whole] if form == _FORMATS[0] else digits, form)
+        return told.replace(**{name: getattr(near, name) for name, is_told in given.items() if not is_told})
     except ValueError:  # no such day or hour
         return None

@@ -154,10 +154,10 @@ def states(comparison: Comparison) -> Iterator[Finding]:
     ours, theirs = comparison.recordings[:2]
     for optimizer, start in ours.starts.items():
         other = theirs.starts.get(optimizer)
-        if other is None or _alike(start.held, other.held):
+        if other is None or _alike(start.momentum, other.momentum):
             continue
         step = next((number for number, at in enumerate(ours.steps, start=1) if at.optimizer == optimizer), None)
-        none = "" if other.held else ": it has none"
+        none = "" if other.momentum else ": it has none"
         what = f"optimizer {optimizer + 1} begins with another state (momentum) than the original's{none}"
         yield Finding("state", what, "a checkpoint that one side loads, and the other doesn't", step)
 

@@ -12,16 +12,16 @@ from dp2ddp.verify.compare.saved import FileDifference
 _ONLY_IN = " (only in the "
 
 
-def found(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+def outcome_findings(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     """All that differs; with causes unless training `differs`. What a model's tensors are comes before its numbers."""
     wrong = {file.file for file in comparison.wrong_files if file.tensor and not differs}
-    saved = list(files(comparison, differs))
+    saved = list(file_findings(comparison, differs))
     yield from (each for name, each in saved if name in wrong)
-    yield from printed(comparison, differs)
+    yield from printed_finding(comparison, differs)
     yield from (each for name, each in saved if name not in wrong)
 
 
-def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
+def printed_finding(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     """The first line that differs, of what was printed, or else logged; with a cause unless training `differs`."""
     lines = comparison.wrong_lines
     verb = "printed"
@@ -47,7 +47,7 @@ def printed(comparison: Comparison, differs: bool) -> Iterator[Finding]:
     yield Finding("printed", what, cause, size=size)
 
 
-def files(comparison: Comparison, differs: bool) -> Iterator[tuple[str, Finding]]:
+def file_findings(comparison: Comparison, differs: bool) -> Iterator[tuple[str, Finding]]:
     """Each file that differs, or that one side didn't write; with a cause unless training `differs`."""
     wrong: dict[str, list[FileDifference]] = {}
     for file in comparison.wrong_files:

@@ -15,7 +15,7 @@ from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
 from dp2ddp.verify.compare.settings import SettingDifference, first_difference
-from dp2ddp.verify.compare.steps import TOLERANCE, Apart, StartDifference, StepDifference, Steps
+from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference, Steps
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
@@ -74,9 +74,9 @@ class Comparison:
     losses: tuple[float, ...]
     lines: tuple[LineDifference, ...]
     files: tuple[FileDifference, ...]
-    apart: Apart | None
+    apart: StepDifference | None
     counts: tuple[str, ...]
-    starts: tuple[StartDifference, ...] = ()
+    starts: tuple[StepDifference, ...] = ()
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Comparison:
 
     def allowed(self, step: int) -> float:
         """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
-        return max(self.tolerance, rounding.at(self.rounding.steps, step - 1))
+        return max(self.tolerance, rounding.allowed_at(self.rounding.steps, step - 1))
 
     def hidden(self, name: str) -> str:
         """What of the converted run's has this name, as the original would call it."""
@@ -114,7 +114,7 @@ class Comparison:
     def wrong_losses(self) -> list[int]:
         """Which of the losses differ (from 0)."""
         allowed = self.rounding.losses
-        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.at(allowed, n))]
+        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.allowed_at(allowed, n))]
 
     @property
     def wrong_lines(self) -> list[LineDifference]:

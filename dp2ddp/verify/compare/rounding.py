@@ -59,7 +59,7 @@ def measured(twice: Comparison) -> Rounding:
     )
 
 
-def at(sizes: Sequence[float], number: int) -> float:
+def allowed_at(sizes: Sequence[float], number: int) -> float:
     """The entry of this number (from 0); the last one behind them, and 0 where there is none."""
     return sizes[min(number, len(sizes) - 1)] if sizes else 0.0
 

@@ -29,7 +29,7 @@ class FileDifference:
     """A file that is not the same in both runs, and where: a key, a line, or the whole file.
 
     `relative` is the relative difference there (see `relative_difference`); infinite where it isn't a number's. For
-    `factor` see `LineDifference`. `tensor`: whether it is one of a checkpoint's.
+    `factor` see `LineDifference`. `tensor`: whether it is one of a checkpoint's, or an array.
     """
 
     file: str
@@ -89,16 +89,13 @@ def differences(
     """
     if original.read_bytes() == converted.read_bytes():
         return
-    if zipfile.is_zipfile(original) and zipfile.is_zipfile(converted):
-        yield from _archives(name, original, converted, hide)
+    ours, theirs = _parts(original), _parts(converted)
+    if ours is not None and theirs is not None:
+        yield from _by_part(name, ours, theirs, hide)
         return
-    arrays = _array(original.read_bytes()), _array(converted.read_bytes())
-    if arrays[0] is not None and arrays[1] is not None:
-        size = relative_difference(arrays[0], arrays[1])
-        yield from [FileDifference(name, "array", size)] if size else []
-        return
-    texts = _text(original), _text(converted)
-    if texts[0] is None or texts[1] is None:
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in (original, converted)]
+    except UnicodeDecodeError:
         yield FileDifference(name, "bytes", math.inf)
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
@@ -108,22 +105,18 @@ def differences(
             yield FileDifference(name, where, size, line.factor)
 
 
-def _archives(name: str, original: Path, converted: Path, hide: Hiding) -> Iterator[FileDifference]:
-    """Checkpoints by what they hold; other archives (NumPy's, TorchScript) file by file."""
-    if unpickle.is_checkpoint(original) and unpickle.is_checkpoint(converted):
-        yield from _checkpoints(name, leaves(unpickle.load(original)), leaves(unpickle.load(converted)), hide)
-        return
-    with zipfile.ZipFile(original) as one, zipfile.ZipFile(converted) as other:
-        names = one.namelist(), other.namelist()
-        for member in dict.fromkeys([*names[0], *names[1]]):
-            if member not in names[0] or member not in names[1]:
-                only = "original" if member in names[0] else "converted"
-                yield FileDifference(name, f"{member} (only in the {only})", math.inf)
-            elif not member.endswith(_OF_CONTENT) and one.read(member) != other.read(member):
-                arrays = _array(one.read(member)), _array(other.read(member))
-                known = arrays[0] is not None and arrays[1] is not None
-                size = relative_difference(*arrays) if known else math.inf  # type: ignore[arg-type]
-                yield from [FileDifference(name, member, size)] if size else []
+def _parts(path: Path) -> dict[str, Any] | None:
+    """What is in a file that isn't text, by where it is: of checkpoints what they hold, of other archives (NumPy's,
+    TorchScript) the arrays and files; None where that isn't known."""
+    if not zipfile.is_zipfile(path):
+        array = _array(path.read_bytes())
+        return None if array is None else {"array": array}
+    if unpickle.is_checkpoint(path):
+        return leaves(unpickle.load(path))
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(_OF_CONTENT)}
+    arrays = {name: _array(data) for name, data in files.items()}
+    return {name: data if arrays[name] is None else arrays[name] for name, data in files.items()}
 
 
 def _array(data: bytes) -> torch.Tensor | None:
@@ -138,16 +131,7 @@ def _array(data: bytes) -> torch.Tensor | None:
         return None
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def _checkpoints(
-    name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding
-) -> Iterator[FileDifference]:
+def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
     least = negligible(value for value in ours.values() if isinstance(value, torch.Tensor))
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
@@ -162,13 +146,12 @@ def _checkpoints(
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        ours, theirs = (torch.tensor(value, dtype=torch.float64) for value in (ours, theirs))
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        return relative_difference(ours, theirs, least)
-    if type(ours) is not type(theirs):
-        return math.inf
-    if isinstance(ours, float):
-        return relative_difference(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
-    return 0.0 if ours == theirs or repr(ours) == repr(theirs) else math.inf
+        return relative_difference(ours, theirs, least if ours.dim() else 0.0)
+    same = type(ours) is type(theirs) and (ours == theirs or repr(ours) == repr(theirs))
+    return 0.0 if same else math.inf
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:

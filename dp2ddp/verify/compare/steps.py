@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,41 +13,23 @@ import torch
 
 from dp2ddp.verify.compare import saved
 from dp2ddp.verify.compare.saved import relative_difference
-from dp2ddp.verify.run.recording import KEPT, Reader, Recording, Step
+from dp2ddp.verify.run.recording import Reader, Recording, Step
 
 TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The parameter that differs most after optimizer step `step` (from 1), and by how much, relative to its norm."""
+    """The parameter that differs most after, or before, optimizer step `step` (from 1), and by how much, relative to
+    its norm; `who` differs, where it isn't the original and the converted script."""
 
     step: int
     parameter: str
     relative: float
-
-
-@dataclass(frozen=True)
-class Apart:
-    """The first step (from 1) after which rank `rank` has another value of a parameter than rank 0."""
-
-    step: int
-    rank: int
-    parameter: str
-    relative: float
+    who: str = ""
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.parameter} differs between rank 0 and rank {self.rank}"
-
-
-@dataclass(frozen=True)
-class StartDifference:
-    """Two processes start from other parameters: which two, and the first step (from 1) that starts from them."""
-
-    who: str
-    step: int
-    parameter: str
-    relative: float
+        return f"step {self.step}: {self.parameter} differs" + (f" between {self.who}" if self.who else "")
 
 
 class Steps:
@@ -55,18 +37,15 @@ class Steps:
 
     Args:
         folders: of the original's recording and of those of the converted script's ranks.
-        keep: leave the parameters on the disk; else those that were compared are removed, but for the first that
-            differ by more than `tolerance`, and those of the step before.
+        keep: leave the parameters on the disk; else those that were compared are removed.
     """
 
-    def __init__(self, folders: Sequence[Path], keep: bool = True, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, folders: Sequence[Path], keep: bool = True) -> None:
         self.differences: list[StepDifference] = []
-        self.apart: Apart | None = None
-        self.starts: list[StartDifference] = []
+        self.apart: StepDifference | None = None
+        self.starts: list[StepDifference] = []
         self._readers = [Reader(folder) for folder in folders]
         self._keep = keep
-        self._tolerance = tolerance
-        self._differ = False
         self._previous: dict[tuple[int, int], Step] = {}  # by process and optimizer
 
     @property
@@ -117,11 +96,13 @@ class Steps:
             if self.apart is None:
                 apart = _difference(theirs[0], other, step)
                 if apart.relative:
-                    self.apart = Apart(apart.step, rank, apart.parameter, apart.relative)
-        hold = difference.relative > self._tolerance and not self._differ
-        self._differ = self._differ or hold
+                    self.apart = replace(apart, who=f"rank 0 and rank {rank}")
         for process, recording in enumerate(self.recordings):
-            self._go_on(process, recording, recording.steps[step], hold)
+            at = recording.steps[step]
+            before = self._previous.get((process, at.optimizer))
+            self._previous[process, at.optimizer] = at
+            if before is not None and not self._keep:
+                recording.path(before).unlink(missing_ok=True)
 
     def _compare_starts(self, optimizer: int, step: int) -> None:
         """The parameters before an optimizer's first step: the ranks' among each other, then the two runs'."""
@@ -130,23 +111,10 @@ class Steps:
         for who, one, other in [*pairs, ("the original and the converted script", ours, theirs[0])]:
             if optimizer in one.starts and optimizer in other.starts:
                 found = _of_starts(one, other, optimizer)
-                self.starts += [StartDifference(who, step + 1, name, size) for name, size in found]
+                self.starts += [StepDifference(step + 1, name, size, who) for name, size in found]
         for process, recording in enumerate(self.recordings):
             if optimizer in recording.starts:
                 self._previous[process, optimizer] = recording.starts[optimizer]
-
-    def _go_on(self, process: int, recording: Recording, at: Step, hold: bool) -> None:
-        """`at` was compared; of the step before, the values are not needed any more, unless `hold` says so."""
-        before = self._previous.get((process, at.optimizer))
-        self._previous[process, at.optimizer] = at
-        if self._keep:
-            return
-        for each in (before, at) if hold else ():
-            if each is not None:
-                path = recording.path(each)
-                path.rename(path.with_suffix(KEPT))
-        if before is not None:
-            recording.path(before, kept=False).unlink(missing_ok=True)
 
 
 def _of_starts(one: Recording, other: Recording, optimizer: int) -> Iterator[tuple[str, float]]:

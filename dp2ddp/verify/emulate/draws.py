@@ -10,7 +10,8 @@ script's own stream, whose numbers are compared as they are.)
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ClassVar
@@ -57,11 +58,17 @@ def install(seed: int, everywhere: bool = False) -> None:
     """
     _install_in_worker()
     passes = _Passes(seed, everywhere)
-    kind = dataloader._BaseDataLoaderIter
+    kind: Any = dataloader._BaseDataLoaderIter
     _replace(DataLoader, "__init__", _watching_seeds)
-    _replace(kind, "_reset", passes.resetting)
-    _replace(kind, "_next_index", passes.telling)
-    _replace(_RankLoader, "_begin_whole", passes.beginning_again)
+    reset, next_index = kind._reset, kind._next_index
+
+    def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
+        passes.begin(iterator)
+        reset(iterator, *args, **kwargs)
+
+    kind._reset = begin
+    kind._next_index = lambda iterator: passes.told(iterator, next_index(iterator))
+    _replace(_RankLoader, "_begin_whole", passes.beginning_again())
 
 
 class _Passes:
@@ -72,42 +79,27 @@ class _Passes:
         self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
         self._again = False
 
-    def resetting(self, reset: Callable[..., None]) -> Callable[..., None]:
-        @wraps(reset)
-        def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
-            self._begin(iterator)
-            reset(iterator, *args, **kwargs)
-
-        return begin
-
-    def beginning_again(self, begin_whole: Callable[..., Any]) -> Callable[..., Any]:
+    @contextmanager
+    def beginning_again(self) -> Iterator[None]:
         """Ranks that find that they can't share a data set begin the same pass once more."""
+        self._again = True
+        try:
+            yield
+        finally:
+            self._again = False
 
-        @wraps(begin_whole)
-        def begin(*args: Any, **kwargs: Any) -> Any:
-            self._again = True
-            try:
-                return begin_whole(*args, **kwargs)
-            finally:
-                self._again = False
+    def told(self, iterator: Any, index: Any) -> Any:
+        """What `iterator` tells a worker to load, where it would be `index`."""
+        if not (iterator._num_workers or self._everywhere):
+            return index
+        if not hasattr(iterator, "_dp2ddp_pass"):
+            self.begin(iterator)
+        number = iterator._dp2ddp_batches
+        iterator._dp2ddp_batches += 1
+        return Told(index, (self._seed, iterator._dp2ddp_pass), number)
 
-        return begin
-
-    def telling(self, next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @wraps(next_index)
-        def tell(iterator: Any) -> Any:
-            index = next_index(iterator)
-            if not (iterator._num_workers or self._everywhere):
-                return index
-            if not hasattr(iterator, "_dp2ddp_pass"):
-                self._begin(iterator)
-            number = iterator._dp2ddp_batches
-            iterator._dp2ddp_batches += 1
-            return Told(index, (self._seed, iterator._dp2ddp_pass), number)
-
-        return tell
-
-    def _begin(self, iterator: Any) -> None:
+    def begin(self, iterator: Any) -> None:
+        """A pass begins."""
         data = iterator._dataset
         _, passes = self._seen.get(id(data), (data, 0))
         self._seen[id(data)] = (data, passes + (not self._again))
@@ -169,11 +161,11 @@ def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return original(fetcher, told)
         draws = _Draws(fetcher.dataset, (*told.key, *_Seeding.moved))
         if not fetcher.auto_collation:
-            data = draws.of(told.index, lambda: fetcher.dataset[told.index])
+            data = draws.seeded(told.index, lambda: fetcher.dataset[told.index])
         else:
-            data = [draws.of(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
+            data = [draws.seeded(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
         # A collate_fn that draws is given the whole batch on every rank.
-        return draws.of(("batch", told.batch), lambda: fetcher.collate_fn(data))
+        return draws.seeded(("batch", told.batch), lambda: fetcher.collate_fn(data))
 
     return load
 
@@ -196,7 +188,7 @@ class _Draws:
         self._own = kept.generators_in(dataset)
         self._key = key
 
-    def of(self, what: Any, load: Callable[[], Any]) -> Any:
+    def seeded(self, what: Any, load: Callable[[], Any]) -> Any:
         """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
         kept_states, ours = kept.states(self._own), rng.capture()
         number = zlib.crc32(repr((*self._key, _plain(what))).encode())

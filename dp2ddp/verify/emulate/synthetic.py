@@ -3,6 +3,9 @@
 The classes themselves are changed, so whatever a script does with them goes on: names imported from anywhere,
 subclasses, `isinstance`, transforms, `repr`. Objects hold their samples, or paths of image files that exist, so worker
 processes need nothing of this, however they are started. Nothing is imported before the script imports it.
+
+A model can learn the images: each class has a pattern, under noise. All come from their number, class and split alone;
+no global generator is drawn from.
 """
 
 from __future__ import annotations
@@ -10,20 +13,29 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
+import shutil
 import sys
-from collections.abc import Callable, Collection, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp2ddp.verify.emulate import samples
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _HOME = "torchvision.datasets"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
 _STL10 = "airplane bird car cat deer dog horse monkey ship truck".split()
 _TEST_FOLDERS = ("val", "test", "eval")  # in the name of a folder of images that isn't trained on
+_FOLDER_CLASSES = 10
+_BLOCK = 4  # pixels: the side of a pattern's squares
+_DEPTH = 64  # of 255: how far patterns, and then noise, go from the middle
+_FOLDER_SIDE = 24  # pixels, before an image of a folder is enlarged to its own size
 
 
 @dataclass(frozen=True)
@@ -62,9 +74,9 @@ class Maker:
 
     def arrays(self, dataset: Any, split: str, shape: tuple[int, int, int], classes: int) -> tuple[Any, Any]:
         """Images, uint8 of shape (samples, *shape), and labels, int64 of shape (samples,)."""
-        targets = samples.labels(self.size(split), classes)
+        targets = labels(self.size(split), classes)
         self.made(dataset, split, len(targets))
-        return samples.images(targets, shape, split), targets
+        return images(targets, shape, split), targets
 
 
 def install(maker: Maker) -> None:
@@ -92,34 +104,67 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             self._asking = False
-        if spec is not None and spec.loader is not None:
-            _after_execution(spec.loader, lambda module: _fill(module, self.maker))
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _fill(module, self.maker)
+
+            loader.exec_module = exec_module
         return spec
 
 
-def _after_execution(loader: Any, then: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        then(module)
-
-    loader.exec_module = exec_module
-
-
 def _fill(datasets: Any, maker: Maker) -> None:
+    def fill_cifar(self: Any, given: Mapping[str, Any]) -> None:
+        self.train = given["train"]
+        hundred = self.meta["key"] == "fine_label_names"
+        self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.data, targets = maker.arrays(self, "train" if self.train else "test", (32, 32, 3), len(self.classes))
+        self.targets = targets.tolist()
+
+    def fill_svhn(self: Any, given: Mapping[str, Any]) -> None:
+        self.split = _known(given["split"], self.split_list)
+        self.url, self.filename, self.file_md5 = self.split_list[self.split][:3]
+        images, self.labels = maker.arrays(self, self.split, (32, 32, 3), 10)
+        self.data = images.transpose(0, 3, 1, 2)
+
+    def fill_stl10(self: Any, given: Mapping[str, Any]) -> None:
+        self.split, self.classes = _known(given["split"], self.splits), list(_STL10)
+        self.folds = self._verify_folds(given["folds"])
+        images, self.labels = maker.arrays(self, self.split, (96, 96, 3), 10)
+        unlabeled = {"unlabeled": 0, "train+unlabeled": len(images) // 2}.get(self.split, len(images))
+        self.labels[unlabeled:] = -1
+        self.data = images.transpose(0, 3, 1, 2)
+
     _fill_mnist(datasets, maker)
-    datasets.CIFAR10.__init__ = _cifar(datasets.VisionDataset, maker)
-    datasets.SVHN.__init__ = _svhn(datasets.VisionDataset, maker)
-    datasets.STL10.__init__ = _stl10(datasets.VisionDataset, maker)
+    _fill_instead(datasets.CIFAR10, fill_cifar)
+    _fill_instead(datasets.SVHN, fill_svhn)
+    _fill_instead(datasets.STL10, fill_stl10)
     datasets.DatasetFolder.__init__ = _dataset_folder(datasets.DatasetFolder.__init__, maker)
     datasets.ImageNet.parse_archives = _nothing
-    names = {f"class_{number}": (f"class {number}",) for number in range(samples.FOLDER_CLASSES)}
+    names = {f"class_{number}": (f"class {number}",) for number in range(_FOLDER_CLASSES)}
     datasets.imagenet.load_meta_file = lambda root, file=None: (names, [])
 
 
 def _nothing(dataset: Any) -> None:
     """In place of a download."""
+
+
+def _fill_instead(kind: Any, fill: Callable[[Any, Mapping[str, Any]], None]) -> None:
+    """Let `kind`'s constructor take what it takes, and `fill` objects of it, in place of reading files."""
+    signature, begin = inspect.signature(kind.__init__), kind.__mro__[1].__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        begin(self, given["root"], transform=given["transform"], target_transform=given["target_transform"])
+        fill(self, given)
+
+    kind.__init__ = __init__
 
 
 def _fill_mnist(datasets: Any, maker: Maker) -> None:
@@ -144,65 +189,7 @@ def _fill_mnist(datasets: Any, maker: Maker) -> None:
         kind._load_data = load
 
 
-def _cifar(base: Any, maker: Maker) -> Any:
-    def __init__(  # noqa: N807
-        self: Any,
-        root: Any,
-        train: bool = True,
-        transform: Any = None,
-        target_transform: Any = None,
-        download: bool = False,
-    ) -> None:
-        base.__init__(self, root, transform=transform, target_transform=target_transform)
-        self.train = train
-        hundred = self.meta["key"] == "fine_label_names"
-        self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.data, targets = maker.arrays(self, "train" if train else "test", (32, 32, 3), len(self.classes))
-        self.targets = targets.tolist()
-
-    return __init__
-
-
-def _svhn(base: Any, maker: Maker) -> Any:
-    def __init__(  # noqa: N807
-        self: Any,
-        root: Any,
-        split: str = "train",
-        transform: Any = None,
-        target_transform: Any = None,
-        download: bool = False,
-    ) -> None:
-        base.__init__(self, root, transform=transform, target_transform=target_transform)
-        self.split = _known(split, self.split_list)
-        self.url, self.filename, self.file_md5 = self.split_list[split][:3]
-        images, self.labels = maker.arrays(self, split, (32, 32, 3), 10)
-        self.data = images.transpose(0, 3, 1, 2)
-
-    return __init__
-
-
-def _stl10(base: Any, maker: Maker) -> Any:
-    def __init__(  # noqa: N807
-        self: Any,
-        root: Any,
-        split: str = "train",
-        folds: int | None = None,
-        transform: Any = None,
-        target_transform: Any = None,
-        download: bool = False,
-    ) -> None:
-        base.__init__(self, root, transform=transform, target_transform=target_transform)
-        self.split, self.folds, self.classes = _known(split, self.splits), self._verify_folds(folds), list(_STL10)
-        images, self.labels = maker.arrays(self, split, (96, 96, 3), 10)
-        unlabeled = {"unlabeled": 0, "train+unlabeled": len(images) // 2}.get(split, len(images))
-        self.labels[unlabeled:] = -1
-        self.data = images.transpose(0, 3, 1, 2)
-
-    return __init__
-
-
-def _known(split: str, splits: Collection[str]) -> str:
+def _known(split: str, splits: Any) -> str:
     """`split`, if it is one of `splits`. Raises `ValueError` otherwise, as torchvision does."""
     if split not in splits:
         raise ValueError(f"Unknown value {split!r} for argument split. Valid values are {{{', '.join(splits)}}}.")
@@ -222,11 +209,64 @@ def _dataset_folder(original: Any, maker: Maker) -> Any:
         name = os.path.basename(os.path.normpath(root)).lower()
         test = "train" not in name and any(part in name for part in _TEST_FOLDERS)
         split = "test" if test else "train"
-        folder = maker.folder / split
         maker.folder.mkdir(parents=True, exist_ok=True)
-        samples.fill_folder(folder, maker.size(split), split)
-        original(self, str(folder), loader, extensions, *args, **kwargs)
+        fill_folder(maker.folder / split, maker.size(split), split)
+        original(self, str(maker.folder / split), loader, extensions, *args, **kwargs)
         self.root = os.path.expanduser(root)
         maker.made(self, split, len(self.samples))
 
     return __init__
+
+
+def labels(count: int, classes: int) -> NDArray[np.int64]:
+    """Classes of `count` samples, int64 of shape (count,): every class in turn."""
+    import numpy as np
+
+    return np.arange(count, dtype=np.int64) % classes
+
+
+def images(of: NDArray[np.int64], shape: tuple[int, int, int], stream: str) -> NDArray[np.uint8]:
+    """Images of the classes `of`, uint8 of shape (samples, *shape).
+
+    Args:
+        of: the class of each sample, from 0.
+        shape: height and width, multiples of 4, and channels.
+        stream: where the noise comes from: "train" and "test" have the same patterns and other noise.
+    """
+    import numpy as np
+
+    height, width, channels = shape
+    squares = (int(of.max(initial=0)) + 1, height // _BLOCK, width // _BLOCK, channels)
+    patterns = np.random.default_rng(0).integers(128 - _DEPTH, 128 + _DEPTH, squares, dtype=np.uint8)
+    patterns = patterns.repeat(_BLOCK, axis=1).repeat(_BLOCK, axis=2)
+    noise = np.random.default_rng(zlib.crc32(stream.encode()))
+    offsets = noise.integers(-_DEPTH, _DEPTH, (len(of), *shape), dtype=np.int8)
+    sums: NDArray[np.uint8] = patterns[of] + offsets.view(np.uint8)  # modulo 256, hence right for negative ones, too
+    return sums
+
+
+def fill_folder(target: Path, count: int, stream: str) -> None:
+    """Make `target` a folder of `count` PNG images, as `torchvision.datasets.ImageFolder` reads: `class_3/0013.png`.
+
+    Their sizes go from 96 x 96 to 144 x 144 pixels. Several processes may do so at the same time: the folder is there
+    when it is complete.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if target.is_dir():
+        return
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+    classes = labels(count, min(_FOLDER_CLASSES, count))
+    for number, image in enumerate(images(classes, (_FOLDER_SIDE, _FOLDER_SIDE, 3), stream)):
+        path = unfinished / f"class_{classes[number]}" / f"{number:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sides = 96 + 8 * (number % 7), 96 + number * 8 % 56
+        rows, columns = (np.arange(side) * _FOLDER_SIDE // side for side in sides)
+        Image.fromarray(image[rows][:, columns]).save(path)
+    try:
+        unfinished.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(unfinished)  # another process was faster

@@ -43,7 +43,7 @@ class StepsDone(SystemExit):
 
 
 class Throttle:
-    """Lets a run wait where it is far ahead of the comparison, which removes, or renames, what it has compared."""
+    """Lets a run wait where it is far ahead of the comparison, which removes what it has compared."""
 
     def __init__(self) -> None:
         self._left: dict[Path, int] = {}
@@ -95,17 +95,18 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
-        self._replace(Optimizer, "__init__", self._recording_optimizer)
-        self._replace(torch.autograd, "backward", self._recording_backward)
-        self._replace(torch.autocast, "__enter__", self._recording_autocast)
-        self._replace(dataloader._BaseDataLoaderIter, "__init__", self._recording_loader)
-        self._replace(dataloader._BaseDataLoaderIter, "_next_index", self._recording_next_index)
-        self._replace(dataloader._BaseDataLoaderIter, "__next__", self._recording_next)
-        self._replace(logging.Logger, "handle", self._recording_log)
+        iterator = dataloader._BaseDataLoaderIter
+        self._watch(Optimizer, "__init__", after=lambda _, made, *a, **k: self._made.append(weakref.ref(made)))
+        self._watch(torch.autograd, "backward", before=self._on_backward)
+        self._watch(torch.autocast, "__enter__", before=self._on_autocast)
+        self._watch(iterator, "__init__", before=self._on_loader)
+        self._watch(iterator, "_next_index", after=self._on_batch)
+        self._watch(iterator, "__next__", after=lambda _, each: self._write("took", iterator=each._dp2ddp_number))
+        self._watch(logging.Logger, "handle", before=self._on_log)
         if hasattr(torch.amp, "GradScaler"):
-            self._replace(torch.amp.GradScaler, "update", self._recording_scale)
+            self._watch(torch.amp.GradScaler, "update", after=self._on_scale)
         if self._prints:
-            self._replace(builtins, "print", self._recording_print)
+            self._watch(builtins, "print", after=self._on_print)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -144,67 +145,45 @@ class Recorder:
             rank: the replica that is called with what `kind`'s forward is given, if one is.
         """
 
-        def recording(forward: Any) -> Any:
-            def run(model: Any, *args: Any, **kwargs: Any) -> Any:
-                self._wrapped(model.module, event)
-                if rank is not None:
-                    self.forward(model.module, rank, (args, kwargs))
-                return forward(model, *args, **kwargs)
+        def on_forward(model: Any, *args: Any, **kwargs: Any) -> None:
+            self._wrapped(model.module, event)
+            if rank is not None:
+                self.forward(model.module, rank, (args, kwargs))
 
-            return run
-
-        self._replace(kind, "forward", recording)
+        self._watch(kind, "forward", before=on_forward)
 
     def watch_replicas(self, wrapped: Any, rank: int) -> None:
         """Notes what this rank's replicas of the runtime's wrapped models are called with."""
-
-        def recording(run: Any) -> Any:
-            def running(module: Any, *call: Any) -> Any:
-                self.forward(module, rank, call)
-                return run(module, *call)
-
-            return running
-
-        self._replace(wrapped, "_run", recording)
+        self._watch(wrapped, "_run", before=lambda module, *call: self.forward(module, rank, call))
 
     def watch_batch_norm(self, runtime: Any) -> None:
         """Notes where the script asks for BatchNorm that is synchronised, which it is on GPUs only."""
 
-        def recording(wrap: Any) -> Any:
-            def wrapping(*args: Any, **kwargs: Any) -> Any:
-                model: Any = args[0] if args else kwargs["module"]
-                if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
-                    self._write("sync_bn", at=self._at())
-                return wrap(*args, **kwargs)
+        def on_wrap(*args: Any, **kwargs: Any) -> None:
+            model: Any = args[0] if args else kwargs["module"]
+            if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
+                self._write("sync_bn", at=self._at())
 
-            return wrapping
-
-        self._replace(runtime, "wrap_model", recording)
+        self._watch(runtime, "wrap_model", before=on_wrap)
 
     def watch_files(self) -> None:
         """Notes the files below the working directory that this process opens to write, each once."""
         written: set[str] = set()
 
         def note(path: Any) -> None:
+            if not isinstance(path, (str, os.PathLike)):
+                return
             name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
             if name not in written and not name.startswith(os.pardir) and not name.endswith(".pyc"):
                 written.add(name)
                 self._write("wrote", name=name)
 
         def hear(event: str, args: Any) -> None:
-            if event == "open" and isinstance(args[0], str) and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            if event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
                 note(args[0])
 
-        def recording(save: Any) -> Any:  # which opens files in C++
-            def saving(value: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-                if isinstance(f, (str, os.PathLike)):
-                    note(f)
-                save(value, f, *args, **kwargs)
-
-            return saving
-
         sys.addaudithook(hear)
-        self._replace(torch, "save", recording)
+        self._watch(torch, "save", before=lambda value, f, *a, **k: note(f))  # which opens files in C++
 
     def _wrapped(self, module: Any, event: str) -> None:
         if id(module) not in self._models:
@@ -214,9 +193,23 @@ class Recorder:
             buffers = [name for name, _ in _buffers(module)]
             self._write(event, model=type(module).__name__, buffers=buffers, at=self._at())
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def _watch(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., object] = lambda *args, **kwargs: None,
+        after: Callable[..., object] = lambda result, *args, **kwargs: None,
+    ) -> None:
+        """From now on `owner.name` calls `before` with what it is given, and `after` with what comes out, too."""
         original = getattr(owner, name)
-        setattr(owner, name, make(original))
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            result = original(*args, **kwargs)
+            after(result, *args, **kwargs)
+            return result
+
+        setattr(owner, name, watched)
         self._undo.append(lambda: setattr(owner, name, original))
 
     def _write(self, kind: str, **values: Any) -> None:
@@ -241,7 +234,7 @@ class Recorder:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
-            self._write("start", **self._save_parameters(optimizer), held=state.held(optimizer))
+            self._write("start", **self._save_parameters(optimizer), momentum=state.optimizer_state(optimizer))
         index, now = self._optimizers[id(optimizer)], state.settings(optimizer)
         if self._settings.get(index) != now:
             self._settings[index] = now
@@ -267,97 +260,47 @@ class Recorder:
         number, self._saved = self._saved, self._saved + 1
         path = self._folder / f"{number}.bin"
         with path.open("wb") as file:
-            file.writelines(state.raw(tensors))
+            file.writelines(state.raw_bytes(tensors))
         if self._throttle is not None:
             self._throttle.add(path)
         return {"optimizer": index, "file": number}
 
-    def _recording_optimizer(self, init: Any) -> Any:
-        def recording(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            init(optimizer, *args, **kwargs)
-            self._made.append(weakref.ref(optimizer))
+    def _on_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
+        if _is_in_replica() or torch._C._current_graph_task_id() != -1:
+            return
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        value = sum(float(tensor.detach().double().sum()) for tensor in given)
+        made = enumerate(each() for each in self._made)
+        kept = [number for number, each in made if each is not None and state.has_gradients(each)]
+        self._write("loss", value=value, kept=kept, at=self._at())
 
-        return recording
+    def _on_autocast(self, autocast: Any) -> None:
+        if autocast._enabled:
+            self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
 
-    def _recording_backward(self, backward: Any) -> Any:
-        def recording(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
-            if _is_in_replica() or torch._C._current_graph_task_id() != -1:
-                return backward(tensors, *args, **kwargs)
-            given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            value = sum(float(tensor.detach().double().sum()) for tensor in given)
-            made = enumerate(each() for each in self._made)
-            kept = [number for number, each in made if each is not None and state.left_over(each)]
-            self._write("loss", value=value, kept=kept, at=self._at())
-            return backward(tensors, *args, **kwargs)
+    def _on_print(self, result: None, *values: Any, sep: str | None = None, **options: Any) -> None:
+        at = self._at() if options.get("file") is None else None
+        if at is not None and at not in self._printed:
+            self._printed.add(at)
+            self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
 
-        return recording
+    def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
+        if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it
+            self._write("log", text=record.getMessage())
 
-    def _recording_autocast(self, enter: Any) -> Any:
-        """Notes, once, that the script computes in mixed precision, and in which dtype."""
+    def _on_scale(self, result: None, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        if scaler.is_enabled():
+            self._write("scale", value=scaler.get_scale())
 
-        def recording(autocast: Any) -> Any:
-            if autocast._enabled:
-                self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
-            return enter(autocast)
+    def _on_batch(self, index: Any, iterator: Any) -> None:
+        if not hasattr(iterator, "_dp2ddp_number"):
+            self._number(iterator)
+        told = index.index if isinstance(index, Told) else index
+        self._write("batch", iterator=iterator._dp2ddp_number, indices=state.plain(told), at=self._at())
 
-        return recording
-
-    def _recording_print(self, print_: Any) -> Any:
-        """Notes, once for each line of the script, what it prints."""
-
-        def recording(*values: Any, sep: str | None = None, **options: Any) -> None:
-            print_(*values, sep=sep, **options)
-            at = self._at() if options.get("file") is None else None
-            if at is not None and at not in self._printed:
-                self._printed.add(at)
-                self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
-
-        return recording
-
-    def _recording_log(self, handle: Any) -> Any:
-        """Notes what the script's own lines log, whoever shows it."""
-
-        def recording(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if record.pathname.startswith(self._tops):
-                self._write("log", text=record.getMessage())
-            handle(logger, record)
-
-        return recording
-
-    def _recording_scale(self, update: Any) -> Any:
-        def recording(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            update(scaler, *args, **kwargs)
-            if scaler.is_enabled():
-                self._write("scale", value=scaler.get_scale())
-
-        return recording
-
-    def _recording_next_index(self, next_index: Any) -> Any:
-        def recording(iterator: Any) -> Any:
-            index = next_index(iterator)
-            if not hasattr(iterator, "_dp2ddp_number"):
-                self._number(iterator)
-            told = index.index if isinstance(index, Told) else index
-            self._write("batch", iterator=iterator._dp2ddp_number, indices=state.plain(told), at=self._at())
-            return index
-
-        return recording
-
-    def _recording_next(self, next_: Any) -> Any:
-        def recording(iterator: Any) -> Any:
-            data = next_(iterator)
-            self._write("took", iterator=iterator._dp2ddp_number)
-            return data
-
-        return recording
-
-    def _recording_loader(self, init: Any) -> Any:
-        def recording(iterator: Any, loader: Any) -> None:
-            iterator._dp2ddp_loader = state.of_loader(loader)
-            init(iterator, loader)
-
-        return recording
+    def _on_loader(self, iterator: Any, loader: Any) -> None:
+        iterator._dp2ddp_loader = state.of_loader(loader)
 
     def _number(self, iterator: Any) -> None:
         """Number an iteration over a loader; one that begins once more (see `draws`) has the number of the first."""

@@ -15,8 +15,6 @@ import torch
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.state import ALIGNMENT
 
-KEPT = ".kept"  # the suffix of parameters that were compared, and are looked at later
-
 
 @dataclass(frozen=True)
 class Slot:
@@ -46,7 +44,7 @@ class Step:
         generators: the checksums of the global generators (`state.generators`).
         at: the script's line.
         gradients: their norms; None: a parameter had none.
-        held: the norms of what the optimizer held before its first step.
+        momentum: the norms of what the optimizer held before its first step.
     """
 
     optimizer: int
@@ -56,7 +54,7 @@ class Step:
     generators: Sequence[int] = ()
     at: str | None = None
     gradients: Sequence[float | None] = ()
-    held: Sequence[float] = ()
+    momentum: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -198,11 +196,9 @@ class Recording:
         # Mapped, not read: hundreds of steps of a model need no memory at once.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
-    def path(self, at: Step, kept: bool = True) -> Path:
-        """The file with the parameters at `at`; `kept`: or where they were put to be looked at later."""
-        path = self.folder / f"{at.file}.bin"
-        aside = path.with_suffix(KEPT)
-        return aside if kept and aside.exists() else path
+    def path(self, at: Step) -> Path:
+        """The file with the parameters at `at`."""
+        return self.folder / f"{at.file}.bin"
 
 
 class Reader:

@@ -20,7 +20,7 @@ _NOT_TOLD = ("params", "param_names")
 _ROW = 4099  # entries of a sum: prime, so that no image's rows begin anew with it
 
 
-def raw(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
+def raw_bytes(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
     """The tensors' bytes, each padded to `ALIGNMENT`."""
     for tensor in tensors:
         dense = tensor.cpu().contiguous()
@@ -36,13 +36,13 @@ def gradients(optimizer: Optimizer) -> list[float | None]:
     return [None if grad is None else next(found) for grad in grads]
 
 
-def left_over(optimizer: Optimizer) -> bool:
+def has_gradients(optimizer: Optimizer) -> bool:
     """Whether a parameter has a gradient already that isn't nothing."""
     params = (param for group in optimizer.param_groups for param in group["params"])
     return any(bool(_dense(param.grad).any()) for param in params if param.grad is not None)
 
 
-def held(optimizer: Optimizer) -> list[float]:
+def optimizer_state(optimizer: Optimizer) -> list[float]:
     """The norms of what the optimizer keeps of earlier steps, in its parameters' order."""
     states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]
               if param in optimizer.state]  # fmt: skip
