@@ -145,10 +145,14 @@ def _see_own_only(device_ids: Sequence[int] | None, place: world.World) -> None:
     seen = len(_entries()) if os.environ.get(_ASK_NVML) == "1" else 0
     seen = seen if seen > 1 else _seen()
     if seen > 1:
+        before = os.environ.get(_VISIBLE)
         os.environ.update(of_ranks(device_ids, place.local_world_size)[place.local_rank])
         os.environ[world.GPUS] = str(min(seen, place.local_world_size))
         if not _show_only(os.environ[world.GPU]):
             ask_cuda()
+            if _seen() == 0:  # NVML has counted what CUDA can't use: begin anew without NVML
+                del os.environ[world.GPU], os.environ[_VISIBLE]
+                os.environ.update({_ASK_NVML: "0", **({} if before is None else {_VISIBLE: before})})
             _start_again(place)
 
 
