@@ -25,7 +25,7 @@ from .ranks import collectives, file_sync, group, rng, signals
 _show_output = hold_until_setup()
 if file_sync.is_handless_child:
     doors.install(None)
-devices.hide_other_gpus()
+devices.take_own()
 
 
 def setup(

@@ -425,7 +425,7 @@ def test_a_launchers_rank_takes_its_gpu_before_cuda_reads_the_environment(monkey
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", count, raising=False)
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    devices.hide_other_gpus()
+    devices.take_own()
     assert torch.cuda.is_available()
     assert (torch.cuda.device_count(), read) == (3, [])
     devices.choose_device(None, world.World(1, 1, 2, 2))
@@ -439,7 +439,7 @@ def test_how_torch_asks_for_gpus_is_the_user_s_where_it_is_set(monkeypatch: pyte
     check, place = "PYTORCH_NVML_BASED_CUDA_CHECK", {"RANK": "1", "WORLD_SIZE": "2"}
     for given in ({**place, check: "0"}, {**place, check: "1"}, {}, {world.PLACE: json.dumps(place)}):
         monkeypatch.setattr(os, "environ", dict(given))
-        devices.hide_other_gpus()
+        devices.take_own()
         devices.ask_cuda()
         assert os.environ == given
 

@@ -16,11 +16,11 @@ def install(devices: int) -> None:
     A rank that was told which of them is its own sees no other, as if the runtime were imported only now.
     """
     from dp2ddp_runtime.base import world
-    from dp2ddp_runtime.launch.devices import hide_other_gpus
+    from dp2ddp_runtime.launch.devices import take_own
 
     pretend(devices)
     if world.GPU in os.environ:
-        hide_other_gpus()
+        take_own()
 
 
 class PretendedDataParallel(OracleDataParallel):

@@ -25,7 +25,7 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _asks_nvml = False
 
 
-def hide_other_gpus() -> None:
+def take_own() -> None:
     """In a rank that was told which GPU is its own: let CUDA see no other, whatever the script chooses before `setup`.
 
     CUDA reads the environment once, at its first use, which this is. In a launcher's rank it has to stay unread until

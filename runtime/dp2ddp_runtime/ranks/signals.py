@@ -35,6 +35,9 @@ _noted: dict[int, float] = {}  # since when
 _pauses, _met_at = deque([0.0], maxlen=8), math.inf  # between exchanges, in seconds; when the last one was
 _handled: dict[int, float] = {}  # when, the last time
 
+#: Set by who is in the middle of a message: no handler runs there.
+held = False
+
 
 def install() -> None:
     """Take over what the script has set by `signal.signal`, and what it will set."""
@@ -91,10 +94,11 @@ def _run(number: int, frame: FrameType | None) -> None:
 def _note(number: int, frame: FrameType | None) -> None:
     """The handler of all signals that the script handles."""
     now, patience = time.monotonic(), max(_ALONE_AFTER, _STEPS * max(_pauses))
-    if store() is None or now - _noted.get(number, now) > patience:  # a child process; or no exchange comes
+    waits_in_vain = now - _noted.get(number, now) > patience
+    if store() is None or (waits_in_vain and not held):  # in a child process; or no exchange comes
         _run(number, frame)
-    elif number not in _noted and now - _handled.get(number, -math.inf) > _COPIES_WITHIN:
-        _noted[number] = now
+    elif waits_in_vain or (number not in _noted and now - _handled.get(number, -math.inf) > _COPIES_WITHIN):
+        _noted.setdefault(number, now)
         again = threading.Timer(patience + 0.1, _remind, [number])
         again.daemon = True
         again.start()
