@@ -1,7 +1,7 @@
 """A rank other than 0 has eyes, but no hands: what Python's calls on the disk do there.
 
 Rank 0's calls are done, and told to the others (`journal`). The same calls of other ranks change nothing and come to
-the same: the same answers to questions, the same errors. So they all take the same way, however late one of them is.
+the same: the same answers to questions, the same errors (as the nearest of Python's own). So they all take the same way, however late one of them is.
 
 - Questions (`os.stat`, on which `os.path.exists` stands, `os.listdir`, ...) are answered by rank 0's disk.
 - A file is opened for reading when rank 0 has opened it, which is after all that it wrote before.
@@ -98,7 +98,7 @@ def end() -> None:
     """Tell what is left to tell; the store goes."""
     global _journal
     if _journal is not None and world.is_main():
-        _journal.end()
+        _journal.flush()
     _journal = None
 
 
@@ -112,7 +112,7 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
         path: what it overwrites, if that is there.
 
     Raises:
-        Exception: what `real` raises, on every rank.
+        Exception: what `real` raises; on the other ranks as the nearest of Python's own exceptions.
     """
     if _journal is None or file_sync.shared() is None:
         return real() if file_sync.writes() else None

@@ -72,13 +72,13 @@ class Journal:
         with self._lock:
             self._pending.append(Entry(call.key, call.about, how, value))
             if not soon or time.monotonic() - self._told_at >= _BURST:
-                self._flush()
+                self._tell_pending()
             elif len(self._pending) == 1:
-                later = threading.Timer(_BURST, self.end)
+                later = threading.Timer(_BURST, self.flush)
                 later.daemon = True
                 later.start()
 
-    def _flush(self) -> None:
+    def _tell_pending(self) -> None:
         with self._lock:
             if self._pending:
                 self._store.set(f"{_ENTRIES}/{self._chunks}", json.dumps(self._pending, separators=(",", ":")))
@@ -87,10 +87,10 @@ class Journal:
                 self._store.add(_ENTRIES, 1)
                 self._told_at = time.monotonic()
 
-    def end(self) -> None:
-        """Tell what is left, if anybody can still be told."""
+    def flush(self) -> None:
+        """Tell what was noted, if anybody can still be told."""
         with suppress(RuntimeError):  # the store's host is gone
-            self._flush()
+            self._tell_pending()
 
     def let_pass(self, call: Call) -> None:
         """Return when the other ranks have come to this call, and so are done with what lies before."""
