@@ -1,7 +1,8 @@
 """A rank other than 0 has eyes, but no hands: what Python's calls on the disk do there.
 
 Rank 0's calls are done, and told to the others (`journal`). The same calls of other ranks change nothing and come to
-the same: the same answers to questions, the same errors (as the nearest of Python's own). So they all take the same way, however late one of them is.
+the same: the same answers to questions, the same errors (as the nearest of Python's own). So they all take the same
+way, however late one of them is.
 
 - Questions (`os.stat`, on which `os.path.exists` stands, `os.listdir`, ...) are answered by rank 0's disk.
 - A file is opened for reading when rank 0 has opened it, which is after all that it wrote before.
