@@ -56,6 +56,8 @@ class Journal:
         self._lock = threading.RLock()
         self._pending: list[Entry] = []
         self._told_at = 0.0
+        self._left = threading.Event()  # set when something waits to be told
+        self._teller: threading.Thread | None = None
         self._turns = 0
         self._chunks = 0
         self._came: defaultdict[str, deque[Entry]] = defaultdict(deque)
@@ -73,10 +75,17 @@ class Journal:
             self._pending.append(Entry(call.key, call.about, how, value))
             if not soon or time.monotonic() - self._told_at >= _BURST:
                 self._tell_pending()
-            elif len(self._pending) == 1:
-                later = threading.Timer(_BURST, self.flush)
-                later.daemon = True
-                later.start()
+                return
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._keep_telling, daemon=True)
+                self._teller.start()
+        self._left.set()
+
+    def _keep_telling(self) -> None:
+        while self._left.wait():
+            self._left.clear()
+            time.sleep(_BURST)
+            self.flush()
 
     def _tell_pending(self) -> None:
         with self._lock:
