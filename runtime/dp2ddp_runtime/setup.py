@@ -75,12 +75,12 @@ def setup(
     if not is_rank and not is_child:
         nproc = devices.process_count(chosen)
         if nproc > 1:
-            launcher.launch(devices.of_ranks(chosen, nproc))
+            launcher.launch(devices.gpu_variables(chosen, nproc))
     _show_output(show=False)
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
-    place.device = torch.device("cpu") if is_child and is_worker else devices.take(chosen, place)
+    place.device = torch.device("cpu") if is_child and is_worker else devices.choose_device(chosen, place)
     devices.ask_cuda()
     if is_child:
         place.world_size = place.local_world_size = 1
@@ -121,7 +121,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     place.store = launcher.launchers_store() or _meet(init_method or "env://", place)
     world.enter(place)
     watchdog.start(place.store)
-    backend = backend or devices.backend(place)
+    backend = backend or devices.choose_backend(place)
     # The runtime also sends things that live on the CPU: batches, metrics.
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with waiting.Waiting("the other ranks in ddp.setup()"):

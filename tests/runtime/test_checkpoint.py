@@ -229,19 +229,6 @@ def test_rank_0_writes_and_the_others_wait_for_it(ranks: Any, tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["file.pt", "net.pt"]
 
 
-def _load_what_is_late(path: Path) -> Any:
-    if world.is_main():
-        time.sleep(0.3)
-    save(torch.ones(2), path)
-    loaded = load(path).tolist()
-    meet()
-    return loaded
-
-
-def test_a_file_is_read_when_it_is_there(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _load_what_is_late, tmp_path / "a.pt") == [[1.0, 1.0]] * 2
-
-
 # --- loading ---
 
 

@@ -65,22 +65,6 @@ def _fetched(folder: Path) -> list[str]:
     return (folder / "fetched").read_text().split()
 
 
-def test_a_folder_that_is_there_is_no_matter_for_a_handler(ranks: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    body = """
-        try:
-            os.makedirs("out")
-        except OSError as e:
-            if e.errno == errno.EEXIST and os.path.isdir("out"):
-                pass
-            else:
-                raise
-        torch.save(1, "out/x.pt")
-        result = torch.load("out/x.pt")
-    """
-    assert _results(ranks, body, tmp_path) == [1, 1]
-
-
 @pytest.mark.parametrize("listing", ["sorted(os.listdir(root))", "[f for f in os.listdir(root) if f != 'x']"])
 def test_all_ranks_go_over_rank_0_s_list(ranks: Any, tmp_path: Path, listing: str) -> None:
     for rank, files in enumerate(["abc", "bd"]):
@@ -147,22 +131,6 @@ def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path,
     assert sorted(_fetched(tmp_path)) == ["0", "2"]
 
 
-def test_a_temporary_folder_is_a_rank_s_own(ranks: Any, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a.txt", "inside")
-    body = """
-        folder = tempfile.mkdtemp(dir=".")
-        with zipfile.ZipFile("a.zip") as archive:
-            archive.extractall(folder)
-        torch.save(RANK, os.path.join(folder, "rank.pt"))
-        time.sleep(0.4 * RANK)
-        result = open(os.path.join(folder, "a.txt")).read(), torch.load(os.path.join(folder, "rank.pt"))
-        shutil.rmtree(folder)
-    """
-    assert _results(ranks, body, tmp_path) == [("inside", 0), ("inside", 1)]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
-
-
 def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
     body = """
         last, steps, result = time.time(), 0, []
@@ -215,21 +183,6 @@ def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path
         result = [*open_now, len(plt.get_fignums())]
     """
     assert _results(ranks, body, tmp_path) == [[0, 0, 0, 2]] * 2
-
-
-def test_a_download_to_a_temporary_name_that_is_renamed(ranks: Any, tmp_path: Path) -> None:
-    (tmp_path / "source").write_bytes(bytes(range(200)))
-    body = """
-        def fetch(url, path):
-            partly = path + ".part"
-            urllib.request.urlretrieve(url, partly)
-            os.rename(partly, path)
-        if not os.path.exists("data.bin"):
-            fetch("source", "data.bin")
-        result = [len(open("data.bin", "rb").read()), sorted(os.listdir("."))]
-    """
-    assert _results(ranks, body, tmp_path, n=3) == [[200, ["data.bin", "fetched", "source"]]] * 3
-    assert _fetched(tmp_path) == ["0"]
 
 
 def test_a_window_s_key_is_one_answer(ranks: Any, tmp_path: Path) -> None:

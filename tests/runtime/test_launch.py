@@ -143,26 +143,6 @@ def test_rank_of_a_launcher_that_is_gone_ends(warm: Warm, tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (1, "dp2ddp: the process that started the ranks has ended\n")
 
 
-def test_signal_that_the_script_handles(warm: Warm, tmp_path: Path) -> None:
-    """The script's own handler runs on all ranks, and its exit code is the job's."""
-    body = """
-        import signal
-        def save_and_leave(number, frame):
-            with ddp.own_files(), open(f"saved{ddp.rank()}", "w") as file:
-                file.write("whole")
-            sys.exit(7)
-        signal.signal(signal.SIGTERM, save_and_leave)
-        ddp.setup()
-        ddp.barrier()
-        if ddp.is_main():
-            os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(100)
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stderr) == (7, "")
-    assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["whole"] * 2
-
-
 def test_second_signal_ends_a_script_that_goes_on_after_the_first(warm: Warm, tmp_path: Path) -> None:
     body = """
         import signal
@@ -406,14 +386,14 @@ def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names that the environment has for them, UUIDs too; what a rank counts is what the original counts."""
-    assert devices.of_ranks(None, 2) == [{}, {}], "on the CPU"
+    assert devices.gpu_variables(None, 2) == [{}, {}], "on the CPU"
     monkeypatch.delenv("DP2DDP_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def gpus(ids: list[int] | None, ranks: int, count: int) -> list[str]:
-        given = devices.of_ranks(ids, ranks)
+        given = devices.gpu_variables(ids, ranks)
         assert {each["DP2DDP_GPUS"] for each in given} == {str(count)}
         assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == [each["DP2DDP_GPU"] for each in given]
         return [each["DP2DDP_GPU"] for each in given]
@@ -426,7 +406,7 @@ def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus([5, 2], 2, 3) == ["2", "0"], "a launcher shows its ranks other devices than the script names"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7, GPU-1a,GPU-2b,9")  # CUDA stops at what it doesn't know
     assert gpus([2, 0], 2, 3) == ["GPU-2b", "7"]
-    assert devices.of_ranks([], 2) == [{}, {}]
+    assert devices.gpu_variables([], 2) == [{}, {}]
 
 
 def test_a_launchers_rank_takes_its_gpu_before_cuda_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +428,7 @@ def test_a_launchers_rank_takes_its_gpu_before_cuda_reads_the_environment(monkey
     devices.take_own()
     assert torch.cuda.is_available()
     assert (torch.cuda.device_count(), read) == (3, [])
-    devices.take(None, world.World(1, 1, 2, 2))
+    devices.choose_device(None, world.World(1, 1, 2, 2))
     assert (torch.cuda.device_count(), read[0], env["CUDA_VISIBLE_DEVICES"]) == (1, 1, "1")
     devices.ask_cuda()
     assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in env
@@ -497,15 +477,15 @@ def test_other_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch, "accelerator", kind, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (devices.process_count(None), str(devices.take(None, world.World()))) == (1, "xpu")
+    assert (devices.process_count(None), str(devices.choose_device(None, world.World()))) == (1, "xpu")
     assert str(world.device()) == "xpu"
     with pytest.raises(SystemExit, match="not on xpu"):
-        devices.take(None, world.World(0, 0, 2, 2))
+        devices.choose_device(None, world.World(0, 0, 2, 2))
     count = 2
     with pytest.raises(SystemExit, match="not on xpu"):
-        devices.take(None, world.World())
+        devices.choose_device(None, world.World())
     monkeypatch.setenv("DP2DDP_DEVICE", "cpu")
-    assert str(devices.take(None, world.World(0, 0, 2, 2))) == "cpu"
+    assert str(devices.choose_device(None, world.World(0, 0, 2, 2))) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -522,12 +502,12 @@ def test_ranks_that_share_a_gpu_use_gloo(
     place = world.World(world_size=ranks, local_world_size=ranks, device=torch.device("cuda", 0))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert devices.backend(place) == backend
+        assert devices.choose_backend(place) == backend
     assert [f"{ranks} ranks share {gpus} GPU" in str(each.message) for each in told] == [True] * (backend == "gloo")
 
 
 def test_on_the_cpu_ranks_use_gloo() -> None:
-    assert devices.backend(world.World(world_size=2, local_world_size=2)) == "gloo"
+    assert devices.choose_backend(world.World(world_size=2, local_world_size=2)) == "gloo"
 
 
 def test_a_script_that_is_no_file_cannot_be_started_again() -> None:

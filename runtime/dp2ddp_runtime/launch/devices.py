@@ -64,8 +64,8 @@ def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
 
 def process_count(device_ids: Sequence[int] | None) -> int:
     """How many ranks a plain start gets (see `setup`); SystemExit if there aren't as many devices."""
-    alone = world.wants_cpu() or world.accelerator() != torch.device("cuda") or device_ids == []
-    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if alone else "")
+    is_single = world.wants_cpu() or world.accelerator() != torch.device("cuda") or device_ids == []
+    asked = os.environ.get("DP2DDP_NPROC", "").strip() or ("1" if is_single else "")
     if asked.isdigit():
         return int(asked)
     if asked:
@@ -78,7 +78,7 @@ def process_count(device_ids: Sequence[int] | None) -> int:
     return len(device_ids) or visible
 
 
-def of_ranks(device_ids: Sequence[int] | None, nproc: int) -> list[dict[str, str]]:
+def gpu_variables(device_ids: Sequence[int] | None, nproc: int) -> list[dict[str, str]]:
     """The variables that give each of `nproc` ranks its GPU: the visible ones, those of `device_ids` first."""
     if world.wants_cpu() or device_ids == [] or world.accelerator() != torch.device("cuda"):
         return [{}] * nproc
@@ -107,7 +107,7 @@ def compare_wrap(device_ids: DeviceIds) -> None:
         )
 
 
-def take(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
+def choose_device(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
     """This rank's device, of which it is made the current one.
 
     Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has read the environment
@@ -145,14 +145,18 @@ def _see_own_only(device_ids: Sequence[int] | None, place: world.World) -> None:
     seen = len(_entries()) if os.environ.get(_ASK_NVML) == "1" else 0
     seen = seen if seen > 1 else _seen()
     if seen > 1:
-        os.environ.update(of_ranks(device_ids, place.local_world_size)[place.local_rank])
+        before = os.environ.get(_VISIBLE)
+        os.environ.update(gpu_variables(device_ids, place.local_world_size)[place.local_rank])
         os.environ[world.GPUS] = str(min(seen, place.local_world_size))
         if not _show_only(os.environ[world.GPU]):
             ask_cuda()
+            if _seen() == 0:  # NVML has counted what CUDA can't use: begin anew without NVML
+                del os.environ[world.GPU], os.environ[_VISIBLE]
+                os.environ.update({_ASK_NVML: "0", **({} if before is None else {_VISIBLE: before})})
             _start_again(place)
 
 
-def backend(place: world.World) -> str:
+def choose_backend(place: world.World) -> str:
     """The backend for this rank's device: NCCL takes each GPU for one rank only.
 
     That ranks share one is known where they were started plainly, or see fewer GPUs than they are. Else NCCL tells it.

@@ -58,9 +58,7 @@ def install() -> None:
         faulthandler.dump_traceback_later(_EXIT_WITHIN, exit=True, file=2)
         interrupted = issubclass(kind, KeyboardInterrupt)
         if not interrupted:
-            _let_the_dead_be_counted()
-            if getattr(error.__cause__, "of_another_rank", False):
-                _let_it_be_counted(_TELLS_WITHIN)
+            _let_others_be_counted(error)
         if world.is_main() if interrupted else may_speak(FAILED, error):
             if not interrupted:
                 sys.stderr.write(f"dp2ddp: rank {world.rank()} of {world.world_size()} failed:\n")
@@ -80,20 +78,16 @@ def install() -> None:
     sys.exit = exit_once
 
 
-def _let_the_dead_be_counted() -> None:
-    """This rank's error may follow from another rank's end."""
+def _let_others_be_counted(error: BaseException) -> None:
+    """This rank's error may follow from another rank's end, or be another rank's to tell."""
     time.sleep(_DEAD_ARE_COUNTED_WITHIN)
-    store = file_sync.store()
-    with suppress(RuntimeError):  # its host is gone, or nobody was counted
+    store, seconds = file_sync.store(), 0.0
+    with suppress(RuntimeError):  # the store's host is gone, or nobody was counted
+        if getattr(error.__cause__, "of_another_rank", False):
+            seconds = _TELLS_WITHIN
         if store is not None and "LAUNCHER" in world.environment() and file_sync.counted(store, EXITS):
-            _let_it_be_counted(_EXITS_ARE_COUNTED_WITHIN)
-
-
-def _let_it_be_counted(seconds: float) -> None:
-    """Wait until a rank has failed, unless that takes too long."""
-    store = file_sync.store()
-    with suppress(RuntimeError):  # its host is gone, or nobody was counted
-        if store is not None:
+            seconds = _EXITS_ARE_COUNTED_WITHIN
+        if store is not None and seconds:
             file_sync.wait_until(lambda: file_sync.counted(store, FAILED) > 0, "the end of a rank", seconds)
 
 

@@ -60,7 +60,7 @@ def hold_until_setup() -> Callable[..., None]:
     """
     env, pid = world.environment(), os.getpid()
     is_child = launcher.JOINED in os.environ or multiprocessing.parent_process() is not None
-    begins = "LAUNCHER" not in env and world.GPUS not in env  # not by the launcher, nor again (`devices.take`)
+    begins = "LAUNCHER" not in env and world.GPUS not in env  # not by the launcher, nor again (`devices.choose_device`)
     if is_child or (env.get("RANK", "0") == "0" and begins) or "WORLD_SIZE" not in env:
         return lambda show: None  # a rank's child got its rank's output
     if world.PLACE not in os.environ and not any(map(_calls_setup, files())):

@@ -43,7 +43,7 @@ aside: list[str] = [_RUNTIME, _TORCH]
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/", sysconfig.get_path("stdlib") + os.sep)
 _CACHES = ("XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-made: set[str] = set()  # temporary files and folders of this rank's own
+own_temporary: set[str] = set()  # temporary files and folders of this rank's own
 
 
 class Call(NamedTuple):
@@ -72,13 +72,13 @@ def call_of(name: str, paths: Iterable[Any], depth: int = 2) -> Call | None:
     if file_sync.writer() in ("main", "own"):
         return None
     found = [os.fspath(path) for path in paths if path is not None]
-    if found and all(map(is_own, found)):
+    if found and all(map(belongs_to_this_rank, found)):
         return None
     frame = sys._getframe(depth)
     who = _caller(frame)
     if who == "itself":
         if name in ("os.mkdir", "os.open") and frame.f_code.co_filename == tempfile.__file__:
-            made.add(os.path.abspath(os.fsdecode(found[0])))
+            own_temporary.add(os.path.abspath(os.fsdecode(found[0])))
         return None
     if file_sync.store() is None and get_worker_info() is not None:  # a loader's worker
         return None
@@ -93,13 +93,13 @@ def shared_call(name: str, paths: Sequence[Any], place: Location) -> Call:
     return Call(True, f"{name} {place.line} {place.stack}", about, f"{name} in {place.line}")
 
 
-def is_own(path: str | bytes) -> bool:
+def belongs_to_this_rank(path: str | bytes) -> bool:
     """Whether a path is the rank's own: temporary, a cache, the system's."""
     whole = os.path.abspath(os.fsdecode(path))
     if whole.startswith((*_SYSTEM, *_caches(os.environ.get("HOME", "")))):
         return True
-    while made and len(whole) > 1:
-        if whole in made:
+    while own_temporary and len(whole) > 1:
+        if whole in own_temporary:
             return True
         whole = os.path.dirname(whole)
     return False
@@ -107,7 +107,7 @@ def is_own(path: str | bytes) -> bool:
 
 def is_aside(filename: str) -> bool:
     """Whether a file's code opens files for the process itself, or for its caller."""
-    return _kind(filename) in ("itself", "fetch") or filename.startswith(_FOR_CALLER)
+    return _kind_of_file(filename) in ("itself", "fetch") or filename.startswith(_FOR_CALLER)
 
 
 @functools.lru_cache(maxsize=1)
@@ -125,7 +125,7 @@ def _caller(frame: FrameType | None) -> str:
     who = "nobody"
     while frame is not None:
         code = frame.f_code
-        kind = _kind(code.co_filename)
+        kind = _kind_of_file(code.co_filename)
         if kind == "fetch":
             return "itself"  # a sample's, which is loaded by the rank that has it
         if who == "nobody":
@@ -137,7 +137,7 @@ def _caller(frame: FrameType | None) -> str:
 
 
 @functools.cache
-def _kind(filename: str) -> str:
+def _kind_of_file(filename: str) -> str:
     """What the code of a file is: "script" for the user's and packages', "python" for what serves its caller."""
     if filename == fetch.__file__:
         return "fetch"

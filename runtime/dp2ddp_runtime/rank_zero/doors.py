@@ -1,7 +1,8 @@
 """A rank other than 0 has eyes, but no hands: what Python's calls on the disk do there.
 
 Rank 0's calls are done, and told to the others (`journal`). The same calls of other ranks change nothing and come to
-the same: the same answers to questions, the same errors. So they all take the same way, however late one of them is.
+the same: the same answers to questions, the same errors (as the nearest of Python's own). So they all take the same
+way, however late one of them is.
 
 - Questions (`os.stat`, on which `os.path.exists` stands, `os.listdir`, ...) are answered by rank 0's disk.
 - A file is opened for reading when rank 0 has opened it, which is after all that it wrote before.
@@ -37,7 +38,7 @@ from ..base import codec, world
 from ..base.location import here
 from ..ranks import file_sync
 from . import callsites, handles, temporary
-from .callsites import Call, call_of, is_own
+from .callsites import Call, belongs_to_this_rank, call_of
 from .disk_functions import DOORS, Door
 from .journal import Journal, error_again, told_error
 
@@ -64,7 +65,7 @@ def install(store: Any, load: Any = None) -> None:
     tempfile.gettempdir()  # which looks for it the first time
     private: Any = tempfile
     private._sanitize_params = _among_temporary_files(private._sanitize_params)
-    stand_ins = [(each.owner, each.name, _through(each, getattr(each.owner, each.name))) for each in DOORS]
+    stand_ins = [(each.owner, each.name, _stand_in_for(each, getattr(each.owner, each.name))) for each in DOORS]
     stand_ins += [
         (builtins, "open", open_file),
         (io, "open", open_file),
@@ -98,7 +99,7 @@ def end() -> None:
     """Tell what is left to tell; the store goes."""
     global _journal
     if _journal is not None and world.is_main():
-        _journal.end()
+        _journal.flush()
     _journal = None
 
 
@@ -112,16 +113,16 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
         path: what it overwrites, if that is there.
 
     Raises:
-        Exception: what `real` raises, on every rank.
+        Exception: what `real` raises; on the other ranks as the nearest of Python's own exceptions.
     """
     if _journal is None or file_sync.shared() is None:
         return real() if file_sync.writes() else None
     paths = [path] if isinstance(path, (str, os.PathLike)) else []
     door = Door(os, what, removes=any(map(_is_there, paths)), told=_nothing)
-    return _done(door, callsites.shared_call(what, paths, here()), real)
+    return _carry_out(door, callsites.shared_call(what, paths, here()), real)
 
 
-def _done(door: Door, call: Call, real: Callable[[], Any]) -> Any:
+def _carry_out(door: Door, call: Call, real: Callable[[], Any]) -> Any:
     """What the script's call comes to on this rank: rank 0 does it and tells, the others hear of it."""
     journal = _journal
     if not call.shared or journal is None:
@@ -152,7 +153,7 @@ def _nothing(*_: Any) -> None:
     """Nothing of an answer is told, or needed to make it again."""
 
 
-def _through(door: Door, own: Any) -> Any:
+def _stand_in_for(door: Door, own: Any) -> Any:
     """What stands in a function's place."""
 
     @functools.wraps(own)
@@ -164,8 +165,8 @@ def _through(door: Door, own: Any) -> Any:
             return own(*args, **kwargs)
         check = bool(kwargs.pop("check", False)) and door.owner is subprocess
         told = _with_its_files(door, args, kwargs) if door.starts else door
-        made = _done(told, call, functools.partial(door.instead or own, *args, **kwargs))
-        if call.shared and not world.is_main() and door.moves and is_own(paths[0]):
+        made = _carry_out(told, call, functools.partial(door.instead or own, *args, **kwargs))
+        if call.shared and not world.is_main() and door.moves and belongs_to_this_rank(paths[0]):
             _drop(paths[0])
         if check and made is not None:
             made.check_returncode()
@@ -226,10 +227,10 @@ def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
         return number
 
     if not set(mode) & set("wax+"):
-        return cast("IO[Any]", _done(Door(builtins, "open", asks=True, told=_nothing, made=real), call, real))
+        return cast("IO[Any]", _carry_out(Door(builtins, "open", asks=True, told=_nothing, made=real), call, real))
     overwrites = not set(mode) & set("ax") and _is_there(file)
     door = Door(builtins, "open", removes=overwrites, told=told, made=lambda n: numbered(absent(), n), absent=absent)
-    return cast("IO[Any]", _done(door, call, real))
+    return cast("IO[Any]", _carry_out(door, call, real))
 
 
 open_file.__module__, open_file.__qualname__ = "builtins", "open"
@@ -264,7 +265,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
     writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     mine = _descriptor if writes else real
     door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
-    return int(_done(replace(door, made=lambda _: mine()), call, real))
+    return int(_carry_out(replace(door, made=lambda _: mine()), call, real))
 
 
 def _among_temporary_files(real: Any) -> Any:
@@ -289,7 +290,7 @@ def _made_in(suffix: Any, prefix: Any, dir: Any, text: bool = False) -> tuple[in
         return None
     door = Door(tempfile, "mkstemp", told=lambda made: made[1], made=lambda name: (_descriptor(), name))
     real = functools.partial(_real_mkstemp, suffix, prefix, dir, text)
-    return cast("tuple[int, str] | None", _done(door, call, real))
+    return cast("tuple[int, str] | None", _carry_out(door, call, real))
 
 
 @functools.wraps(_real_mkstemp)

@@ -47,7 +47,8 @@ class Entries(Iterator[Entry], AbstractContextManager["Entries"]):
     """What `os.scandir` gives, of a list that can be told."""
 
     def __init__(self, told: Any) -> None:
-        self.told, self._left = told, iter(map(Entry, told))
+        self.told = told
+        self._left: Iterator[Entry] = map(Entry, told)
 
     def __next__(self) -> Entry:
         return next(self._left)
@@ -72,47 +73,19 @@ def _told(each: os.DirEntry[Any]) -> list[Any]:
 
 
 class Nowhere(io.FileIO):
-    """A raw file that counts what it takes, and keeps it only once somebody has asked for its descriptor."""
+    """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes."""
 
-    def __init__(self) -> None:
-        super().__init__(os.devnull, "w")
-        self._place = self._size = 0
-        self._kept: Any = None
+    def __init__(self, name: Any) -> None:
+        with tempfile.TemporaryFile() as private:
+            super().__init__(os.dup(private.fileno()), "w")
+        self.name = name
 
     def write(self, data: Any) -> int:
         count = memoryview(data).nbytes
-        if self._kept is not None:
-            self._kept.write(data)
-        self._place += count
-        self._size = max(self._size, self._place)
+        end = self.seek(count, os.SEEK_CUR)
+        if end > os.fstat(self.fileno()).st_size:
+            self.truncate(end)
         return count
-
-    def fileno(self) -> int:
-        """A descriptor that can be written to, and synchronised, by what doesn't go through Python."""
-        if self.closed:
-            return super().fileno()
-        if self._kept is None:
-            self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this one
-        return int(self._kept.fileno())
-
-    def isatty(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        if self._kept is not None:
-            self._kept.seek(self._place)
-        return self._place
-
-    def tell(self) -> int:
-        return self._place if self._kept is None else max(self._place, int(self._kept.tell()))
-
-    def truncate(self, size: int | None = None) -> int:
-        self._size = self._place if size is None else size
-        return self._size
 
 
 def nowhere(
@@ -132,8 +105,7 @@ def nowhere(
                 copy.seek(0)
             return _open(path, mode, buffering, encoding, errors, newline, opener=lambda *_: os.dup(copy.fileno()))
     _open(os.devnull, mode, buffering, encoding, errors, newline).close()  # its errors
-    raw: Any = Nowhere()
-    raw.name = path
+    raw: Any = Nowhere(path)
     if buffering == 0:
         return raw  # type: ignore[no-any-return]
     buffer = io.BufferedWriter(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)

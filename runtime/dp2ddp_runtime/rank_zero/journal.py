@@ -56,6 +56,8 @@ class Journal:
         self._lock = threading.RLock()
         self._pending: list[Entry] = []
         self._told_at = 0.0
+        self._left = threading.Event()  # set when something waits to be told
+        self._teller: threading.Thread | None = None
         self._turns = 0
         self._chunks = 0
         self._came: defaultdict[str, deque[Entry]] = defaultdict(deque)
@@ -72,13 +74,20 @@ class Journal:
         with self._lock:
             self._pending.append(Entry(call.key, call.about, how, value))
             if not soon or time.monotonic() - self._told_at >= _BURST:
-                self._flush()
-            elif len(self._pending) == 1:
-                later = threading.Timer(_BURST, self.end)
-                later.daemon = True
-                later.start()
+                self._tell_pending()
+                return
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._keep_telling, daemon=True)
+                self._teller.start()
+        self._left.set()
 
-    def _flush(self) -> None:
+    def _keep_telling(self) -> None:
+        while self._left.wait():
+            self._left.clear()
+            time.sleep(_BURST)
+            self.flush()
+
+    def _tell_pending(self) -> None:
         with self._lock:
             if self._pending:
                 self._store.set(f"{_ENTRIES}/{self._chunks}", json.dumps(self._pending, separators=(",", ":")))
@@ -87,10 +96,10 @@ class Journal:
                 self._store.add(_ENTRIES, 1)
                 self._told_at = time.monotonic()
 
-    def end(self) -> None:
-        """Tell what is left, if anybody can still be told."""
+    def flush(self) -> None:
+        """Tell what was noted, if anybody can still be told."""
         with suppress(RuntimeError):  # the store's host is gone
-            self._flush()
+            self._tell_pending()
 
     def let_pass(self, call: Call) -> None:
         """Return when the other ranks have come to this call, and so are done with what lies before."""
@@ -193,7 +202,5 @@ def told_error(error: BaseException) -> list[Any]:
 
 def error_again(name: str, arguments: list[Any]) -> BaseException:
     """An error that `told_error` has told of. Nothing in the store is called but Python's own exceptions."""
-    kind = getattr(builtins, name)
-    if not issubclass(kind, BaseException):
-        raise TypeError(f"{name} is no exception")
-    return kind(*arguments)
+    kind: type[BaseException] = getattr(builtins, name)
+    return kind(*arguments) if issubclass(kind, BaseException) else RuntimeError(name, *arguments)

@@ -103,10 +103,11 @@ def in_command(command: Any, handles: Iterable[Any]) -> list[str]:
         command: the text, or its words.
         handles: what its output goes to.
     """
+    own = "|".join(map(re.escape, callsites.own_temporary))
     words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
     names = [getattr(handle, "name", "") for handle in handles]
     text = "\0".join(os.fsdecode(word) for word in [*words, *names] if isinstance(word, (str, bytes, os.PathLike)))
-    return re.findall(f"(?:{'|'.join(map(re.escape, callsites.made))}){_END_OF_NAME}", text) if callsites.made else []
+    return re.findall(f"(?:{own}){_END_OF_NAME}", text) if own else []
 
 
 def written(paths: list[str], since: int) -> list[Written]:

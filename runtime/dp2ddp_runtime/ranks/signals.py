@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import FrameType
@@ -25,12 +26,17 @@ _OWN = (
 #: The signals that come from outside, and are passed on. The others are each process's own: timers, children, errors.
 FROM_OUTSIDE = sorted(set(signal.valid_signals()) - {getattr(signal, f"SIG{name}", None) for name in _OWN.split()})
 
-_ALONE_AFTER = 5.0  # seconds without an exchange, after which a rank handles a signal by itself
+_ALONE_AFTER = 5.0  # seconds without an exchange, after which a rank handles a signal by itself; or, if that is more,
+_STEPS = 2  # times the longest of the latest pauses between exchanges
 _COPIES_WITHIN = 1.0  # seconds: who signals all ranks signals some of them after they have handled it
 
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 _noted: dict[int, float] = {}  # since when
+_pauses, _met_at = deque([0.0], maxlen=8), math.inf  # between exchanges, in seconds; when the last one was
 _handled: dict[int, float] = {}  # when, the last time
+
+#: Set by who is in the middle of a message: no handler runs there.
+held = False
 
 
 def install() -> None:
@@ -70,6 +76,9 @@ def noted() -> list[int]:
 
 def handle(told: Iterable[Sequence[int]]) -> None:
     """Run the script's handlers of the signals of which any rank has told. All ranks come here, at the same line."""
+    global _met_at
+    before, _met_at = _met_at, time.monotonic()
+    _pauses.append(_met_at - before)
     for number in sorted({number for each in told for number in each}):
         _run(number, sys._getframe(1))
 
@@ -84,12 +93,13 @@ def _run(number: int, frame: FrameType | None) -> None:
 
 def _note(number: int, frame: FrameType | None) -> None:
     """The handler of all signals that the script handles."""
-    now = time.monotonic()
-    if store() is None or now - _noted.get(number, now) > _ALONE_AFTER:  # a child process; or no exchange comes
+    now, patience = time.monotonic(), max(_ALONE_AFTER, _STEPS * max(_pauses))
+    waits_in_vain = now - _noted.get(number, now) > patience
+    if store() is None or (waits_in_vain and not held):  # in a child process; or no exchange comes
         _run(number, frame)
-    elif number not in _noted and now - _handled.get(number, -math.inf) > _COPIES_WITHIN:
-        _noted[number] = now
-        again = threading.Timer(_ALONE_AFTER + 0.1, _remind, [number])
+    elif waits_in_vain or (number not in _noted and now - _handled.get(number, -math.inf) > _COPIES_WITHIN):
+        _noted.setdefault(number, now)
+        again = threading.Timer(patience + 0.1, _remind, [number])
         again.daemon = True
         again.start()
 
