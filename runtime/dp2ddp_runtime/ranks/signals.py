@@ -46,6 +46,8 @@ _noted: dict[int, _Noted] = {}
 _turns: Counter[int] = Counter()
 _exchanges = 0
 _meets = False
+#: While this rank is in the middle of a message, no handler runs.
+held = False
 
 
 def install() -> None:
@@ -83,7 +85,7 @@ def look(exchanges: int | None = None) -> None:
     """
     global _exchanges, _meets
     _exchanges = _exchanges if exchanges is None else exchanges
-    if not _noted or _meets or threading.current_thread() is not threading.main_thread():
+    if not _noted or _meets or held or threading.current_thread() is not threading.main_thread():
         return
     for number, noted in list(_noted.items()):
         _meets = True  # a signal that comes meanwhile would bring this rank here twice
