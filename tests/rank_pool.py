@@ -221,7 +221,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch.distributed as dist
     from dp2ddp_runtime.base import world
     from dp2ddp_runtime.rank_zero import checkpoint, doors
-    from dp2ddp_runtime.ranks import group, rng
+    from dp2ddp_runtime.ranks import direct, group, rng
 
     rank, fn, args, kwargs = pickle.loads(task)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "RANK_POOL_STORE": store}
@@ -229,7 +229,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     torch.set_default_dtype(torch.float32)
     if join:
         on_device = torch.cuda.is_initialized()
-        if n > 1 and group.whole() is None:
+        if joins := n > 1 and group.whole() is None:
             backend = "cpu:gloo,cuda:nccl" if on_device else "gloo"
             dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=n)
             group.hide()
@@ -237,6 +237,8 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
             store = dist.distributed_c10d._get_default_store() if n > 1 else None  # type: ignore[assignment]
         device = torch.device("cuda", 0) if on_device else torch.device("cpu")
         world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
+        if joins:
+            direct.join(world.current())
         if n > 1:
             doors.install(store, checkpoint.onto_own_device(torch.load))
             rng.watch_seeding()

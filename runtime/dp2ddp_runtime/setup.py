@@ -20,7 +20,7 @@ from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
 from .rank_zero import checkpoint, doors
-from .ranks import collectives, file_sync, group, rng, signals
+from .ranks import collectives, direct, file_sync, group, rng, signals
 
 _show_output = hold_until_setup()
 if file_sync.is_handless_child:
@@ -126,6 +126,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     backend = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with waiting.Waiting("the other ranks in ddp.setup()"):
         group.join(backend, place)
+        direct.join(place)
     group.hide_variables()
     adopt_terminal(place.store)
     failure.install()

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import math
 import pathlib
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import codec, world
 from dp2ddp_runtime.model import outputs
-from dp2ddp_runtime.ranks import collectives, exchange, group, rng
+from dp2ddp_runtime.ranks import collectives, direct, exchange, group, rng
 from dp2ddp_runtime.ranks.exchange import Piggybacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,16 +151,39 @@ def collectives_of(sizes: list[int]) -> list[str]:
         for size in sizes:
             rows = collectives.all_gather(torch.full((size,), world.rank(), dtype=torch.uint8))
             assert rows.shape == (world.world_size(), size)
-            assert [row.unique().item() for row in rows] == list(range(world.world_size()))
+            assert not size or [row.unique().item() for row in rows] == list(range(world.world_size()))
     finally:
         group.whole = before
     return called
 
 
-def test_large_rows_are_not_copied_for_each_rank(ranks: RankPool) -> None:
-    """256 kB in all go straight from rank to rank, which needs the row once for each."""
-    for called in ranks(2, collectives_of, [1 << 17, (1 << 17) + 1]):
-        assert called == ["alltoall_base", "allgather"]
+def test_small_rows_need_no_collective(ranks: RankPool) -> None:
+    for called in ranks(3, collectives_of, [0, 1, direct.MOST, direct.MOST + 1]):
+        assert called == ["allgather"]
+
+
+def interrupted() -> str:
+    """A timer that goes off, and raises, in the middle of a message; and an exchange after it."""
+
+    def raises(number: int, frame: Any) -> None:
+        raise TimeoutError("the script's own")
+
+    if world.is_main():
+        signal.signal(signal.SIGALRM, raises)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    else:
+        time.sleep(0.6)
+    raised = ""
+    try:
+        exchange.exchange("a test", "a note")
+    except TimeoutError as error:
+        raised = str(error)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return f"{raised}, {exchange.exchange('a test', world.rank())}"
+
+
+def test_a_handler_that_raises_tears_no_message(ranks: RankPool) -> None:
+    assert ranks(2, interrupted) == ["the script's own, [0, 1]", ", [0, 1]"]
 
 
 PLAIN: list[Any] = [

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..base import world
 from ..base.waiting import Waiting
-from . import group
+from . import direct, group
 
 _DRAIN = 0.05  # seconds
 
@@ -47,9 +47,10 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def all_gather(row: torch.Tensor) -> torch.Tensor:
     """Every rank's row of bytes, one under the other, on the row's device. No collective if there is nothing in it.
 
-    Small ones on the CPU go straight from rank to rank: gloo takes half as long for that as for an all-gather, whose
-    ranks wait for each other's turn; but it needs a copy of the row for each rank.
+    Small ones on the CPU go straight from rank to rank.
     """
+    if direct.takes(row):
+        return direct.all_gather(row)
     sent = row.to(transport_device(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
     if not len(row):
@@ -57,10 +58,8 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     with Waiting("rows", sent.device):
         if sent.device.type != "cpu":
             dist.all_gather_into_tensor(rows, sent, group.whole())
-        elif rows.numel() > _DIRECT:
-            group.whole().allgather([list(rows.unbind(0))], [sent]).wait()
         else:
-            group.whole().alltoall_base(rows, sent.expand(rows.shape).contiguous(), [], []).wait()
+            group.whole().allgather([list(rows.unbind(0))], [sent]).wait()
     return rows.to(row.device)
 
 
@@ -72,7 +71,6 @@ def broadcast(row: torch.Tensor, source: int) -> torch.Tensor:
     return sent.to(row.device)
 
 
-_DIRECT = 1 << 18  # bytes, of all rows
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
 _KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
 
