@@ -22,7 +22,7 @@ import threading
 from contextlib import redirect_stderr
 from typing import Any
 
-from ..base import world
+from ..base import voice, world
 from ..base.location import files
 from . import launcher
 from .failure import flush
@@ -111,10 +111,8 @@ def quiet() -> None:
     Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
     """
-    with open(os.devnull, "wb") as nothing:
-        _lead_output(nothing.fileno())
-    nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
-    sys.stderr = nowhere
+    flush()
+    voice.silence()
     sys.breakpointhook = lambda *args, **kwargs: None
     _silence_logging()
     show = threading.excepthook
@@ -131,8 +129,8 @@ def _silence_logging() -> None:
     original = logging.Handler.handle
 
     def handle(self: logging.Handler, record: logging.LogRecord) -> Any:
-        if isinstance(self, logging.handlers.MemoryHandler):
-            return original(self, record)  # it hands the records on later, when rank 0's does
+        if isinstance(self, logging.handlers.MemoryHandler) or voice.is_heard():
+            return original(self, record)  # the first hands the records on later, when rank 0's does
         kept = self.filter(record)
         if kept:
             try:
