@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
 from collections import Counter
 from pathlib import Path
 
@@ -176,11 +179,15 @@ thread.join()
 
 
 TERMINAL = """
-import sys
+import os, shutil, sys
 import dp2ddp_runtime as ddp
 ddp.setup()
 assert [sys.stdout.isatty(), sys.stderr.isatty()] == [True, False], ddp.rank()
-print("alike")
+assert os.get_terminal_size() == os.get_terminal_size(1) == shutil.get_terminal_size() == (93, 41), ddp.rank()
+try:
+    os.get_terminal_size(2)
+except OSError:
+    print("alike")
 """
 
 
@@ -188,7 +195,10 @@ def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(tmp_path: Path) -
     script = tmp_path / "train.py"
     script.write_text(TERMINAL)
     ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 41, 93, 0, 0))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DP2DDP_NPROC": "2", "DP2DDP_DEVICE": "cpu"}
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, script], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=120
     )
