@@ -19,8 +19,15 @@ from tqdm import tqdm, trange
 early = logging.getLogger("early")
 early.addHandler(logging.StreamHandler())
 from dp2ddp_runtime.launch.quiet import quiet
+from sys import stderr
+class Bar:
+    file = sys.stderr
+    def draw(self):
+        print("a bar of a package that keeps the stream", file=self.file)
 print("before")
 quiet()
+Bar().draw()
+stderr.write("kept")
 print("printed")
 print("to stderr", file=sys.stderr)
 print("to stdout", file=sys.__stdout__)

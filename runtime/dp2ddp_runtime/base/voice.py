@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 from . import world
@@ -71,7 +72,17 @@ def silence() -> None:
         code = getattr(sys.stdout, "encoding", None) or "utf-8"
         aloud = open(_stdout, "w", 1, code, "replace", closefd=False)  # noqa: SIM115 - as long as the process
         streams.stdout = Voice(sys.stdout, aloud)
-    streams.stderr = nowhere if sys.__stderr__ is None else Voice(nowhere, sys.__stderr__)
+    known, streams.stderr = sys.stderr, nowhere if sys.__stderr__ is None else Voice(nowhere, sys.__stderr__)
+    _replace(known, sys.stderr)
+
+
+def _replace(known: Any, new: Any) -> None:
+    """Where a module or a class of one has kept standard error (`from sys import stderr`), as bars do."""
+    for module in [each for each in [*sys.modules.values()] if isinstance(each, ModuleType) and each is not sys]:
+        classes = [each for each in [*vars(module).values()] if isinstance(each, type)]
+        for holder in (module, *(each for each in classes if each.__module__ == module.__name__)):
+            for name in [name for name, value in [*vars(holder).items()] if value is known]:
+                setattr(holder, name, new)
 
 
 @contextlib.contextmanager
