@@ -189,12 +189,19 @@ class _Rank:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> _Rank:
-        told = {"target": "forks:run", "arguments": command, "variables": dict(env), "folder": cwd or os.getcwd()}
+        told: dict[str, Any] = {
+            "target": "forks:run",
+            "arguments": command,
+            "variables": dict(env),
+            "folder": cwd or os.getcwd(),
+        }
         with open(os.devnull, "r+") as nothing:
             given = [own if each is None else each for own, each in enumerate((stdin, stdout, stderr))]
             streams = [nothing.fileno() if each == subprocess.DEVNULL else each for each in given]
-            _send(self._channel, {**told, "streams": 3, "session": start_new_session}, streams)
+            told.update(streams=3, session=start_new_session, kept=[*pass_fds])
+            _send(self._channel, told, [*streams, *pass_fds])
         self._channel.recv(1)  # closed: it leads its session from here on
         self._channel.close()
         return self
@@ -256,7 +263,7 @@ def _serve(channel: socket.socket) -> None:
         _send(channel, child)
 
 
-def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+def _be_child(told: Mapping[str, Any], descriptors: list[int]) -> int:
     """What a new process does from its start to its end; returns the exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if told.get("network"):
@@ -272,6 +279,11 @@ def _be_child(told: Mapping[str, Any], descriptors: Sequence[int]) -> int:
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    for number in told.get("kept", ()):
+        descriptor = descriptors.pop(0)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     if "numpy" in sys.modules:

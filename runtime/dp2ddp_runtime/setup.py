@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from .base import waiting, world
 from .base.location import here
+from .batches import handover
 from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
@@ -132,6 +133,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     failure.install()
     signals.install()
     steps.watch()
+    handover.install()
     rng.watch_seeding()
     doors.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)

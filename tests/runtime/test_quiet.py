@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
+import termios
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import builtins, contextlib, io, logging, logging.handlers, os, sys, warnings
@@ -13,8 +19,15 @@ from tqdm import tqdm, trange
 early = logging.getLogger("early")
 early.addHandler(logging.StreamHandler())
 from dp2ddp_runtime.launch.quiet import quiet
+from sys import stderr
+class Bar:
+    file = sys.stderr
+    def draw(self):
+        print("a bar of a package that keeps the stream", file=self.file)
 print("before")
 quiet()
+Bar().draw()
+stderr.write("kept")
 print("printed")
 print("to stderr", file=sys.stderr)
 print("to stdout", file=sys.__stdout__)
@@ -173,11 +186,15 @@ thread.join()
 
 
 TERMINAL = """
-import sys
+import os, shutil, sys
 import dp2ddp_runtime as ddp
 ddp.setup()
 assert [sys.stdout.isatty(), sys.stderr.isatty()] == [True, False], ddp.rank()
-print("alike")
+assert os.get_terminal_size() == os.get_terminal_size(1) == shutil.get_terminal_size() == (93, 41), ddp.rank()
+try:
+    os.get_terminal_size(2)
+except OSError:
+    print("alike")
 """
 
 
@@ -185,7 +202,10 @@ def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(tmp_path: Path) -
     script = tmp_path / "train.py"
     script.write_text(TERMINAL)
     ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 41, 93, 0, 0))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DP2DDP_NPROC": "2", "DP2DDP_DEVICE": "cpu"}
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, script], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=120
     )
@@ -193,3 +213,75 @@ def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert os.read(ours, 100) == b"alike\r\n"
     os.close(ours)
+
+
+SAMPLES = """
+import logging, sys, threading, time
+from torch.utils.data import DataLoader, Dataset, default_collate
+import dp2ddp_runtime as ddp
+ddp.setup()
+workers = int(sys.argv[1])
+logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
+print("begins")
+
+class Data(Dataset):
+    def __len__(self):
+        return 10
+    def __getitem__(self, index):
+        print(f"sample {index}\\n", end="")
+        sys.stderr.write(f"error {index}\\n")
+        logging.info("logged %d", index)
+        time.sleep(0.01)
+        return index
+
+def collate(samples):
+    print("batch\\n", end="")
+    return default_collate(samples)
+
+def talk():
+    while not done:
+        sys.stdout.write(f"thread {next_number()}\\n")
+        time.sleep(0.001)
+
+numbers, done = iter(range(10 ** 6)), False
+next_number = numbers.__next__
+thread = threading.Thread(target=talk)
+if not workers:
+    thread.start()
+for loader in (ddp.shard_loader(DataLoader(Data(), 3, num_workers=workers)),
+               ddp.shard_loader(DataLoader(Data(), 3, num_workers=workers, collate_fn=collate), rows=True)):
+    for epoch in range(2):
+        for batch in loader:
+            print(f"step {batch.tolist()}\\n", end="")
+done = True
+if not workers:
+    thread.join()
+print("ends")
+"""
+
+
+@pytest.mark.parametrize(("n", "workers"), [(2, 0), (3, 0), (2, 2), (3, 1)])
+def test_what_samples_print_is_shown_once(tmp_path: Path, n: int, workers: int) -> None:
+    """By the rank that loads them, and by none of those that would stand idle; and nothing else of its output."""
+    script = tmp_path / "train.py"
+    script.write_text(SAMPLES)
+    path = os.pathsep.join(sys.path)
+    # (Unbuffered, lines of several processes would be mixed up.)
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "",
+        "PYTHONPATH": path,
+        "DP2DDP_NPROC": str(n),
+        "DP2DDP_DEVICE": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, script, str(workers)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told = Counter(line for line in done.stdout.splitlines() if not line.startswith("thread"))
+    steps = [f"step {[*range(start, min(start + 3, 10))]}" for start in range(0, 10, 3)]
+    samples = [f"{what} {index}" for what in ("sample", "logged") for index in range(10)]
+    assert told == Counter({"begins": 1, "ends": 1, "batch": 8, **dict.fromkeys([*steps, *samples], 4)})
+    assert Counter(done.stderr.splitlines()) == Counter({f"error {index}": 4 for index in range(10)})
+    threads = [line for line in done.stdout.splitlines() if line.startswith("thread")]
+    assert threads == [f"thread {number}" for number in range(len(threads))]

@@ -8,6 +8,7 @@ each part of a batch (which of its dimensions has a row for each sample) has to 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from ..base import codec, nesting
+from ..base import codec, nesting, voice
 from ..ranks import rng
 from ..ranks.checksums import checksum
 from ..ranks.collectives import bytes_of, plain
@@ -71,9 +72,11 @@ class Collate:
 
     Args:
         collate: the script's.
+        is_heard: whether what it prints is shown, as rank 0's is.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
+    def __init__(self, collate: Callable[[Any], Any], is_heard: bool) -> None:
+        self._is_heard = is_heard
         self._collate = collate
         self._name = getattr(collate, "__qualname__", type(collate).__name__)
         self._kinds: dict[str, _Kind] = {}
@@ -89,8 +92,11 @@ class Collate:
         """
         number = self._batches
         if number < _CHECKED or number & (number - 1) == 0:
-            self._check(list(samples))
-        batch = self._mark(self._collate(samples), len(samples))
+            with voice.heard(False):
+                self._check(list(samples))
+        with contextlib.nullcontext() if self._is_heard else voice.heard(False):
+            collated = self._collate(samples)
+        batch = self._mark(collated, len(samples))
         self._batches += 1  # one in which rows don't stay apart is followed by a check
         return batch
 

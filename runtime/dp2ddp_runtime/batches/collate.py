@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch._utils import KeyErrorMessage
 
-from ..base import nesting, world
+from ..base import nesting, voice, world
 from ..ranks import rng
 from ..ranks.exchange import Divergence, Piggybacked, exchange, piggybacked
 from . import kept, samplers
@@ -249,7 +249,7 @@ class RankIterator(samplers.Delegate):
         if loader.num_workers or not splits:
             share = self._take()
         else:
-            with rng.loading:
+            with rng.loading, voice.heard():  # its own samples, which nobody else loads
                 share = self._take()
         if not loader.num_workers and not loader._moves:
             drew = rng.loading.drew if splits else loader._watch.drew

@@ -17,7 +17,7 @@ from typing import Any, Callable
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from ..base import world
+from ..base import voice, world
 from ..ranks import collectives, rng
 from ..ranks.exchange import piggybacked
 from . import apart, collate, contents, kept, samplers, unsharded
@@ -141,7 +141,7 @@ class _RankLoader(DataLoader[Any]):
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""
         if self._rows:
-            self.collate_fn = apart.Collate(self.collate_fn)
+            self.collate_fn = apart.Collate(self.collate_fn, world.is_main())
         self._originals = self.num_workers, self.worker_init_fn, self.collate_fn
         # Through __dict__: a DataLoader doesn't let its batch sampler be set.
         self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)
@@ -263,6 +263,7 @@ def _seed_worker(rank: int, ranks: int, then: Callable[[int], None] | None, work
 
     Scripts seed their own generators from either, which must not draw the same numbers on all ranks.
     """
+    voice.speak()
     info = get_worker_info()
     assert info is not None
     seed = (info.seed + (rank + 1) * 0x9E3779B97F4A7C15) % 2**63  # spreads ranks far beyond worker ids

@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ..base import world
+from ..base import voice, world
 from ..base.nesting import chunk_sizes, own_chunk
 from ..ranks import rng
 from ..ranks.exchange import exchange
@@ -88,7 +88,8 @@ class RankBatchSampler(Delegate):
     def _cut(self, batches: Iterator[list[Any]], sizes: deque[list[int]]) -> Iterator[Any]:
         for batch in batches:
             sizes.append(chunk_sizes(len(batch), world.world_size()))
-            yield batch[own_chunk(sizes[-1])] if self.splits else batch
+            own = batch[own_chunk(sizes[-1])] if self.splits else batch
+            yield own if sizes[-1][world.rank()] or not self.splits else voice.StandIn(own)
 
     def _draw(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
         """The whole batches."""

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from ..base.voice import HEARD
 from ..base.world import PLACE, environment
 from ..ranks import signals
 from ..ranks.file_sync import counted
@@ -71,15 +72,16 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
     # What the ranks' keys begin with, as everybody on this machine can connect to the store.
     secret = os.urandom(16).hex()
     job = {"WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "LAUNCHER": os.getpid(), "PORT": port, "SECRET": secret}
-    env = _environment(nproc)
+    env, output = _environment(nproc), os.dup(1) if sys.platform != "win32" else 1
     ranks: list[Process] = []
     flush()  # what was printed so far comes before what the ranks print, in a file, too
     for rank in range(nproc):
         place = {name: str(value) for name, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        place[HEARD] = str(output if rank else 1)
         # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
         options: dict[str, Any] = {"env": {**env, **own[rank], PLACE: json.dumps(place)}, "start_new_session": True}
         if rank:
-            options.update(stdin=_no_input(), stdout=subprocess.DEVNULL)
+            options.update(stdin=_no_input(), stdout=subprocess.DEVNULL, pass_fds=[output] if output > 1 else [])
         ranks.append(subprocess.Popen(started_by, cwd=started_in, **options))
     code = _Job(ranks, PrefixStore(secret, store)).wait(received)
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.

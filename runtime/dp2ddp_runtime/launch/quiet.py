@@ -20,10 +20,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from typing import Any
 
-from ..base import world
+from ..base import voice, world
 from ..base.location import files
 from . import launcher
 from .failure import flush
@@ -32,14 +32,33 @@ _TERMINAL = "dp2ddp/terminal"
 
 
 def adopt_terminal(store: Any) -> None:
-    """Whether output goes to a terminal is rank 0's answer on all ranks: scripts decide by it what to do."""
+    """Whether output goes to a terminal, and its size, is rank 0's answer on all ranks: scripts decide by it."""
     streams: list[Any] = [sys.stdout, sys.stderr]  # a script's own may have no such method
     if world.is_main():
-        store.set(_TERMINAL, json.dumps([hasattr(stream, "isatty") and stream.isatty() for stream in streams]))
+        told = [hasattr(stream, "isatty") and stream.isatty() for stream in streams]
+        store.set(_TERMINAL, json.dumps([told, [_size(descriptor) for descriptor in range(3)]]))
         return
-    for stream, is_terminal in zip(streams, json.loads(store.get(_TERMINAL))):
+    told, sizes = json.loads(store.get(_TERMINAL))
+    for stream, is_terminal in zip(streams, told):
         if hasattr(stream, "isatty"):
             stream.isatty = functools.partial(bool, is_terminal)
+    real: Any = os.get_terminal_size
+
+    @functools.wraps(real)
+    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
+        if fd not in range(3) or (size := sizes[fd]) is None:
+            found: os.terminal_size = real(fd)  # which raises, where standard output leads nowhere
+            return found
+        return os.terminal_size(size)
+
+    os.get_terminal_size = get_terminal_size
+
+
+def _size(descriptor: int) -> list[int] | None:
+    """Of the terminal to which a descriptor leads, in columns and lines."""
+    with suppress(OSError, ValueError):
+        return [*os.get_terminal_size(descriptor)]
+    return None
 
 
 def _lead_output(descriptor: int) -> None:
@@ -95,10 +114,8 @@ def quiet() -> None:
     Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
     """
-    with open(os.devnull, "wb") as nothing:
-        _lead_output(nothing.fileno())
-    nowhere = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - as Python's own
-    sys.stderr = nowhere
+    flush()
+    voice.silence()
     sys.breakpointhook = lambda *args, **kwargs: None
     _silence_logging()
     show = threading.excepthook
@@ -115,8 +132,8 @@ def _silence_logging() -> None:
     original = logging.Handler.handle
 
     def handle(self: logging.Handler, record: logging.LogRecord) -> Any:
-        if isinstance(self, logging.handlers.MemoryHandler):
-            return original(self, record)  # it hands the records on later, when rank 0's does
+        if isinstance(self, logging.handlers.MemoryHandler) or voice.is_heard():
+            return original(self, record)  # the first hands the records on later, when rank 0's does
         kept = self.filter(record)
         if kept:
             try:

@@ -1,0 +1,88 @@
+"""What the main thread hands to threads, pools, queues and processes: they find it whole, whenever they look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starts import Warm, write
+
+HANDED = """
+    import concurrent.futures, multiprocessing, queue, threading, time
+    from torch.utils.data import DataLoader
+    ddp.setup(timeout=60)
+    context = multiprocessing.get_context("fork")
+
+    class Data:
+        def __len__(self):
+            return 12
+        def __getitem__(self, index):
+            return torch.full((200, 200), float(index))
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.tensor(2.0))
+        def forward(self, x):
+            return x * self.factor
+
+    def late(*parts):
+        time.sleep(0.2 * ddp.rank())  # ranks look at other times
+        return [each["x"].double().sum().item() for each in parts]
+
+    def into(results, *parts):
+        results.put(late(*parts))
+
+    def pooled(x, out):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(late, x, out).result(30)
+
+    def mapped(x, out):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return [each[0] for each in pool.map(late, [x, out])]
+
+    def threaded(x, out):
+        results = queue.Queue()
+        thread = threading.Thread(target=into, args=(results, x, out))
+        thread.start()
+        thread.join()
+        return results.get()
+
+    def queued(x, out):
+        given, results = queue.Queue(), queue.Queue()
+        thread = threading.Thread(target=lambda: into(results, *given.get()))
+        thread.start()
+        given.put((x, out))
+        thread.join()
+        return results.get()
+
+    def in_a_process(x, out):
+        results = context.SimpleQueue()
+        process = context.Process(target=into, args=(results, x, out))
+        process.start()
+        found = results.get()
+        process.join()
+        return found
+
+    def through_a_queue(x, out):
+        given, results = context.Queue(), context.SimpleQueue()
+        process = context.Process(target=lambda: into(results, *given.get()))
+        process.start()
+        given.put((x, out))
+        found = results.get()
+        process.join()
+        return found
+
+    net = ddp.wrap_model(Net())
+    for x in ddp.shard_loader(DataLoader(Data(), 8)):
+        with torch.no_grad():
+            out = net(x)
+        for way in (pooled, mapped, threaded, queued, in_a_process, through_a_queue):
+            found = way({"x": x * 1}, {"x": out * 1})  # new ones, which nobody has looked at
+            assert found == [x.double().sum().item(), out.double().sum().item()], (ddp.rank(), way, found)
+    print("alike")
+    """
+
+
+def test_what_is_handed_over_is_whole(warm: Warm, tmp_path: Path) -> None:
+    done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr
