@@ -214,7 +214,12 @@ class Facts:
 
     @cached_property
     def _clocks(self) -> Clocks:
-        return Clocks(self.source, self.names, lambda: self.own_values.values)
+        return Clocks(self.source, self.names, lambda: [*filter(self._is_told, self.own_values.values)])
+
+    def _is_told(self, value: ast.expr) -> bool:
+        """Whether a value is rank 0's for sure: where a rank may be alone, nobody tells it."""
+        apart = (ast.If, ast.Try, ast.Lambda, ast.ClassDef)
+        return not any(isinstance(above, apart) for above in self.source.ancestors(value))
 
     @cached_property
     def own_values(self) -> OwnValues:

@@ -19,6 +19,8 @@ CLOCKS = [
     "import time\nstart = time.time()\nfor i in range(9):\n"
     "    elapsed = time.time() - start\n    if elapsed > 10:\n        break\n",
     "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
+    "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
+    "if start > 9:\n    net(x)\n",
     "import logging\nlog = logging.getLogger()\nif log.isEnabledFor(10):\n    load(1)\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
