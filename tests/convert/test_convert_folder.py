@@ -54,7 +54,7 @@ def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[s
             is_changed = new(text) != text
             edits = [RemoveStatement("DDP001", SPAN, "because")] if is_changed else []
             notes = [Note("DDP008", SPAN, "it is odd", "look at it")] if "ODD" in text else []
-            found[path] = Conversion(new(text), edits, notes, changed=is_changed)
+            found[path] = Conversion(new(text), edits, notes, changed=is_changed, old_text=text)
     return found
 
 
@@ -119,7 +119,7 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "project/nets.py -> out/nets.py: 1 change",
         "project/utils/loaders.py -> out/utils/loaders.py: 1 change",
         "    2  starts one process per device",
-        "left out: 1 named by .gitignore, 1 version control",
+        "not looked at: 1 named by .gitignore, 1 version control",
         "How to run them, with your own arguments:",
         "  python out/tools/test.py   # one process on each visible GPU of this machine",
         "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu out/tools/test.py",
@@ -248,7 +248,7 @@ def test_without_any_wrap_all_is_copied(project: Path) -> None:
 
 def test_notes_on_imported_files_are_shown(project: Path) -> None:
     write(project, {"plain.py": "x = 1  # ODD\n"})
-    note = "1 note, to be looked at by a person:\n  project/plain.py:1  DDP008  it is odd; look at it\n"
+    note = "1 note for a person to look at:\n  project/plain.py:1  DDP008  it is odd; look at it\n"
     for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
         said = run(*command).stderr
         assert "project/plain.py: not converted\n" in said
@@ -300,7 +300,7 @@ def test_scripts_that_stop_others_are_set_aside(project: Path, monkeypatch: pyte
     assert "  project/odd.py: left as it is, but it imports nets.py, which changed" in result.stderr
     alone = run("project", "--entry", "odd.py", "-o", "alone")
     assert alone.exit_code == 2
-    assert "1 note, to be looked at by a person:\n  project/odd.py:2  DDP016" in alone.stderr
+    assert "1 note for a person to look at:\n  project/odd.py:2  DDP016" in alone.stderr
     assert not Path("alone").exists()
 
 
@@ -366,9 +366,8 @@ def test_outputs_that_make_no_sense_are_refused(project: Path, args: Sequence[st
 def test_a_script_to_a_folder_takes_along_what_must_change(project: Path) -> None:
     result = run("project/train.py", "-o", "out/")
     assert result.exit_code == 0, result.output
-    assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py")}
+    assert read("out") == {path: CONVERTED[path] for path in ("train.py", "nets.py", "utils/loaders.py", "plain.py")}
     assert "project/nets.py -> out/nets.py: 1 change\n" in result.stderr
-    assert "The folder has the files that changed: copy them over a copy of the project" in result.stderr
     again = run("project/train.py", "-o", "out")
     assert again.stderr == "dp2ddp: out/train.py: exists already; use --force to overwrite it\n"
     assert run("project/train.py", "-o", "out", "--force", "--vendor").exit_code == 0
@@ -415,9 +414,8 @@ def test_a_script_in_place_takes_along_what_must_change(project: Path) -> None:
 def test_several_scripts(project: Path) -> None:
     result = run("project/train.py", "project/tools/test.py", "-o", "out/", "--vendor")
     assert result.exit_code == 0, result.output
-    assert read("out") == {
-        path: CONVERTED[path] for path in ("train.py", "tools/test.py", "nets.py", "utils/loaders.py")
-    }
+    written = ("train.py", "tools/test.py", "nets.py", "utils/loaders.py", "plain.py")
+    assert read("out") == {path: CONVERTED[path] for path in written}
     assert Path("out/tools/dp2ddp_runtime").is_dir()
     data = json.loads(run("project/train.py", "project/nets.py", "--format", "json").stdout)
     assert data["entries"] == ["project/train.py", "project/nets.py"]
@@ -441,7 +439,7 @@ def test_errors_in_imported_files_have_the_users_names(project: Path) -> None:
     assert run("project/train.py").stderr.startswith("dp2ddp: project/nets.py:1:5: syntax error")
     write(project, {"nets.py": FILES["nets.py"], "plain.py": b"\xff"})
     result = run("project/train.py")
-    assert "not looked into:\n  project/plain.py:1:1: the byte 0xff is not utf-8" in result.stderr
+    assert "please note:\n  project/plain.py:1:1: the byte 0xff is not utf-8" in result.stderr
     assert "plain.py" in json.loads(run("project/train.py", "--format", "json").stdout)["warnings"][0]
 
 
@@ -469,14 +467,14 @@ def test_the_runtime_of_a_project_is_none_of_its_own_files(project: Path) -> Non
 def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
     write(project, {"prepare.py": f"import nets\nOLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
     result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
-    assert "project/prepare.py: never comes to a wrap, and stays as it is\n" in result.stderr
+    assert "project/prepare.py: never wraps a model, and stays as it is\n" in result.stderr
     assert read("out") == {
         **CONVERTED,
         "tools/test.py": FILES["tools/test.py"],
         "prepare.py": read(project)["prepare.py"],
     }
     alone = run("project/prepare.py")
-    assert alone.stderr == "project/prepare.py: never comes to a wrap, and stays as it is\n"
+    assert alone.stderr == "project/prepare.py: never wraps a model, and stays as it is\n"
     assert alone.stdout == ""
 
 
@@ -487,7 +485,7 @@ def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> Non
     )
     result = run("project", "-o", "out", "--vendor")
     assert (
-        "files that changed are also imported by, and need dp2ddp_runtime there:\n"
+        "files that changed are also imported by these, which need dp2ddp_runtime, too:\n"
         "  project/tools/prepare.py: project/nets.py\n"
     ) in result.stderr
     data = json.loads(run("project", "--format", "json").stdout)
