@@ -241,12 +241,14 @@ def _report(job: _Job, written: str | None) -> None:
     shown = [*programs, *idle]
     others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in shown)
     renamed = job.names.renamed
+    tops = (job.names.root, *([Path(written)] if written is not None else []))
+    beside = [top / posixpath.dirname(path) for top in tops for path in ("", *programs)]
     report = reporting.Report(
         [done(path) for path in programs],
         [done(path) for path in [*shown, *others]],
         job.request.vendored,
         job.outcome.is_refused,
-        [renamed(error) for error in job.warnings],
+        [*map(renamed, job.warnings), *vendor.older(beside)],
         reporting.unreached(conversions, job.names.shown),
         directory=job.request.inputs[0],
         output=written,

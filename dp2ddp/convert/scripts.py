@@ -278,12 +278,13 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
     noted = sorted(path for path, each in conversions.items() if each.notes and path not in job.given)
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
     started = [done(path) for path in job.given]
+    files = [*map(Path, outputs.values()), *(source.path for source in job.given.values() if source.path is not None)]
     report = reporting.Report(
         started,
         [*started, *(done(path) for path in sorted({*job.others(), *noted}))],
         job.request.vendored,
         job.outcome.is_refused,
-        [job.names.renamed(error) for error in unread.values()],
+        [*(job.names.renamed(error) for error in unread.values()), *vendor.older(each.parent for each in files)],
         reporting.unreached(conversions, job.names.shown),
     )
     page.write(report, job.request)
