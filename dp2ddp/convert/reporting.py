@@ -259,16 +259,17 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
 
 
 def _notes(files: Sequence[File], few: int | None) -> Iterator[str]:
-    """What needs a person; what is the same in several lines of a file is said once."""
-    places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for each in (note for file in files for note in file.notes):
-        places[each.file, each.rule, each.message].append(each.place)
+    """What needs a person; what is the same in several lines is said once."""
+    places: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    notes = [note for file in files for note in file.notes]
+    for each in notes:
+        places[each.rule, each.message][each.file].append(each.place)
     if places:
-        total = sum(map(len, places.values()))
+        total = len(notes)
         yield style(f"{total} note{'s' if total > 1 else ''} for a person to look at:", bold=True, fg="yellow")
     lines = []
-    for (name, rule_id, message), found in places.items():
-        place = style(f"{name}:{', '.join(dict.fromkeys(found))}", bold=True)
+    for (rule_id, message), found in places.items():
+        place = style(", ".join(f"{name}:{', '.join(dict.fromkeys(each))}" for name, each in found.items()), bold=True)
         lines.append("  " + "  ".join(filter(None, [place, rule_id and style(rule_id, fg="cyan"), message])))
     yield from listed(lines, few)
 

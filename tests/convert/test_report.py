@@ -100,6 +100,16 @@ def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
     ]
 
 
+def test_a_note_on_several_files_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [Note("DDP001", SPAN, "`--help` starts all of them", "leave it")]
+    files = [File(name, None, Conversion("x\n", notes=notes)) for name in ("train.py", "test.py")]
+    terminal.show_messages(lines_of(Report(files, files, False, False, []), verbose=False))
+    assert capsys.readouterr().err.splitlines()[2:] == [
+        "2 notes for a person to look at:",
+        "  train.py:3, test.py:3  DDP001  `--help` starts all of them; leave it",
+    ]
+
+
 def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
     notes = [Note("DDP016", Span.of(line, 0, line, 5), f"it is odd, {line}", "look") for line in range(1, 21)]
     short = printed(Conversion("x\n", notes=notes))
