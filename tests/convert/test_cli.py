@@ -280,7 +280,10 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "--vendor" not in result.stderr
     copied = {path.name for path in Path("out", "dp2ddp_runtime").iterdir()}
-    assert copied == {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir()} - {"__pycache__"}
+    assert copied == {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir()} - {"__pycache__"} | {
+        "LICENSE",
+        "README.md",
+    }
     assert sorted(os.listdir("out")) == ["dp2ddp_runtime", "train.py"]
     # The same copy is left alone, another is not overwritten unasked, and then nothing else is written either.
     assert run("convert", "train.py", "-o", "out/more.py", "--vendor").exit_code == 0
