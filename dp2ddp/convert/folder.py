@@ -113,7 +113,9 @@ def _check_output(root: Path, request: Request) -> None:
     if real == source:
         raise BadInput(request.output, what="the output is the input", todo="use --in-place to convert in place")
     if source in real.parents or real in source.parents:
-        raise BadInput(request.output, what=f"output and input lie in one another ({root})", todo="write it elsewhere")
+        raise BadInput(
+            request.output, what=f"output and input lie inside each other ({root})", todo="write it elsewhere"
+        )
     if target.is_dir() and not request.force and any(target.iterdir()):
         raise BadInput(
             request.output, what="exists already, and isn't empty", todo="use --force to replace what is in both"
@@ -180,7 +182,7 @@ def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
     for path, importer in sorted(importers.items()):
         if sources.is_known(path):
             continue
-        yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: taken in all the same")
+        yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
 
 
 def _shared(outcome: Outcome) -> Iterator[BadInput]:

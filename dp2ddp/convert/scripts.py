@@ -109,7 +109,9 @@ def _folder(request: Request, given: Sequence[TextFile]) -> Path | None:
             raise BadInput(request.output, what="a folder, and standard input has no name there", todo="name a file")
         return Path(request.output)
     if len(given) > 1:
-        raise BadInput(request.output, what="several files need a folder to go to", todo="write it with a / at its end")
+        raise BadInput(
+            request.output, what="several files need a folder to go to", todo="write its name with a / at the end"
+        )
     return None
 
 

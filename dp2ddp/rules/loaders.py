@@ -11,7 +11,7 @@ from dp2ddp.analysis.roles.libraries import loads_whole_batches
 from dp2ddp.rewrite.edits import Finding, InsertAfter, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
-_REASON = "each rank loads its share of every batch; the batches stay the original's"
+_REASON = "each rank loads its rows of each batch; the batches themselves don't change"
 _WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its share of them"
 
 
@@ -23,9 +23,9 @@ class LoadersRule(Rule):
     effect = "splits batches over the processes"
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
-        "otherwise. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
-        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, is "
-        "taken to call the model that it gets together with a batch."
+        "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
+        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, "
+        "is assumed to call the model that it gets together with a batch."
     )
     examples = (
         Example(
@@ -103,7 +103,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
             yield self._sharded(facts, site)
         for iterated in facts.foreign_loaders:
             span = facts.source.span(iterated)
-            reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
+            reason = "built elsewhere, so it is sharded where it is used; the batches themselves don't change"
             yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})
 
     def _sharded(self, facts: Facts, site: ast.Call) -> Finding:

@@ -69,7 +69,7 @@ def test_the_full_form_shows_the_source_and_what_becomes_of_it() -> None:
     done = run("train.py")
     assert run("train.py", "--format", "text").stdout == done.stdout
     assert done.stdout.split("\n\n")[2].splitlines() == [
-        "DDP008 `torch.save` becomes `ddp.save`: rank 0 writes, whole or not at all",
+        "DDP008 `torch.save` becomes `ddp.save`: rank 0 alone writes it, atomically",
         " --> train.py:4:1",
         "  |",
         "3 | net = nn.DataParallel(nn.Linear(4, 2))",
@@ -197,5 +197,5 @@ def test_the_fixes_of_sarif_are_the_conversion(folder: Path) -> None:
 def test_annotations_say_what_a_line_becomes() -> None:
     assert run("train.py", "--format", "github").stdout.splitlines()[2] == (
         "::notice file=train.py,line=4,col=1,endColumn=11,title=dp2ddp DDP008::`torch.save` becomes `ddp.save`: "
-        'rank 0 writes, whole or not at all%0Addp.save(net, "net.pt")'
+        'rank 0 alone writes it, atomically%0Addp.save(net, "net.pt")'
     )

@@ -250,7 +250,7 @@ def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
     result = run("project", "-o", "out")
     assert result.exit_code == 2
     assert result.stderr == (
-        "dp2ddp: project: no script found that one starts and that reaches the DataParallel at nets.py:3; "
+        "dp2ddp: project: found no script to start that reaches the DataParallel at nets.py:3; "
         "name it with --entry FILE, or a function with --entry module:function\n"
     )
     assert not Path("out").exists()
@@ -363,8 +363,8 @@ def test_links_out_of_the_project_are_told(project: Path) -> None:
             ["project", "-o", "project"],
             "dp2ddp: project: the output is the input; use --in-place to convert in place\n",
         ),
-        (["project", "-o", "project/out"], "dp2ddp: project/out: output and input lie in one another (project)"),
-        (["project/tools", "-o", "project"], "dp2ddp: project: output and input lie in one another"),
+        (["project", "-o", "project/out"], "dp2ddp: project/out: output and input lie inside each other (project)"),
+        (["project/tools", "-o", "project"], "dp2ddp: project: output and input lie inside each other"),
         (["project", "-o", "project/plain.py"], "dp2ddp: project/plain.py: not a folder\n"),
         (["project", "-o", "none/out"], "dp2ddp: none/out: no such folder: "),
         (["project", "-o", "-"], "dp2ddp: -: a directory can't go to standard output"),

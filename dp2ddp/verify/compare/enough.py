@@ -51,7 +51,9 @@ class Seen:
 
     def __str__(self) -> str:
         last = " (a smaller last batch included)" if self.ragged else ""
-        seen = [f"{counted(self.passes, 'whole pass', 'es')} over the training data{last} and the begin of the next"]
+        seen = [
+            f"{counted(self.passes, 'whole pass', 'es')} over the training data{last} and the beginning of the next"
+        ]
         seen += [counted(self.evaluations, "evaluation")] if self.evaluations else []
         seen += [counted(self.files, "file")] if self.files else []
         missing = ["an evaluation"] if not self.evaluations else []
