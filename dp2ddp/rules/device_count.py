@@ -214,8 +214,8 @@ def _told(facts: Facts, call: ast.Call, loop: ast.For | ast.comprehension) -> It
         yield Note(
             DeviceCountRule.id,
             facts.source.span(call),
-            "loops over the GPUs that a process sees; a rank sees only its own, so the result is not the original's, and "
-            "may differ between ranks",
+            "loops over the GPUs that a process sees; a rank sees only its own, so the result is not the original's, "
+            "and may differ between ranks",
             "combine it below `ddp.setup()` (`ddp.all_reduce(x)` is the sum over the ranks, `ddp.gather(x)` has "
             "each rank's), or give the number as an argument",
         )

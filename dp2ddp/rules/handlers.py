@@ -69,7 +69,7 @@ print(net(torch.randn(8, 4)))
             yield Note(
                 self.id,
                 facts.source.span(handler),
-                "an error can reach one rank alone, or each rank at another line; what follows needs all ranks in step, "
-                "and would wait forever",
+                "an error can reach one rank alone, or each rank at another line; what follows needs all ranks in "
+                "step, and would wait forever",
                 "end the script here (`raise`), after no more than printing and saving",
             )
