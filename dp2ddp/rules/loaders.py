@@ -12,7 +12,7 @@ from dp2ddp.rewrite.edits import Finding, InsertAfter, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 _REASON = "each rank loads its rows of each batch; the batches themselves don't change"
-_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its share of them"
+_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
 
 
 class LoadersRule(Rule):
