@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import side_by_side
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.side_by_side import Hunk
@@ -24,6 +25,7 @@ from dp2ddp.rewrite.edits import (
 from dp2ddp.source.spans import Span
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
+_IMPORT = f"import {RUNTIME_PACKAGE}"
 #: Characters of source that fit into a message.
 _BRIEF = 40
 _CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
@@ -84,12 +86,13 @@ def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
     old = side_by_side.lines_of(conversion.old_text)
     new = side_by_side.lines_of(conversion.new_text)
     hunks = side_by_side.hunks(list(side_by_side.rows(old, new)), conversion.edits) if conversion.edits else []
-    imports = [hunk for hunk in hunks if not hunk.edits]
+    imports = [hunk for hunk in hunks if any(new[number - 1].startswith(_IMPORT) for number in hunk.new)]
     for edit in conversion.edits:
         own = [hunk for hunk in hunks if edit in hunk.edits]
         place = _placed(edit.span, conversion, old)
         becomes = tuple(new[number - 1] for hunk in own for number in hunk.new)
-        fix = () if conversion.places else tuple(_replacement(hunk, new) for hunk in (*imports, *own))
+        parts = [] if conversion.places else [*imports, *own]
+        fix = tuple(dict.fromkeys(_replacement(hunk, new) for hunk in parts))
         yield Found(name, rule=edit.rule, kind=CHANGE, message=_said(edit, old), becomes=becomes, fix=fix, **place)
     for note in conversion.notes:
         kind = REFUSED if conversion.refused else NOTE
