@@ -343,7 +343,10 @@ def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> 
 def test_ignored_files_that_are_imported_are_taken_in(project: Path) -> None:
     write(project, {".gitignore": "utils/\n", "utils/data.bin": ""})
     result = run("project", "-o", "out")
-    assert "  project/utils/loaders.py: named by .gitignore, but imported by train.py: converted all the same" in result.stderr
+    assert (
+        "  project/utils/loaders.py: named by .gitignore, but imported by train.py: converted all the same"
+        in result.stderr
+    )
     assert read("out") == {**CONVERTED, ".gitignore": "utils/\n"}
 
 
