@@ -33,23 +33,23 @@ Examples:
 _MORE = """Each command has a --help of its own. The documentation is in docs/ of dp2ddp's repository: begin with
 docs/quickstart.md; docs/troubleshooting.md has every message."""
 
-_CONVERT_HELP = """Convert scripts or a project: INPUT is a script (- for standard input), a notebook, several of
+_CONVERT_HELP = """Convert scripts or a project. INPUT is a script (- for standard input), a notebook, several of
 them, or a directory.
 
-What scripts import from their project is followed. Of one script, OUTPUT is a file, or a folder (that exists, or is
-written with a / at its end) for it and the other files that have to change. Of a directory, OUTPUT is a folder for a
-copy of all that is in it. A notebook becomes a script of its code cells; in place, or with an OUTPUT.ipynb, a notebook
-that writes this script and starts it. All files are written or none. Left out of a directory: .git, what .gitignore
-names, virtual environments, caches.
+Without an output, the diff goes to standard output and nothing is written. The summary goes to standard error. What
+scripts import from their project is followed.
 
-Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
-Options can stand in pyproject.toml, under [tool.dp2ddp]; each flag has a --no- form. Exit codes: 0 done, or nothing to
-do, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is written, whatever
-else was given; 3 a mistake in dp2ddp. Scripts that were found in a directory, and not named, are left as they are
-instead, and listed; that is an open note.
+OUTPUT is a file, or a folder for the script and all that it imports (write its name with a / at the end). For a
+directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what .gitignore
+names. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
+starts it. All files are written, or none.
 
---html writes one file, to be opened in a browser or sent around: also without an output, as a preview, and for a script
-that can't be converted, to say why (the exit code stays 2).
+Options can stand in pyproject.toml, under [tool.dp2ddp]; each flag has a --no- form. --html also works without an
+output, and for a script that can't be converted.
+
+Exit codes: 0 done, or nothing to do; 1 notes are open (with --strict); 2 bad input, or a script that can't be
+converted: nothing is written; 3 a mistake in dp2ddp. Scripts of a directory that you didn't name are left as they are
+where they can't be converted, and listed as open notes.
 
 \b
 Examples:
