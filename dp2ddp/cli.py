@@ -44,7 +44,7 @@ directory it is a folder for a copy of the whole, without .git, caches, virtual 
 names. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
 starts it. All files are written, or none.
 
-Options can stand in pyproject.toml, under [tool.dp2ddp]; each flag has a --no- form. --html also works without an
+Each flag has a --no- form. Options can stand in pyproject.toml, under [tool.dp2ddp]. --html also works without an
 output, and for a script that can't be converted.
 
 Exit codes: 0 done, or nothing to do; 1 notes are open (with --strict); 2 bad input, or a script that can't be
