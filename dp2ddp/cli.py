@@ -24,29 +24,32 @@ same batches, same updates, same reported numbers, same checkpoint files.
 Examples:
   dp2ddp convert train.py                      show what would change
   dp2ddp convert train.py -o train_ddp.py      write the converted script
-  dp2ddp convert train.py --in-place --strict  exit 1 if a person has to look at something
-  dp2ddp check .                               list what would change, exit 1 if there is anything
+  dp2ddp convert train.py --in-place --strict  exit 1 while notes are open
+  dp2ddp check .                               list what would change
   dp2ddp verify train.py -- --epochs 1         run both and compare them, step by step
   dp2ddp rules DDP003                          what a rule does, before and after
 """
 
-_CONVERT_HELP = """Convert scripts or a project: INPUT is a script (- for standard input), a notebook, several of
+_MORE = """Each command has a --help of its own. The documentation is in docs/ of dp2ddp's repository: begin with
+docs/quickstart.md; docs/troubleshooting.md has every message."""
+
+_CONVERT_HELP = """Convert scripts or a project. INPUT is a script (- for standard input), a notebook, several of
 them, or a directory.
 
-What scripts import from their project is followed. Of one script, OUTPUT is a file, or a folder (that exists, or is
-written with a / at its end) for it and the other files that have to change. Of a directory, OUTPUT is a folder for a
-copy of all that is in it. A notebook becomes a script of its code cells; in place, or with an OUTPUT.ipynb, a notebook
-that writes this script and starts it. All files are written or none. Left out of a directory: .git, what .gitignore
-names, virtual environments, caches.
+Without an output, the diff goes to standard output and nothing is written. The summary goes to standard error. What
+scripts import from their project is followed.
 
-Without an output, the unified diff goes to standard output and nothing is written. The summary goes to standard error.
-Options can stand in pyproject.toml, under [tool.dp2ddp]; each flag has a --no- form. Exit codes: 0 done, or nothing to
-do, 1 notes open (with --strict), 2 bad input, or a script that can't be converted: then nothing is written, whatever
-else was given; 3 a mistake in dp2ddp. Scripts that were found in a directory, and not named, are left as they are
-instead, and listed; that is an open note.
+OUTPUT is a file, or a folder for the script and all that it imports (write its name with a / at the end). For a
+directory it is a folder for a copy of the whole, without .git, caches, virtual environments and what .gitignore
+names. A notebook becomes a script; in place, or with an OUTPUT.ipynb, it stays a notebook that writes the script and
+starts it. All files are written, or none.
 
---html writes one file, to be opened in a browser or sent around: also without an output, as a preview, and for a script
-that can't be converted, to say why (the exit code stays 2).
+Each flag has a --no- form. Options can stand in pyproject.toml, under [tool.dp2ddp]. --html also works without an
+output, and for a script that can't be converted.
+
+Exit codes: 0 done, or nothing to do; 1 notes are open (with --strict); 2 bad input, or a script that can't be
+converted: nothing is written; 3 a mistake in dp2ddp. Scripts of a directory that you didn't name are left as they are
+where they can't be converted, and listed as open notes.
 
 \b
 Examples:
@@ -61,19 +64,18 @@ Examples:
 
 _CHECK_HELP = """List what would be converted in scripts, notebooks and directories; change nothing.
 
-Each line that a conversion would change, and each that needs a person, with its rule. In continuous integration the
-form can be one that GitHub, GitLab, or a reader of SARIF shows in the pull request. Options can stand in
-pyproject.toml, under [tool.dp2ddp]. Exit codes: 0 nothing to convert, 1 something found, 2 bad input, 3 a mistake in
-dp2ddp.
+Shows each line that a conversion would change, and each that needs a person, with its rule and what becomes of it.
+GitHub, GitLab and readers of SARIF show it in the pull request. Options can stand in pyproject.toml, under
+[tool.dp2ddp]. Exit codes: 0 nothing to convert, 1 something found, 2 bad input, 3 a mistake in dp2ddp.
 
 \b
 Examples:
   dp2ddp check .
-  dp2ddp check train.py tools/ --format github
+  dp2ddp check train.py tools/ --output-format github
 """
 
 
-@click.group(cls=Group, help=_MAIN_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, help=_MAIN_HELP, epilog=_MORE, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="dp2ddp")
 def main() -> None:
     """The command ``dp2ddp``."""
@@ -92,7 +94,9 @@ _IDLE = {
 }
 
 
-@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CONVERT_HELP)
+@main.command(
+    cls=Command, files="inputs", idle=_IDLE, help=_CONVERT_HELP, short_help="Convert scripts, notebooks, a project."
+)
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option(
     "-o", "--output", metavar="OUTPUT", type=PATH, help="Write to this file or folder; - for standard output."
@@ -144,6 +148,8 @@ def convert(
     )
     with progress.shown("reading", wanted=not terminal.is_quiet()):
         code = conversion.run(request)
+    if code == FOUND and terminal.is_quiet():
+        terminal.show_error("dp2ddp: notes are open, which --strict doesn't allow; without --quiet they are listed")
     ctx.exit(code)
 
 
@@ -153,7 +159,7 @@ def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
     return Options(ignore=frozenset(ignore), **asked)
 
 
-@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CHECK_HELP)
+@main.command(cls=Command, files="inputs", idle=_IDLE, help=_CHECK_HELP, short_help="List what would be converted.")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @CONVERSION
 @FORMAT
@@ -171,7 +177,7 @@ def check(ctx: click.Context, /, inputs: Sequence[str], entries: Sequence[str], 
     ctx.exit(FOUND if found else 0)
 
 
-@main.command(cls=Command)
+@main.command(cls=Command, short_help="List the rules, or show one.")
 @click.argument("rule_id", metavar="[RULE]", required=False, type=RuleId())
 @SPEECH
 def rules(rule_id: str | None, isolated: bool) -> None:

@@ -13,7 +13,7 @@ from dp2ddp.errors import suggestion
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-FORMATS = ("text", "json", "github", "gitlab", "sarif")
+FORMATS = ("full", "concise", "json", "github", "gitlab", "sarif", "text")
 #: A name of a file or folder, completed by the shell; commands look at it themselves, and say better what is wrong.
 PATH = click.Path(readable=False, allow_dash=True)
 
@@ -141,14 +141,15 @@ CONVERSION = _together(
     click.option("--functions", type=KnownFunction(), multiple=True, hidden=True),
 )
 
-#: The form of what is found.
+#: The form of what is found, by ruff's names.
 FORMAT = click.option(
+    "--output-format",
     "--format",
     "form",
+    metavar="FORM",
     type=click.Choice(FORMATS),
     default="text",
-    show_default=True,
-    help="The form of what is found; other than text, on standard output.",
+    help="full, concise, json, github, gitlab or sarif: what is found, on standard output.",
 )
 
 

@@ -166,7 +166,7 @@ def _is_given(context: click.Context, name: str) -> bool:
 def _options(command: click.Command) -> dict[str, click.Option]:
     """The options of a command, by what they are called in a file."""
     options = [each for each in command.params if isinstance(each, click.Option) and each.name not in _NOT_SET]
-    return {_key(option): option for option in options}
+    return {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
 
 
 def _key(option: click.Option) -> str:

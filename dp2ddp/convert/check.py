@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.convert import pipeline, scripts
+from dp2ddp.convert.display_paths import DisplayPaths
 from dp2ddp.convert.findings import Found, found_in, in_order, refusal
 from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import Request, folders
-from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
@@ -34,7 +34,7 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
 
 def _outcomes(
     inputs: Sequence[str], directories: Sequence[str], options: Options, entries: Sequence[str]
-) -> tuple[list[tuple[Names, Outcome]], list[Found]]:
+) -> tuple[list[tuple[DisplayPaths, Outcome]], list[Found]]:
     """What becomes of the inputs, and the notebooks of directories that can't be read."""
     files = [name for name in inputs if name not in directories]
     outcomes, refused = [], []
@@ -52,7 +52,7 @@ def _outcomes(
     return outcomes, refused
 
 
-def _found(names: Names, outcome: Outcome) -> Iterator[Found]:
+def _found(names: DisplayPaths, outcome: Outcome) -> Iterator[Found]:
     for path, conversion in outcome.conversions.items():
         yield from found_in(conversion, names.shown(path))
     for program, error in outcome.refused:

@@ -97,7 +97,7 @@ def guessed(tree: Tree, sources: PythonFiles, layout: Layout) -> Choice:
         test = f", but for the test {found.tests[0]}" if found.tests else ""
         raise BadInput(
             str(sources.root),
-            what=f"no script found that one starts and that reaches the DataParallel at {path}:{lines[0]}{test}",
+            what=f"found no script to start that reaches the DataParallel at {path}:{lines[0]}{test}",
             todo="name it with --entry FILE, or a function with --entry module:function",
         )
     if not found.entries and found.unread:

@@ -1,15 +1,43 @@
-"""What a conversion changes, and what needs a person, one finding for each line and rule; for machines to read."""
+"""What a conversion changes, and what needs a person: one finding for each line and rule; reports are made of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from dp2ddp import RUNTIME_PACKAGE
+from dp2ddp.convert import side_by_side
 from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.convert.side_by_side import Hunk
 from dp2ddp.errors import BadInput
-from dp2ddp.rewrite.edits import Edit, Note
+from dp2ddp.project import text_files
+from dp2ddp.rewrite.edits import (
+    AddImport,
+    Edit,
+    InsertAfter,
+    InsertBefore,
+    RemoveStatement,
+    ReplaceExpr,
+    ReplaceStatement,
+    WrapStatement,
+)
+from dp2ddp.source.spans import Span
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
+_IMPORT = f"import {RUNTIME_PACKAGE}"
+#: Characters of source that fit into a message.
+_BRIEF = 40
+_CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
+_HOLE = re.compile(r"__h_(\w+?)__")
+
+
+class Replacement(NamedTuple):
+    """Lines of a file, from 1, `end` exclusive, and the lines that take their place."""
+
+    line: int
+    end: int
+    text: str
 
 
 class Found(NamedTuple):
@@ -22,7 +50,11 @@ class Found(NamedTuple):
         column: from 1, in characters.
         rule: the id of the rule, or a word for what isn't a rule's; empty for a script that is refused as a whole.
         kind: `CHANGE`, `NOTE` (needs a person), or `REFUSED` (nothing of that script is converted).
-        message: what, and what to do.
+        message: what becomes of what, and why; or what is at stake, and what to do.
+        end_column: behind the last character of what it is about on that line; `column` where that isn't known.
+        source: the line, and one above and below it, with their numbers.
+        becomes: the new lines, with those around them that change with them.
+        fix: what a script's file needs for it, the import of the runtime included; empty for notebooks.
     """
 
     file: str
@@ -32,30 +64,123 @@ class Found(NamedTuple):
     rule: str
     kind: str
     message: str
+    end_column: int = 0
+    source: tuple[tuple[int, str], ...] = ()
+    becomes: tuple[str, ...] = ()
+    fix: tuple[Replacement, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The line, of a notebook ``cell 3:2``."""
+        return str(self.line) if self.cell is None else f"cell {self.cell}:{self.line}"
+
+    def as_data(self) -> dict[str, Any]:
+        """As docs/findings.schema.json has it."""
+        data = self._asdict()
+        del data["source"]
+        return {**data, "fix": [each._asdict() for each in self.fix]}
 
 
 def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
     """What was found in the file `name`."""
-    kind = REFUSED if conversion.refused else NOTE
+    old = side_by_side.lines_of(conversion.old_text)
+    new = side_by_side.lines_of(conversion.new_text)
+    hunks = side_by_side.hunks(list(side_by_side.rows(old, new)), conversion.edits) if conversion.edits else []
+    imports = [hunk for hunk in hunks if any(new[number - 1].startswith(_IMPORT) for number in hunk.new)]
     for edit in conversion.edits:
-        yield Found(name, *_place(edit, conversion), edit.rule, CHANGE, edit.reason)
+        own = [hunk for hunk in hunks if edit in hunk.edits]
+        place = _placed(edit.span, conversion, old)
+        becomes = tuple(new[number - 1] for hunk in own for number in hunk.new)
+        parts = [] if conversion.places else [*imports, *own]
+        fix = tuple(dict.fromkeys(_replacement(hunk, new) for hunk in parts))
+        yield Found(name, rule=edit.rule, kind=CHANGE, message=_said(edit, old), becomes=becomes, fix=fix, **place)
     for note in conversion.notes:
-        yield Found(name, *_place(note, conversion), note.rule, kind, f"{note.what}; {note.todo}")
+        kind = REFUSED if conversion.refused else NOTE
+        message = f"{note.what}; {note.todo}"
+        yield Found(name, rule=note.rule, kind=kind, message=message, **_placed(note.span, conversion, old))
 
 
-def _place(finding: Edit | Note, conversion: Conversion) -> tuple[int | None, int, int]:
-    line, column = finding.span.start
-    cell, line = (None, line) if conversion.places is None else conversion.places.of(line)
-    return cell, line, column + 1
+def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[str, Any]:
+    (line, column), (end, end_column) = span
+    text = lines[line - 1] if line <= len(lines) else ""
+    last = end_column if end == line and end_column > column else len(text)
+    places = conversion.places
+    cell, shown = (None, line) if places is None else places.of(line)
+    near = [n for n in range(line - 1, line + 2) if 0 < n <= len(lines)]
+    # Of a notebook the lines of the same cell alone.
+    numbered = [(n, n) if places is None else (n, places.of(n).line) for n in near if _same_cell(places, n, line)]
+    source = tuple((number, lines[n - 1]) for n, number in numbered)
+    return {"cell": cell, "line": shown, "column": column + 1, "end_column": last + 1, "source": source}
+
+
+def _same_cell(places: Any, one: int, other: int) -> bool:
+    return places is None or places.of(one).cell == places.of(other).cell
+
+
+def _replacement(hunk: Hunk, new: Sequence[str]) -> Replacement:
+    start = min(hunk.old, default=hunk.above + 1)
+    end = max(hunk.old, default=hunk.above) + 1
+    return Replacement(start, end, "".join(f"{new[number - 1]}\n" for number in hunk.new))
+
+
+def _said(edit: Edit, lines: Sequence[str]) -> str:
+    """What becomes of what, and why."""
+    old = f"`{_brief(_segment(edit.span, lines))}`"
+    if isinstance(edit, ReplaceExpr):
+        what = f"{old} becomes `{_filled(edit.template, edit.holes, lines)}`"
+    elif isinstance(edit, (InsertBefore, InsertAfter)):
+        what = f"`{_filled(edit.lines[0], edit.holes, lines)}` is added"
+    elif isinstance(edit, WrapStatement):
+        what = f"{old} goes under `{_filled(edit.header, edit.holes, lines)}`"
+    elif isinstance(edit, ReplaceStatement):
+        what = f"{old} becomes `{_filled(edit.lines[0], edit.holes, lines)}`"
+    elif isinstance(edit, AddImport):
+        what = f"`import {edit.module}{f' as {edit.alias}' if edit.alias else ''}` is added"
+    else:
+        what = f"{old} goes" if isinstance(edit, RemoveStatement) else old
+    return f"{what}: {edit.reason}"
+
+
+def _segment(span: Span, lines: Sequence[str]) -> str:
+    (line, column), (end, end_column) = span
+    if end <= line:
+        return lines[line - 1][column : end_column if end_column > column else None]
+    return "\n".join([lines[line - 1][column:], *lines[line : end - 1], lines[end - 1][:end_column]])
+
+
+def _filled(template: str, holes: Mapping[str, Span], lines: Sequence[str]) -> str:
+    filled = _HOLE.sub(lambda hole: _brief(_segment(holes[hole[1]], lines)) if hole[1] in holes else hole[0], template)
+    return _brief(filled, 2 * _BRIEF)
+
+
+def _brief(text: str, most: int = _BRIEF) -> str:
+    """Source on one line, as far as it fits: of a call, at least what is called."""
+    flat = " ".join(text.split())
+    if len(flat) <= most:
+        return flat
+    called = _CALLED.match(flat)
+    return f"{called[0]}...)" if called and len(called[0]) < most else f"{flat[: most - 3]}..."
 
 
 def refusal(name: str, why: BadInput) -> Found:
     """A script that is refused as a whole: `name`, or the file that `why` is about if it says the line."""
     message = f"{why.what}; {why.todo}" if why.todo else why.what
     where = name if why.line is None else why.file
-    return Found(where, None, why.line or 1, why.column or 1, why.rule, REFUSED, message)
+    line = why.line or 1
+    source = tuple(excerpt(where, line, 1)) if why.line else ()
+    return Found(where, None, line, why.column or 1, why.rule, REFUSED, message, why.column or 1, source)
+
+
+def excerpt(file: str, line: int, around: int) -> Iterator[tuple[int, str]]:
+    """The lines around one, with their numbers; none where the file can't be read."""
+    try:
+        lines = side_by_side.lines_of(text_files.read(file).text)
+    except BadInput:
+        return
+    for number in range(max(line - around, 1), min(line + around, len(lines)) + 1):
+        yield number, lines[number - 1]
 
 
 def in_order(found: Iterable[Found]) -> list[Found]:
     """Each finding once, in the order of the lines."""
-    return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.cell or 0, *each[2:]))
+    return sorted({each[:7]: each for each in found}.values(), key=lambda each: (each.file, each.cell or 0, *each[2:7]))

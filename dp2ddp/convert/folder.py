@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.command import progress
-from dp2ddp.convert import entry_choice, notebooks, overview, page, programs, telling
+from dp2ddp.convert import diffs, entry_choice, notebooks, page, programs, reporting
+from dp2ddp.convert.display_paths import DisplayPaths
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
-from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.project import entries, placing, vendor, wrapcalls
 from dp2ddp.project import tree as trees
@@ -29,7 +29,7 @@ class _Job:
     request: Request
     tree: Tree
     sources: PythonFiles
-    names: Names
+    names: DisplayPaths
     outcome: Outcome
     warnings: Sequence[BadInput]
     commands: Mapping[str, Sequence[str]]
@@ -71,7 +71,7 @@ def convert(request: Request) -> int:
     """Converts the directory of a request; returns the exit code. Raises as `dp2ddp.convert.run`."""
     root = Path(request.inputs[0])
     _check_output(root, request)
-    names = Names(root)
+    names = DisplayPaths(root)
     with page.on_refusal(request), names.in_errors():
         tree = trees.scan(root)
         job = _convert(request, tree, names)
@@ -86,17 +86,17 @@ def convert(request: Request) -> int:
     return NOTES_OPEN if request.strict and is_open else 0
 
 
-def outcome_of(request: Request) -> tuple[Names, Outcome]:
+def outcome_of(request: Request) -> tuple[DisplayPaths, Outcome]:
     """What would become of the directory of a request, and how to call its files. Raises as `convert`."""
     root = Path(request.inputs[0])
-    names = Names(root)
+    names = DisplayPaths(root)
     with names.in_errors():
         return names, _convert(request, trees.scan(root), names).outcome
 
 
 def notebooks_of(name: str) -> list[str]:
     """The notebooks of a directory that have something to convert, as the user would name them."""
-    names = Names(Path(name))
+    names = DisplayPaths(Path(name))
     with names.in_errors():
         return [names.shown(path) for path in notebooks.wrapping(trees.scan(names.root))]
 
@@ -113,7 +113,9 @@ def _check_output(root: Path, request: Request) -> None:
     if real == source:
         raise BadInput(request.output, what="the output is the input", todo="use --in-place to convert in place")
     if source in real.parents or real in source.parents:
-        raise BadInput(request.output, what=f"output and input lie in one another ({root})", todo="write it elsewhere")
+        raise BadInput(
+            request.output, what=f"output and input lie inside each other ({root})", todo="write it elsewhere"
+        )
     if target.is_dir() and not request.force and any(target.iterdir()):
         raise BadInput(
             request.output, what="exists already, and isn't empty", todo="use --force to replace what is in both"
@@ -121,7 +123,7 @@ def _check_output(root: Path, request: Request) -> None:
     check_writable(target / "any" if target.is_dir() else target)
 
 
-def _convert(request: Request, tree: Tree, names: Names) -> _Job:
+def _convert(request: Request, tree: Tree, names: DisplayPaths) -> _Job:
     progress.doing("looking for scripts")
     sources = tree.sources()
     layout = Layout(sources)
@@ -180,7 +182,7 @@ def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
     for path, importer in sorted(importers.items()):
         if sources.is_known(path):
             continue
-        yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: taken in all the same")
+        yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
 
 
 def _shared(outcome: Outcome) -> Iterator[BadInput]:
@@ -212,7 +214,7 @@ def _write(job: _Job) -> str | None:
         if request.form != "text":
             return None  # that form is what standard output is for then
         names = {path: job.names.shown(path) for path in contents}
-        telling.show_diffs([(job.sources.source(p), job.outcome.conversions[p]) for p in contents], names)
+        diffs.show([(job.sources.source(p), job.outcome.conversions[p]) for p in contents], names)
         return None
     _write_folder(job, contents, Path(request.output))
     return request.output
@@ -233,30 +235,30 @@ def _report(job: _Job, written: str | None) -> None:
     programs = {program.entry: program.files for program in job.outcome.programs}
     idle = [program.entry for program in job.outcome.idle]
 
-    def done(path: str) -> overview.File:
+    def done(path: str) -> reporting.File:
         output = None if written is None else str(Path(written, path))
-        state = overview.IDLE if path in idle else overview.of_program(programs.get(path, ()), conversions)
-        return overview.File(job.names.shown(path), output, conversions[path], state)
+        state = reporting.IDLE if path in idle else reporting.of_program(programs.get(path, ()), conversions)
+        return reporting.File(job.names.shown(path), output, conversions[path], state)
 
     shown = [*programs, *idle]
     others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in shown)
     renamed = job.names.renamed
-    summary = overview.Project(
-        job.request.inputs[0],
-        written,
+    tops = (job.names.root, *([Path(written)] if written is not None else []))
+    beside = [top / posixpath.dirname(path) for top in tops for path in ("", *programs)]
+    report = reporting.Report(
         [done(path) for path in programs],
         [done(path) for path in [*shown, *others]],
-        len(job.tree.files) + len(job.extra()),
-        [(job.names.shown(program.entry), renamed(error)) for program, error in job.outcome.refused],
-        [renamed(error) for error in job.warnings],
-        job.tree.reasons,
         job.request.vendored,
-        {job.names.shown(path): [job.names.shown(each) for each in files] for path, files in job.touched.items()},
-        {job.names.shown(path): names for path, names in job.commands.items()},
         job.outcome.is_refused,
-        overview.unreached(conversions, job.names.shown),
+        [*map(renamed, job.warnings), *vendor.older(beside)],
+        reporting.unreached(conversions, job.names.shown),
+        directory=job.request.inputs[0],
+        output=written,
+        total=len(job.tree.files) + len(job.extra()),
+        left_alone=[(job.names.shown(program.entry), renamed(error)) for program, error in job.outcome.refused],
+        left_out=job.tree.reasons,
+        touched={job.names.shown(path): [job.names.shown(f) for f in files] for path, files in job.touched.items()},
+        commands={job.names.shown(path): names for path, names in job.commands.items()},
     )
-    if job.request.html is not None:
-        texts = {job.names.shown(path): job.sources.source(path).text for path in conversions}
-        page.write(page.Material(job.request, summary, job.outcome, job.names, texts))
-    telling.show(summary, job.request)
+    page.write(report, job.request)
+    reporting.show(report, job.request)

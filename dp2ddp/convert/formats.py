@@ -33,17 +33,47 @@ def _in_file(each: Found) -> Found:
     return each._replace(line=1, column=1, message=f"cell {each.cell}, line {each.line}: {each.message}")
 
 
-def as_text(found: Sequence[Found]) -> str:
-    """A line for each, as compilers and ruff have it."""
-    return "\n".join(map(_line, found))
+def as_concise(found: Sequence[Found]) -> str:
+    """A line for each, as ruff's concise form has it."""
+    return "\n".join(f"{style(f'{_place(each)}:', bold=True)} {_message(each)}" for each in found)
 
 
-def _line(each: Found) -> str:
-    cell = "" if each.cell is None else f"cell {each.cell}:"
-    place = style(f"{printable(each.file)}:{cell}{each.line}:{each.column}:", bold=True)
+def as_full(found: Sequence[Found]) -> str:
+    """Each with its source and what becomes of it, as ruff's full form has it."""
+    return "\n".join("\n".join([*_full(each), ""]) for each in found)
+
+
+def _place(each: Found) -> str:
+    return f"{printable(each.file)}:{each.place}:{each.column}"
+
+
+def _message(each: Found) -> str:
     rule = f"{style(each.rule, fg='cyan')} " if each.rule else ""
     kind = "" if each.kind == CHANGE else style(f"{each.kind}: ", fg="red" if each.kind == REFUSED else "yellow")
-    return f"{place} {rule}{kind}{printable(each.message)}"
+    return f"{rule}{kind}{printable(each.message)}"
+
+
+def _full(each: Found) -> Iterator[str]:
+    width = max((len(str(number)) for number, _ in each.source), default=1)
+    margin = f"{'':{width}} {style('|', fg='blue')}"
+    yield _message(each)
+    yield f"{'':{width}}{style('-->', fg='blue')} {_place(each)}"
+    if each.source:
+        yield margin
+    for number, line in each.source:
+        yield f"{number:{width}} {style('|', fg='blue')} {_shown(line)}".rstrip()
+        if number == each.line:
+            start = len(_shown(line[: each.column - 1]))
+            carets = "^" * max(len(_shown(line[: each.end_column - 1])) - start, 1)
+            yield f"{margin} {'':{start}}{style(carets, fg='red')}"
+    if each.becomes:
+        yield margin
+        yield f"{style('help:', fg='cyan')} `dp2ddp convert` makes of it"
+        yield from (f"{'':{width}} {style('+', fg='green')} {_shown(line)}".rstrip() for line in each.becomes)
+
+
+def _shown(line: str) -> str:
+    return printable(line.expandtabs(4))
 
 
 def in_sum(found: Sequence[Found]) -> str:
@@ -58,7 +88,7 @@ def in_sum(found: Sequence[Found]) -> str:
 
 def as_json(found: Sequence[Found], more: Mapping[str, Any] | None = None) -> str:
     """As docs/findings.schema.json has it: each finding with `Found`'s fields, and what `convert` says besides."""
-    findings = [each._asdict() for each in found]
+    findings = [each.as_data() for each in found]
     return json.dumps({"version": JSON_VERSION, "findings": findings, **(more or {})}, indent=2)
 
 
@@ -73,9 +103,16 @@ def as_github(found: Sequence[Found]) -> str:
 def _annotation(each: Found) -> str:
     level = {"note": "notice"}.get(_LEVELS[each.kind], _LEVELS[each.kind])
     title = f"dp2ddp {each.rule}".strip()
-    given = {"file": _from_the_top(each.file), "line": each.line, "col": each.column, "title": title}
+    given = {"file": _from_the_top(each.file), "line": each.line, "col": each.column}
+    given |= {"endColumn": each.end_column} if each.end_column > each.column else {}
+    given["title"] = title
     properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in given.items())
-    return f"::{level} {properties}::{_escaped(each.message)}"
+    return f"::{level} {properties}::{_escaped(_with_what_it_becomes(each))}"
+
+
+def _with_what_it_becomes(each: Found) -> str:
+    """The message, and below it the new lines."""
+    return "\n".join([each.message, *each.becomes])
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -100,7 +137,7 @@ def as_gitlab(found: Sequence[Found]) -> str:
 def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
     for each, mark in zip(found, _marks(found)):
         yield {
-            "description": each.message,
+            "description": _with_what_it_becomes(each),
             "check_name": each.rule or "dp2ddp",
             "fingerprint": mark,
             "severity": _SEVERITIES[each.kind],
@@ -109,7 +146,7 @@ def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
 
 
 def _marks(found: Sequence[Found]) -> Iterator[str]:
-    """By which a finding is known again, though lines were added above it: what it is, and the how manieth of these."""
+    """By which a finding is known again, though lines were added above it: what it is, and which of several such."""
     seen: Counter[tuple[str, ...]] = Counter()
     for each in found:
         what = (_from_the_top(each.file), each.rule, each.kind, each.message)
@@ -141,21 +178,40 @@ def _result(each: Found, mark: str) -> dict[str, Any]:
     from urllib.parse import quote
 
     name = os.fsencode(_from_the_top(each.file))
-    uri = f"file://{quote(name)}" if os.path.isabs(name) else quote(name)
+    file = {"uri": f"file://{quote(name)}" if os.path.isabs(name) else quote(name)}
     region = {"startLine": each.line, "startColumn": each.column}
+    region |= {"endColumn": each.end_column} if each.end_column > each.column else {}
     return {
         **({"ruleId": each.rule} if each.rule else {}),
         "level": _LEVELS[each.kind],
         "message": {"text": each.message},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}],
+        "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
         "partialFingerprints": {"dp2ddp/v1": mark},
+        **({"fixes": [_fix(each, file)]} if each.fix else {}),
+    }
+
+
+def _fix(each: Found, file: Mapping[str, str]) -> dict[str, Any]:
+    """Whole lines, from the first column of one to the first column of another."""
+    replacements = [
+        {
+            "deletedRegion": {"startLine": part.line, "startColumn": 1, "endLine": part.end, "endColumn": 1},
+            "insertedContent": {"text": part.text},
+        }
+        for part in each.fix
+    ]
+    return {
+        "description": {"text": "One of the changes that belong together; `dp2ddp convert` makes all of them."},
+        "artifactChanges": [{"artifactLocation": file, "replacements": replacements}],
     }
 
 
 FORMATS: dict[str, Callable[[Sequence[Found]], str]] = {
-    "text": as_text,
+    "full": as_full,
+    "concise": as_concise,
     "json": as_json,
     "github": as_github,
     "gitlab": as_gitlab,
     "sarif": as_sarif,
+    "text": as_full,  # its name before there were two forms for people
 }

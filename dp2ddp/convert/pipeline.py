@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Union
 
 from dp2ddp.analysis.existing_ddp import refusals
@@ -54,6 +54,7 @@ class Conversion:
         on_one_device: every wrap in its program is written for one device, so it stays one process.
         refused: something in its program can't be converted, so nothing was; the notes on that file say what.
         places: of a script that was made from a notebook, where its lines stand there.
+        old_text: the original source.
     """
 
     new_text: str
@@ -65,6 +66,7 @@ class Conversion:
     on_one_device: bool = False
     refused: bool = False
     places: LineMap | None = None
+    old_text: str = ""
 
 
 @with_room
@@ -80,7 +82,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
     """
     check_rules(options)
     with blamed(file=filename):
-        return _convert(parse(text, filename), {filename: text}, options)[filename]
+        return replace(_convert(parse(text, filename), {filename: text}, options)[filename], old_text=text)
 
 
 @with_room
@@ -101,7 +103,7 @@ def convert_files(files: Mapping[str, str], entries: Entries, options: Options) 
     with blamed(file=next(iter(entries), "")):
         source, texts, read = linked(files, entries)
         done = _convert(source, read, options)
-    return {name: done.get(name) or Conversion(text) for name, text in texts.items()}
+    return {name: replace(done.get(name) or Conversion(text), old_text=text) for name, text in texts.items()}
 
 
 def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, dict[str, str], dict[str, str]]:

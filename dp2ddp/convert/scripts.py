@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.command import progress, terminal
-from dp2ddp.convert import notebooks, overview, page, programs, telling
+from dp2ddp.convert import diffs, notebooks, page, programs, reporting
+from dp2ddp.convert.display_paths import DisplayPaths
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request
-from dp2ddp.convert.shown_names import Names
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.notebook import document
 from dp2ddp.notebook.notebook import Notebook
@@ -31,7 +31,7 @@ class _Job:
     request: Request
     given: Mapping[str, TextFile]
     sources: PythonFiles
-    names: Names
+    names: DisplayPaths
     outcome: Outcome
 
     def source(self, path: str) -> TextFile:
@@ -82,7 +82,7 @@ def convert(request: Request) -> int:
     return NOTES_OPEN if request.strict and is_open else 0
 
 
-def outcome_of(request: Request) -> tuple[Names, Outcome]:
+def outcome_of(request: Request) -> tuple[DisplayPaths, Outcome]:
     """What would become of the scripts of a request, and how to call their files.
 
     Scripts that can't be converted are in the outcome. Those that have nothing to do with `DataParallel` need no
@@ -109,7 +109,9 @@ def _folder(request: Request, given: Sequence[TextFile]) -> Path | None:
             raise BadInput(request.output, what="a folder, and standard input has no name there", todo="name a file")
         return Path(request.output)
     if len(given) > 1:
-        raise BadInput(request.output, what="several files need a folder to go to", todo="write it with a / at its end")
+        raise BadInput(
+            request.output, what="several files need a folder to go to", todo="write its name with a / at the end"
+        )
     return None
 
 
@@ -155,7 +157,7 @@ def _convert(request: Request, given: Sequence[TextFile], *, lenient: bool = Fal
     if given[0].path is None:
         conversions = {given[0].name: convert_source(given[0].text, given[0].name, request.options)}
         sources = PythonFiles(Path(), late=lambda path: False)
-        names = Names(Path(), {given[0].name: given[0].name})
+        names = DisplayPaths(Path(), {given[0].name: given[0].name})
         return _Job(request, {given[0].name: given[0]}, sources, names, Outcome([], conversions))
     paths = [Path(os.path.abspath(source.name)) for source in given]
     root = programs.root_of(paths)
@@ -164,7 +166,7 @@ def _convert(request: Request, given: Sequence[TextFile], *, lenient: bool = Fal
     for path, source in by_path.items():
         sources.give(path, source)
     places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
-    names = Names(root, {path: source.name for path, source in by_path.items()}, places)
+    names = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
     # Where the project is unknown, a module is only looked for where Python would.
     layout = Layout(sources, guess=False, inside=sources.inside)
     with names.in_errors():
@@ -223,7 +225,7 @@ def _show_diffs(job: _Job) -> None:
         return  # that form is what standard output is for then
     paths = [*job.given, *job.others()]
     names = {job.source(path).name: job.names.shown(path) for path in paths}
-    telling.show_diffs([(job.source(path), job.outcome.conversions[path]) for path in paths], names)
+    diffs.show([(job.source(path), job.outcome.conversions[path]) for path in paths], names)
 
 
 def _write_in_place(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
@@ -236,8 +238,9 @@ def _write_in_place(job: _Job, beside: Sequence[Path]) -> dict[str, str]:
 
 
 def _write_folder(job: _Job, target: Path) -> dict[str, str]:
-    """Writes what was given and all else that changed, in the same places to each other."""
-    paths = [*job.given, *job.others()]
+    """Writes what was given and what it imports from its project, in the same places to each other: it can be run."""
+    imported = sorted(path for path in job.outcome.conversions if path not in job.given)
+    paths = [*job.given, *imported]
     top = posixpath.commonpath([posixpath.dirname(path) for path in paths])
     outputs = {path: target / posixpath.relpath(_script(path), top or ".") for path in paths}
     for path, output in outputs.items():
@@ -270,21 +273,21 @@ def _report(job: _Job, outputs: Mapping[str, str]) -> None:
     programs = {program.entry: program.files for program in job.outcome.programs}
     idle = [program.entry for program in job.outcome.idle]
 
-    def done(path: str) -> overview.File:
-        state = overview.IDLE if path in idle else overview.of_program(programs.get(path, ()), conversions)
-        return overview.File(job.names.shown(path), outputs.get(path), conversions[path], state)
+    def done(path: str) -> reporting.File:
+        state = reporting.IDLE if path in idle else reporting.of_program(programs.get(path, ()), conversions)
+        return reporting.File(job.names.shown(path), outputs.get(path), conversions[path], state)
 
     noted = sorted(path for path, each in conversions.items() if each.notes and path not in job.given)
     unread = {str(error): error for program in job.outcome.programs for error in program.unread}
-    summary = overview.Scripts(
-        [done(path) for path in job.given],
-        [done(path) for path in sorted({*job.others(), *noted})],
-        [job.names.renamed(error) for error in unread.values()],
+    started = [done(path) for path in job.given]
+    files = [*map(Path, outputs.values()), *(source.path for source in job.given.values() if source.path is not None)]
+    report = reporting.Report(
+        started,
+        [*started, *(done(path) for path in sorted({*job.others(), *noted}))],
         job.request.vendored,
         job.outcome.is_refused,
-        overview.unreached(conversions, job.names.shown),
+        [*(job.names.renamed(error) for error in unread.values()), *vendor.older(each.parent for each in files)],
+        reporting.unreached(conversions, job.names.shown),
     )
-    if job.request.html is not None:
-        texts = {job.names.shown(path): job.source(path).text for path in conversions}
-        page.write(page.Material(job.request, summary, job.outcome, job.names, texts))
-    telling.show(summary, job.request)
+    page.write(report, job.request)
+    reporting.show(report, job.request)

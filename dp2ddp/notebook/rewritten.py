@@ -12,7 +12,7 @@ from dp2ddp.notebook import document
 from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.notebook.script import MARK, SCRIPT
 
-_ORIGINAL, _START = "original", "start"
+_ORIGINAL, _START, _FIGURES = "original", "start", "figures"
 
 
 def script_name(name: str) -> str:
@@ -24,7 +24,7 @@ def rewritten(notebook: Notebook, text: str) -> bytes:
     """The notebook's file with the script `text` in it.
 
     Code that is in the script is kept, as text, where it stood; commands of the notebook (`!pip install`) go on being
-    run. Behind the last of it come two cells: one writes the script, one starts it.
+    run. Behind the last of it come cells that write the script, start it, and show the figures that it saved.
     """
     content = copy.deepcopy(notebook.document)
     cells = content["cells"]
@@ -62,3 +62,7 @@ def _added(name: str, text: str) -> Iterator[Any]:
 
     yield v4.new_code_cell(f"%%writefile {name}\n{text}", id="dp2ddp-script", metadata={MARK: SCRIPT})
     yield v4.new_code_cell(f"!python {name}", id="dp2ddp-start", metadata={MARK: _START})
+    figures = list(dict.fromkeys(re.findall(r'savefig\("(\w+_figure_\d+\.png)"\)', text)))
+    if figures:
+        shown = f"from IPython.display import Image, display\n\nfor name in {figures!r}:\n    display(Image(name))"
+        yield v4.new_code_cell(shown, id="dp2ddp-figures", metadata={MARK: _FIGURES})

@@ -147,7 +147,7 @@ class _Script:
             if count and count < latest:
                 line = next(n for n, place in enumerate(self.places, start=1) if place.cell == index + 1 and n > 1)
                 what = "this cell was run before one above it; the script runs from top to bottom"
-                todo = "look whether it still means the same"
+                todo = "check that it still means the same"
                 self.remarks.append(Remark(line, what, todo))
                 return
             latest = max(latest, count or 0)

@@ -21,6 +21,10 @@ _OF_NOTEBOOKS = re.compile(r"\btqdm\.(?:auto)?notebook\b")
 _OLD_BAR = re.compile(r"\btqdm_notebook\b(\s+as\b)?")
 _OLD_RANGE = re.compile(r"\btnrange\b(\s+as\b)?")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+#: Calls that are made for what they do, and give back what they were called on, or nothing that anyone reads.
+_ABOUT_ITSELF = frozenset(
+    "cuda to cpu train eval half float double apply manual_seed load_state_dict seed print displayhook".split()
+)
 _AWAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 _REPEATED = (ast.For, ast.While, *_FUNCTIONS)
 
@@ -209,3 +213,22 @@ def _show_at_end(tree: ast.Module, shown: Shown, names: Names) -> None:
         while not shown.lines[-1].strip():
             shown.lines.pop()
         shown.lines.append(f'{drawn}.close("all")' if last == "savefig" else _saved(names, drawn))
+    elif not last:
+        _show_value(tree, shown)
+
+
+def _show_value(tree: ast.Module, shown: Shown) -> None:
+    """The value of a cell's last expression is shown as Python's prompt does, which leaves out None."""
+    statement = tree.body[-1] if tree.body else None
+    if not isinstance(statement, ast.Expr) or isinstance(statement.value, (ast.Constant, ast.Yield, ast.YieldFrom)):
+        return
+    if _is_ipython(statement):
+        return
+    value = statement.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _ABOUT_ITSELF:
+        return
+    first, last = statement.lineno - 1, (statement.end_lineno or statement.lineno) - 1
+    rest = shown.lines[last].encode()[statement.end_col_offset or 0 :].decode()
+    if first == last and ast.unparse(statement) in shown.lines[first] and not rest.strip().startswith(";"):
+        text = shown.lines[first].encode()[statement.col_offset : statement.end_col_offset].decode()
+        _replace(shown.lines, _Edit(value, f'__import__("sys").displayhook({text})'))

@@ -1,24 +1,15 @@
 """Pages that people look at in a browser: one file each, with nothing to fetch, for `--html`.
 
-What all pages share is here: the frame (`templates/base.html.j2`), the theme, copy buttons, the escaping. To make one:
+What all pages share is here: the frame (`templates/base.html.j2`), the theme, the parts (`templates/macros.html.j2`:
+sections, tables, code before and after, commands with a button that copies them), the escaping. A page of your own `{%
+extends "base.html.j2" %}` and fills `title`, `kind`, `verdict` and `main`; its styles and scripts lie beside it and
+are given by name. The page's policy (Content-Security-Policy) forbids any request, and `style="..."` and
+`onclick="..."`.
 
-1. Put a template into `templates/` of your own package, `{% extends "base.html.j2" %}`, and fill its blocks: `title`,
-   `kind` (a word or two for the top line), `verdict` (a badge and one sentence, first on the page), `main`, if need be
-   `aside` (`<aside>`: what lies beside the page where it is wide, with `{% block layout %} sided wide{% endblock %}`).
-   `{% from "macros.html.j2" import command, copy_button %}` gives commands with a button that copies them.
-2. Styles and scripts of your own lie beside it and are given by name. Colours are the variables at the top of
-   `base.css`, which know both themes (`light-dark()`). The page's policy (Content-Security-Policy) forbids any request,
-   and `style="..."` and `onclick="..."`; classes and SVG's presentation attributes (`fill="..."`) are fine.
-3. `render("dp2ddp.yours", "yours.html.j2", content, styles=["yours.css"], scripts=["yours.js"])` gives the page.
-   All that a template prints is escaped, and characters that don't show or turn text around are spelled out
-   (`visible`), unless it is `markupsafe.Markup` already. So never write `|safe`; build markup with
-   `Markup("<b>{}</b>").format(text)`. A piece of source is `{{ text|code }}`, which can be copied as it was; of a
-   sentence with source in backticks `{{ text|prose }}` makes `<code>`.
-4. `check_target(path, force=...)` before any work, `write(path, page)` when it is done.
-
-`<details data-print>` is open in print, whatever it is on the screen; a link to something inside closed `<details>`
-opens them. `<input type="checkbox" data-remember="KEY">` stays ticked (localStorage). `dp2ddp.say(text)` in a script
-tells a screen reader. In tests the fixture `browser` (tests/browser.py) opens a page in a real browser.
+All that a template prints is escaped, and characters that don't show or turn text around are spelled out (`visible`).
+So never write `|safe`; build markup with `Markup("<b>{}</b>").format(text)`. Source is `{{ text|code }}`; a sentence
+with source in backticks is `{{ text|prose }}`. `<details data-print>` is open in print; `<input type="checkbox"
+data-remember="KEY">` stays ticked. In tests the fixture `browser` (tests/browser.py) opens a page in a real browser.
 
 Jinja2 is imported by `render`, and so only where a page is asked for.
 """

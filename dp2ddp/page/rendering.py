@@ -45,19 +45,12 @@ def _environment(package: str) -> Environment:
     )
     environment.filters["code"] = code
     environment.filters["prose"] = prose
-    environment.filters["shortened"] = _shortened
     return environment
 
 
 def _finalized(value: object) -> object:
     """What a template prints: text with its odd characters spelled out, unless it is markup already."""
     return value if hasattr(value, "__html__") else visible(str(value))
-
-
-def _shortened(path: str, most: int = 36) -> str:
-    """A path, if it is long only its end, with the file's name."""
-    path = visible(path)
-    return path if len(path) <= most else f"…{path[1 - most :]}"
 
 
 def _joined(environment: Environment, names: Sequence[str]) -> str:

@@ -20,12 +20,12 @@ class DeviceCountRule(Rule):
     title = "Ask how many devices the job has"
     effect = "asks how many devices the job has"
     why = (
-        "A script that asks for the number of GPUs means the job's. With one process per GPU each rank sees one of "
-        "them. So guards such as `if torch.cuda.device_count() > 1:` stay, and ask about the job, as whatever is "
-        "computed with the number does. Whether there is a GPU at all, to choose between 'cuda' and 'cpu', each rank "
-        "sees itself, and what it tells of each GPU, it tells of its own; where the script works something out of all "
-        "GPUs, a note says that a rank sees one. Beside a script's own DistributedDataParallel its number is handed "
-        "over, for where no ranks are started."
+        "A script that asks for the number of GPUs means the job's, and with one process per GPU each rank sees "
+        "only one. So guards such as `if torch.cuda.device_count() > 1:` stay, and ask about the job, as does "
+        "whatever is computed with the number. Each rank can see for itself whether there is a GPU at all; what "
+        "it prints about a GPU is about its own. Where the script computes something from all GPUs, a note says "
+        "that a rank sees only one. Beside a script's own DistributedDataParallel the original's number is passed "
+        "on, for runs that start no ranks."
     )
     examples = (
         Example(
@@ -161,7 +161,7 @@ print(f"{memory} bytes")
                 yield from _told(facts, call, loop)
                 continue
             span = facts.source.span(call)
-            reason = "each rank sees one of them"
+            reason = "each rank sees only one GPU"
             if facts.beside_ddp:  # the script's own distributed training goes on with its own number
                 yield ReplaceExpr(self.id, span, reason, "ddp.device_count(__h_it__)", {"it": span})
             else:
@@ -214,10 +214,10 @@ def _told(facts: Facts, call: ast.Call, loop: ast.For | ast.comprehension) -> It
         yield Note(
             DeviceCountRule.id,
             facts.source.span(call),
-            "goes over the GPUs that a process sees, on a rank its own one alone: what is worked out here is not what "
-            "the original gets from all of them, and may differ between ranks",
-            "put it together below `ddp.setup()` (`sum(ddp.gather(x))` is the sum over "
-            "the ranks), or give the number as an argument",
+            "loops over the GPUs that a process sees; a rank sees only its own, so the result is not the original's, "
+            "and may differ between ranks",
+            "combine it below `ddp.setup()` (`sum(ddp.gather(x))` is the sum over the ranks), or give the number as an "
+            "argument",
         )
 
 

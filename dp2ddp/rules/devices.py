@@ -31,9 +31,9 @@ class DevicesRule(Rule):
     title = "Use this rank's device instead of a fixed index"
     effect = "uses each process's own device"
     why = (
-        "Under DataParallel the script puts its batches on its first GPU, whichever that is. With one process per GPU "
-        'each sees its own one only (`ddp.setup` sees to that), as `cuda:0`. So `.cuda()`, `.cuda(0)`, `"cuda"` and '
-        '`"cuda:0"` stay; only indices that are, or may be, others change.'
+        "Under DataParallel the script puts its batches on its first GPU, whichever that is. With one process per "
+        'GPU, each sees only its own, as `cuda:0` (`ddp.setup` sees to that). So `.cuda()`, `.cuda(0)`, `"cuda"` '
+        'and `"cuda:0"` stay; only indices that are, or may be, different change.'
     )
     examples = (
         Example(

@@ -17,13 +17,13 @@ class HandlersRule(Rule):
     """Names handlers after which the ranks would wait for each other, and threads in which they would; they stay."""
 
     id = "DDP020"
-    title = "Name handlers that the ranks don't reach together"
-    effect = "names handlers that part the processes"
+    title = "Point out exception handlers that ranks don't reach together"
+    effect = "points out exception handlers that ranks don't reach together"
     why = (
-        "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is fine. "
-        "One that goes on to train or to evaluate calls the model on ranks that are not in step, and they wait for "
-        "each other, or take one another's data. (Ctrl-C comes to all ranks at the same step.) Threads that call the "
-        "model come to it in another order on each rank."
+        "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is "
+        "fine. One that goes on to train or evaluate calls the model on ranks that are not in step: they wait for "
+        "each other, or take one another's data. (Ctrl-C reaches all ranks at the same step.) "
+        "Threads that call the model come to it in another order on each rank."
     )
     examples = (
         Example(
@@ -71,8 +71,8 @@ print(net(torch.randn(8, 4)))
             yield Note(
                 self.id,
                 facts.source.span(handler),
-                "an error can reach one rank alone, or each at another line; what follows needs all of them in step, "
-                "and would wait",
+                "an error can reach one rank alone, or each rank at another line; what follows needs all ranks in "
+                "step, and would wait forever",
                 "end the script here (`raise`), after no more than printing and saving",
             )
         for call in facts.source.calls:

@@ -88,7 +88,7 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        reason = "each rank would have its own, and look elsewhere or draw other numbers"
+        reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
         for value in facts.own_values.values:
             if value not in facts.alone.nodes:
                 span = facts.source.span(value)

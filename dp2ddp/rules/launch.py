@@ -45,12 +45,12 @@ class LaunchRule(Rule):
     title = "Start one process per GPU"
     effect = "starts one process per device"
     why = (
-        "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group, or starts the "
-        "other processes when the script is run plainly. It stands after `parse_args()`, so that `--help` starts "
-        "nothing, behind any choice of CUDA_VISIBLE_DEVICES, in whichever function that is made, so that only these "
-        "GPUs are taken, and otherwise before anything that prints, seeds, builds or reads, so that every rank does "
-        "these things alike. A script that can also set up DDP itself is refused, or with `--allow-ddp` starts the "
-        "processes only where it doesn't; the lines of its own DDP stay as they are."
+        "DistributedDataParallel runs one process per GPU. `ddp.setup()` joins the process group or, when the "
+        "script is run plainly, starts the other processes. It stands after `parse_args()`, so that `--help` "
+        "starts nothing, and after any line that sets CUDA_VISIBLE_DEVICES, so that only those GPUs are used. "
+        "Otherwise it stands before anything that prints, seeds, builds or reads, so that all ranks do these "
+        "things alike. A script that can also set up DDP itself is refused; with `--allow-ddp` the processes "
+        "start only where it doesn't, and its own DDP stays as it is."
     )
     essential = True
     examples = (
@@ -210,7 +210,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         if launch.test is not None:
             lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         which = NARROWED if launch.narrowed else "starts one process per device"
-        reason = f"{which}, before anything that all of them have to do alike"
+        reason = f"{which}, before anything that every rank must do alike"
         yield InsertBefore(self.id, facts.source.span(launch.statement), reason, lines)
         if given.untold is not None:
             yield Note(

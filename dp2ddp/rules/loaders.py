@@ -12,9 +12,9 @@ from dp2ddp.analysis.roles.libraries import loads_whole_batches
 from dp2ddp.rewrite.edits import Edit, Finding, InsertAfter, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
-_REASON = "each rank loads its share of every batch; the batches stay the original's"
-_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its share of them"
-_ROWS = "each rank loads its share of every batch, as `--rows` says that rows stay apart in its `collate_fn`"
+_REASON = "each rank loads its rows of each batch; the batches themselves don't change"
+_WHOLE = "each rank loads whole batches, as a `collate_fn` may mix rows, and computes on its own rows"
+_ROWS = "each rank loads its rows of each batch, as `--rows` says that rows stay apart in its `collate_fn`"
 
 
 class LoadersRule(Rule):
@@ -25,10 +25,10 @@ class LoadersRule(Rule):
     effect = "splits batches over the processes"
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
-        "otherwise. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
-        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, is "
-        "taken to call the model that it gets together with a batch. A `collate_fn` may mix rows, so with one each "
-        "rank loads whole batches, unless you say that rows stay apart: `rows=True`, which is checked as it runs."
+        "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
+        "learning rate and `len(loader)` stay as they are. A function that isn't known, such as a package's loss, "
+        "is assumed to call the model that it gets together with a batch. A `collate_fn` may mix rows, so with one "
+        "each rank loads whole batches, unless you say that rows stay apart: `rows=True`, which is checked as it runs."
     )
     examples = (
         Example(
@@ -147,7 +147,7 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
                 yield Note(self.id, facts.source.span(site), what, f"{todo}, checked as it runs")
         for iterated in facts.foreign_loaders:
             span = facts.source.span(iterated)
-            reason = "built elsewhere, so it is shared out where it is used; the batches stay the original's"
+            reason = "built elsewhere, so it is sharded where it is used; the batches themselves don't change"
             yield ReplaceExpr(self.id, span, reason, "ddp.shard_loader(__h_it__)", {"it": span})
 
     def effect_of(self, edit: Edit) -> str:

@@ -121,4 +121,4 @@ with open("log.json", "w") as log:
             todo = "open it for reading on all ranks, and for writing by `ddp.main_only(...)`"
             yield Note(self.id, facts.source.span(call), what, todo)
         elif writing.counts or isinstance(facts.source.parent(call), ast.Expr):
-            yield ReplaceExpr(self.id, span, "once, from rank 0", "ddp.main_only(__h_f__)", {"f": span})
+            yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})

@@ -16,10 +16,10 @@ class QuestionsRule(Rule):
     title = "Let rank 0 decide on time"
     effect = "lets one process decide for all"
     why = (
-        "Each rank has a clock of its own: where it decides what the script does next, the ranks diverge, and wait for "
-        "each other for ever. `ddp.broadcast` gives all ranks rank 0's answer. Nobody asks where a rank may be alone "
-        "(handlers of exceptions, data loader workers), or in branches that only show something. What lies on the disk "
-        "needs no edit: all ranks are answered by rank 0's."
+        "Each rank has its own clock. Where it decides what the script does next, the ranks diverge, and wait for "
+        "each other forever. `ddp.broadcast` gives all ranks rank 0's answer. No such call is added where a rank "
+        "may be alone (exception handlers, data loader workers), or in branches that only show something. "
+        "Questions about files need no edit: rank 0 answers them for all ranks."
     )
     examples = (
         Example(
@@ -76,5 +76,5 @@ for step in range(1000):
         for test in facts.own_tests.shared:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)
-                reason = "the ranks' own clocks and terminals must not part them"
+                reason = "each rank has its own clock and terminal, and must not decide by it"
                 yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})

@@ -16,12 +16,13 @@ class SavingRule(Rule):
     """`torch.save` becomes `ddp.save`."""
 
     id = "DDP008"
-    title = "Save checkpoints from rank 0, whole or not at all"
+    title = "Save checkpoints from rank 0, atomically"
     effect = "writes files once"
     why = (
-        "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on rank "
-        "0, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys stay what the "
-        "original wrote, `module.` included, so the original still loads the file; `--clean-keys` drops the prefix."
+        "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on "
+        "rank 0 alone, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys "
+        "stay as the original wrote them, `module.` included, so the original can still load the file; "
+        "`--clean-keys` drops the prefix."
     )
     examples = (
         Example(
@@ -92,7 +93,7 @@ with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
             if path == "torch.save":
                 aside = call in facts.alone.in_samples or facts.in_fetch(call)
                 if not aside and not facts.files.is_own(argument(call, 1, "f")):
-                    yield ReplaceExpr(self.id, span(call.func), "rank 0 writes, whole or not at all", "ddp.save")
+                    yield ReplaceExpr(self.id, span(call.func), "rank 0 alone writes it, atomically", "ddp.save")
             elif decisions.options.clean_keys and self._is_wrapped_state(facts, call):
                 assert isinstance(call.func, ast.Attribute)
                 model = call.func.value

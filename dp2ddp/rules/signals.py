@@ -18,7 +18,7 @@ class SignalsRule(Rule):
     """A handler that doesn't mean the same when every rank runs it is named; it stays as it is."""
 
     id = "DDP024"
-    title = "Name signal handlers that every rank runs by itself"
+    title = "Point out signal handlers that each rank runs by itself"
     why = (
         "Signals are passed on to all ranks, and a handler runs on all of them together, after the same step: one that "
         "prints, saves, sets a flag or ends the script is fine. A command in it (SLURM's `scontrol requeue`) runs once "

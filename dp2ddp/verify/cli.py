@@ -51,7 +51,9 @@ class _Verify(Command):
             ) from error
 
 
-@click.command(help=_VERIFY_HELP, cls=_Verify, files="script")
+@click.command(
+    help=_VERIFY_HELP, short_help="Run a script and its conversion, and compare.", cls=_Verify, files="script"
+)
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[-- ARGS]", nargs=-1)
 @click.option("--converted", metavar="FILE", type=click.Path(path_type=Path), help="The converted script, if there is.")

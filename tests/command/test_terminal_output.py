@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dp2ddp.cli import main
 from dp2ddp.command import progress
 
 SCRIPT = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
@@ -106,3 +108,9 @@ def test_the_shell_completes_rules(folder: Path) -> None:
         )
         assert "plain,DDP005" in done.stdout, done.stderr
         assert ("plain,DDP002" in done.stdout) == known  # what the others need can't be ignored
+
+
+def test_help_cuts_no_line_off_and_says_where_the_documentation_is() -> None:
+    said = CliRunner().invoke(main, ["--help"]).output
+    assert "..." not in said.partition("\n")[2]
+    assert "docs/quickstart.md" in said

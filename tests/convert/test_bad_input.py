@@ -187,13 +187,13 @@ def test_a_name_that_is_no_text() -> None:
     assert "wrap_model" in Path("out", ODD).read_text()
 
 
-@pytest.mark.parametrize("form", ["text", "github", "gitlab", "sarif", "json"])
+@pytest.mark.parametrize("form", ["full", "concise", "github", "gitlab", "sarif", "json"])
 def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
     os.rename("train.py", ODD)
     done = dp2ddp("check", ODD, "--format", form)
     assert done.returncode == 1, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    if form in ("text", "github"):
+    if form in ("concise", "github"):
         assert all(line.startswith(("tr", "::")) or "to change" in line for line in done.stdout.splitlines())
 
 

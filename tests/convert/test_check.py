@@ -51,17 +51,42 @@ def findings(*arguments: str) -> Any:
 
 
 def test_each_line_is_named_with_its_rule_and_nothing_is_written(folder: Path) -> None:
-    done = run("train.py")
+    done = run("train.py", "--output-format", "concise")
     assert done.exit_code == 1
     assert [line.split(": ")[0] for line in done.stdout.splitlines()] == [
         "train.py:3:1",
         "train.py:3:7",
         "train.py:4:1",
     ]
-    assert " DDP002 " in done.stdout
+    assert " DDP002 `nn.DataParallel(nn.Linear(4, 2))` becomes `ddp.wrap_model(nn.Linear(4, 2))`: " in done.stdout
     assert done.stderr == "3 to change in 1 file; `dp2ddp convert` makes the changes\n"
     assert sorted(path.name for path in folder.iterdir()) == ["plain.py", "train.py"]
     assert (folder / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_full_form_shows_the_source_and_what_becomes_of_it() -> None:
+    done = run("train.py")
+    assert run("train.py", "--format", "text").stdout == done.stdout
+    assert done.stdout.split("\n\n")[2].splitlines() == [
+        "DDP008 `torch.save` becomes `ddp.save`: rank 0 alone writes it, atomically",
+        " --> train.py:4:1",
+        "  |",
+        "3 | net = nn.DataParallel(nn.Linear(4, 2))",
+        '4 | torch.save(net, "net.pt")',
+        "  | ^^^^^^^^^^",
+        "  |",
+        "help: `dp2ddp convert` makes of it",
+        '  + ddp.save(net, "net.pt")',
+    ]
+
+
+def test_a_caret_stands_where_characters_are_wide_or_spelled_out(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT.replace("torch.save", '"\x1b"; torch.save'))
+    lines = run("train.py").stdout.splitlines()
+    assert lines[lines.index('4 | "\\x1b"; torch.save(net, "net.pt")', lines.index(" --> train.py:4:6")) + 1 :][0] == (
+        "  | " + " " * 8 + "^" * 10
+    )
 
 
 def test_a_folder_is_looked_through(folder: Path) -> None:
@@ -147,5 +172,32 @@ def test_sarif_has_results_and_their_rules() -> None:
     (one,) = told["runs"]
     assert {rule["id"] for rule in one["tool"]["driver"]["rules"]} == {each["ruleId"] for each in one["results"]}
     place = one["results"][1]["locations"][0]["physicalLocation"]
-    assert place == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 3, "startColumn": 7}}
+    assert place == {
+        "artifactLocation": {"uri": "train.py"},
+        "region": {"startLine": 3, "startColumn": 7, "endColumn": 39},
+    }
     assert {each["level"] for each in one["results"]} == {"note"}
+
+
+def test_the_fixes_of_sarif_are_the_conversion(folder: Path) -> None:
+    (one,) = json.loads(run("train.py", "--format", "sarif").stdout)["runs"]
+    fixes = [each["fixes"][0]["artifactChanges"][0]["replacements"] for each in one["results"]]
+    for fix in fixes:
+        assert any("import dp2ddp_runtime" in part["insertedContent"]["text"] for part in fix), "each can be made alone"
+    parts = [part for fix in fixes for part in fix]
+    wanted = {json.dumps(part): part for part in parts}.values()
+    lines = SCRIPT.splitlines(keepends=True)
+    for part in sorted(wanted, key=lambda part: part["deletedRegion"]["startLine"], reverse=True):
+        region = part["deletedRegion"]
+        assert (region["startColumn"], region["endColumn"]) == (1, 1)
+        lines[region["startLine"] - 1 : region["endLine"] - 1] = [part["insertedContent"]["text"]]
+    CliRunner().invoke(main, ["convert", "train.py", "--in-place"])
+    assert "".join(lines) == (folder / "train.py").read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_annotations_say_what_a_line_becomes() -> None:
+    assert run("train.py", "--format", "github").stdout.splitlines()[2] == (
+        "::notice file=train.py,line=4,col=1,endColumn=11,title=dp2ddp DDP008::`torch.save` becomes `ddp.save`: "
+        'rank 0 alone writes it, atomically%0Addp.save(net, "net.pt")'
+    )

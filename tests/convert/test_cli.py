@@ -97,7 +97,7 @@ def test_the_summary_says_what_why_and_how_to_run(script: Path) -> None:
     assert result.stderr.splitlines() == [
         "train.py -> my out.py: 1 change",
         "    1  wraps the model: one replica in each process",
-        "1 note, to be looked at by a person:",
+        "1 note for a person to look at:",
         "  train.py:4  DDP008  it is odd; look at it",
         "How to run it, with your own arguments:",
         "  python 'my out.py'   # one process on each visible GPU of this machine",
@@ -110,8 +110,19 @@ def test_the_summary_as_json(script: Path) -> None:
     script.write_text(f"{SCRIPT}odd = 1\n")
     result = run("convert", "train.py", "-o", "out.py", "--format", "json")
     assert result.stderr == ""
-    change = {"line": 3, "column": 7, "rule": "DDP002", "kind": "change", "message": "one replica"}
-    note = {"line": 4, "column": 1, "rule": "DDP008", "kind": "note", "message": "it is odd; look at it"}
+    lines = [("import dp2ddp_runtime as ddp\n", 2, 2), ("net = ddp.wrap_model(Net())  # wrap\n", 3, 4)]
+    change = {
+        "line": 3,
+        "column": 7,
+        "end_column": 29,
+        "rule": "DDP002",
+        "kind": "change",
+        "message": "`nn.DataParallel(Net())` becomes `ddp.wrap_model(Net())`: one replica",
+        "becomes": ["net = ddp.wrap_model(Net())  # wrap"],
+        "fix": [{"line": line, "end": end, "text": text} for text, line, end in lines],
+    }
+    note = {"line": 4, "column": 1, "end_column": 4, "rule": "DDP008", "kind": "note", "becomes": [], "fix": []}
+    note["message"] = "it is odd; look at it"
     file = {"input": "train.py", "output": "out.py", "changed": True, "converted_before": False, "refused": False}
     assert json.loads(result.stdout) == {
         "version": 1,
@@ -129,7 +140,9 @@ def test_the_summary_as_json(script: Path) -> None:
 def test_other_forms_have_what_needs_a_person_instead_of_the_diff(script: Path) -> None:
     script.write_text(f"{SCRIPT}odd = 1\n")
     result = run("convert", "train.py", "--format", "github")
-    assert result.stdout == "::warning file=train.py,line=4,col=1,title=dp2ddp DDP008::it is odd; look at it\n"
+    assert (
+        result.stdout == "::warning file=train.py,line=4,col=1,endColumn=4,title=dp2ddp DDP008::it is odd; look at it\n"
+    )
     assert result.stderr == ""
     script.write_text(SCRIPT)
     assert run("convert", "train.py", "--format", "github").stdout == ""
@@ -145,8 +158,8 @@ def test_a_quiet_command_shows_results_and_errors_alone(script: Path) -> None:
 def test_a_verbose_command_names_each_line(script: Path) -> None:
     result = run("convert", "train.py", "-v")
     assert (
-        "    1  wraps the model: one replica in each process\n         train.py:3  DDP002  one replica\n"
-        in result.stderr
+        "    1  wraps the model: one replica in each process\n         train.py:3  DDP002  "
+        "`nn.DataParallel(Net())` becomes `ddp.wrap_model(Net())`: one replica\n" in result.stderr
     )
 
 
@@ -267,7 +280,10 @@ def test_the_runtime_is_vendored_beside_the_output(script: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "--vendor" not in result.stderr
     copied = {path.name for path in Path("out", "dp2ddp_runtime").iterdir()}
-    assert copied == {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir()} - {"__pycache__"}
+    assert copied == {path.name for path in dp2ddp.RUNTIME_SOURCE.iterdir()} - {"__pycache__"} | {
+        "LICENSE",
+        "README.md",
+    }
     assert sorted(os.listdir("out")) == ["dp2ddp_runtime", "train.py"]
     # The same copy is left alone, another is not overwritten unasked, and then nothing else is written either.
     assert run("convert", "train.py", "-o", "out/more.py", "--vendor").exit_code == 0
@@ -370,7 +386,7 @@ def test_any_crash_asks_for_a_report_with_what_is_known(script: Path, monkeypatc
 
 
 def test_a_crash_after_writing_does_not_claim_otherwise(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dp2ddp.convert.summary.how_to_run", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("dp2ddp.convert.reporting.how_to_run", lambda *args, **kwargs: 1 / 0)
     result = run("convert", "train.py", "-o", "out.py")
     assert result.exit_code == 3
     assert "internal error: ZeroDivisionError" in result.stderr
@@ -425,7 +441,7 @@ def test_rules_are_listed_and_shown() -> None:
             assert line in shown.stdout
     unknown = run("rules", "DDP999")
     assert unknown.exit_code == 2
-    assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; did you mean DDP019? `dp2ddp rules` lists them\n"
+    assert unknown.stderr == "dp2ddp: rules: no rule 'DDP999'; `dp2ddp rules` lists them\n"
 
 
 def test_help_and_version() -> None:

@@ -73,7 +73,7 @@ def test_what_is_never_reached_stays(given: list[str]) -> None:
     )
     assert "return net.cuda()" in now
     assert Path("demo.py").read_text() == DEMO
-    assert "never comes to a wrap" in result.output or given == ["."]
+    assert "never wraps a model" in result.output or given == ["."]
     assert result.output.count("nets.py: plain, its lines under `__main__`") == 1
     assert "same way" not in result.output  # only train.py is started
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
+from dp2ddp.rules import all_rules
 
 SCRIPT = """\
 import torch
@@ -56,11 +57,11 @@ def _page(name: str = "report.html") -> str:
 def test_a_conversion_has_its_page(run: Run) -> None:
     done = run("train.py", "-o", "out.py", "--html", "report.html")
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.endswith("report.html: all of this as a page, for a browser\n")
+    assert done.stderr.endswith("report.html: the same as a page, for a browser\n")
     page = _page()
     assert "Converted With N GPUs, python out.py starts N processes, one on each GPU." in page
-    assert "Together they train on the original's very batches, and process 0 alone prints and writes files." in page
-    changes = re.search(r"(\d+) changes by (\d+) rules in 1 file. Nothing is left for a person to look at.", page)
+    assert "They train on the original's batches; process 0 alone prints and writes files." in page
+    changes = re.search(r"(\d+) changes by (\d+) rules in 1 file. Nothing is left for a person.", page)
     assert changes is not None
     assert f"train.py -> out.py: {changes[1]} changes\n" in done.stderr
     for said in ("python out.py", "torchrun --nproc-per-node=gpu out.py", "dp2ddp_runtime must be there"):
@@ -68,15 +69,44 @@ def test_a_conversion_has_its_page(run: Run) -> None:
         assert said in page
 
 
-def test_each_change_has_its_rule_and_the_rule_its_example(run: Run) -> None:
+def test_each_change_has_its_rule_and_the_reason(run: Run) -> None:
     run("train.py", "-o", "out.py", "--html", "report.html")
     text = Path("report.html").read_text("utf-8")
-    named = set(re.findall(r'<span class="rule">(DDP\d+)</span> <strong>', text))
-    assert {"DDP001", "DDP002", "DDP005", "DDP008"} <= named
-    for rule in named:
-        assert f'href="#{rule}-examples"' in text
-        assert text.count(f'id="{rule}-examples"') == 1
+    for rule in ("DDP001", "DDP002", "DDP005", "DDP008"):
+        found = re.search(rf'<span class="rule">{rule}</span> <strong>.*</strong>: .*</summary>\n<p>(.+)</p>', text)
+        assert found is not None
+        why = next(each.why for each in all_rules() if each.id == rule)
+        assert _flat(found[1]) == " ".join(why.replace("`", "").split())
     _check_links(text)
+
+
+def _flat(markup: str) -> str:
+    return html.unescape(re.sub("<[^>]*>", "", markup))
+
+
+def _actions() -> dict[str, list[str]]:
+    table = Path("report.html").read_text("utf-8").partition('<table class="actions">')[2].partition("</table>")[0]
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', table, re.DOTALL)
+    return {_flat(what): [_flat(cell) for cell in re.findall("<td>(.*?)</td>", rest, re.DOTALL)] for what, rest in rows}
+
+
+def test_what_each_process_does_is_read_off_the_edits(run: Run) -> None:
+    mixed = "test = DataLoader(torch.rand(8, 4), collate_fn=mix)\nfor x in test:\n    net(x)\n"
+    Path("train.py").write_text("import time\n" + SCRIPT + mixed.replace("test", "other") + "print(time.time() > 5)\n")
+    run("train.py", "--html", "report.html")
+    found = _actions()
+    assert found["Load samples"] == ["its rows of each batch", "their rows", "train.py:6"]
+    assert found["Load samples, with a collate_fn"] == ["whole batches", "whole batches", "train.py:14"]
+    assert found["Run the model"][2] == "train.py:7"
+    assert found["Write files, plot, report"] == ["yes", "no", "train.py:13"]
+    assert found["Print, show progress"] == ["yes", "no", ""]
+    assert "Download, unpack" not in found
+    _check_links(Path("report.html").read_text("utf-8"))
+
+
+def test_the_current_folder_goes_by_its_name(run: Run, tmp_path: Path) -> None:
+    run(".", "--html", "../report.html")
+    assert f"<title>Preview: {tmp_path.name} · dp2ddp</title>" in Path("../report.html").read_text("utf-8")
 
 
 def _check_links(text: str) -> None:
@@ -127,7 +157,7 @@ def test_a_refused_script_has_a_page_that_says_why(run: Run) -> None:
     assert "Not converted It can't be converted as it is: train.py:3: " in page
     assert "`" not in page.split("What stands in the way")[0], "names stand as code"
     assert "What stands in the way" in page
-    assert "Who does what" not in page
+    assert "What each process does" not in page
     assert "How to run" not in page
 
 
@@ -148,7 +178,8 @@ def test_what_can_t_be_read_or_is_ddp_already_has_one_too(run: Run, text: str, l
     assert f"Not converted It can't be converted as it is (train.py, line {line})" in page
     assert "Nothing was written but this page." in page
     assert why in page
-    assert f"{line} {text.splitlines()[line - 1]}" in page, "the line itself"
+    shown = f'<div class="l here" data-n="{line}"><code>{html.escape(text.splitlines()[line - 1])}'
+    assert shown in Path("report.html").read_text("utf-8"), "the line itself"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +230,7 @@ def test_standard_input_has_a_page(run: Run) -> None:
     assert "import dp2ddp_runtime as ddp" in done.stdout
     page = _page()
     assert "Converted With N GPUs, the converted script starts N processes" in page
-    assert "loader" in page.split("Who does what with N GPUs")[1]
+    assert "Load samples" in page.split("What each process does with N GPUs")[1]
 
 
 def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
@@ -221,9 +252,8 @@ def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:
     assert "Written to out." in page
     assert "in 2 files" in page
     text = Path("report.html").read_text("utf-8")
-    leaves = re.findall(r'<li class="leaf"[^>]*><a href="#(f\d)">(\w+\.py)</a>', text)
-    assert sorted(name for _, name in leaves) == ["net.py", "train.py"]
-    assert "lib/__init__.py" in page.split("stays as it is")[1][:60]
+    leaves = re.findall(r'<li class="leaf"[^>]*><a href="#(f\d)">([\w/]+\.py)</a>', text)
+    assert sorted(name for _, name in leaves) == ["lib/net.py", "train.py"]
     assert "python out/train.py" in page
     preview = run("project", "--html", "report.html", "--entry", "train.py")
     assert preview.exit_code == 0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import click
 import pytest
 
 from dp2ddp import rules_doc
 from dp2ddp.command import terminal
-from dp2ddp.convert import report
-from dp2ddp.convert.overview import File, Scripts
+from dp2ddp.convert import diffs, running
 from dp2ddp.convert.pipeline import Conversion, convert_source
-from dp2ddp.convert.summary import scripts_lines
+from dp2ddp.convert.reporting import File, Report, lines_of
 from dp2ddp.rewrite.edits import Note, RemoveStatement
 from dp2ddp.rules import Example, Options, Rule
 from dp2ddp.source.spans import Span
@@ -29,8 +29,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """The lines of a conversion's summary."""
 
     def show(conversion: Conversion, *, output: str | None = "out.py", verbose: bool = False) -> list[str]:
-        done = Scripts([File("train.py", output, conversion)], [], [], vendored=False)
-        terminal.show_messages(scripts_lines(done, verbose=verbose))
+        done = [File("train.py", output, replace(conversion, old_text=conversion.old_text or "x\ny\nz = 5\nw = 6\n"))]
+        terminal.show_messages(lines_of(Report(done, done, False, False, []), verbose=verbose))
         return capsys.readouterr().err.splitlines()
 
     return show
@@ -52,12 +52,12 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     ],
 )
 def test_diffs_keep_every_byte(old: str, new: str, expected: str) -> None:
-    assert report.diff("x.py", old, new) == expected
+    assert diffs.diff("x.py", old, new) == expected
 
 
 def test_a_diff_is_colored_as_git_does() -> None:
     told = "--- a\n+++ a\n@@ -1 +1 @@ def f():\n-x\n+y\n z\n"
-    text = report.colored(told)
+    text = diffs.colored(told)
     assert click.unstyle(text) == told
     assert text == (
         "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m def f():\n"
@@ -87,23 +87,33 @@ def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
     assert lines[:4] == [
         "train.py -> out.py: 3 changes",
         "    3  unwraps the optimizer",
-        "         train.py:3  DDP003  the optimizer is no module",
-        "         train.py:4  DDP003  the optimizer is no module",
+        "         train.py:3  DDP003  `z = 5` goes: the optimizer is no module",
+        "         train.py:4  DDP003  `w = 6` goes: the optimizer is no module",
     ]
 
 
 def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
     notes = [Note("DDP016", Span.of(line, 0, line, 5), "it is odd", "look") for line in (3, 9, 9)]
     assert printed(Conversion("x\n", notes=notes))[1:] == [
-        "3 notes, to be looked at by a person:",
+        "3 notes for a person to look at:",
         "  train.py:3, 9  DDP016  it is odd; look",
+    ]
+
+
+def test_a_note_on_several_files_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [Note("DDP001", SPAN, "`--help` starts all of them", "leave it")]
+    files = [File(name, None, Conversion("x\n", notes=notes)) for name in ("train.py", "test.py")]
+    terminal.show_messages(lines_of(Report(files, files, False, False, []), verbose=False))
+    assert capsys.readouterr().err.splitlines()[2:] == [
+        "2 notes for a person to look at:",
+        "  train.py:3, test.py:3  DDP001  `--help` starts all of them; leave it",
     ]
 
 
 def test_a_long_summary_is_cut_unless_it_is_verbose(printed: Printed) -> None:
     notes = [Note("DDP016", Span.of(line, 0, line, 5), f"it is odd, {line}", "look") for line in range(1, 21)]
     short = printed(Conversion("x\n", notes=notes))
-    assert short[1] == "20 notes, to be looked at by a person:"
+    assert short[1] == "20 notes for a person to look at:"
     assert len(short) == 2 + 6 + 1
     assert short[-1] == "  and 14 more, which --verbose shows"
     assert len(printed(Conversion("x\n", notes=notes), verbose=True)) == 2 + 20
@@ -113,7 +123,7 @@ def test_notes_are_shown_where_nothing_was_converted(printed: Printed) -> None:
     note = Note("DDP016", SPAN, "a submodule is wrapped", "wrap the whole model")
     assert printed(Conversion("x\n", notes=[note])) == [
         "train.py: not converted",
-        "1 note, to be looked at by a person:",
+        "1 note for a person to look at:",
         "  train.py:3  DDP016  a submodule is wrapped; wrap the whole model",
     ]
 
@@ -163,8 +173,8 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
     ("option", "apart"), [("--log", "-- "), ("--log_", "-- "), ("--master", "-- "), ("--lr", ""), ("--log-dir", "")]
 )
 def test_options_that_torchrun_would_take_are_kept_from_it(option: str, apart: str) -> None:
-    assert report.confuses_torchrun(f"parser.add_argument('{option}')") == bool(apart)
-    lines = [step.command for step in report.steps("t.py", report.Starts.VISIBLE, confused=bool(apart))]
+    assert running.confuses_torchrun(f"parser.add_argument('{option}')") == bool(apart)
+    lines = [step.command for step in running.steps("t.py", running.Starts.VISIBLE, confused=bool(apart))]
     assert lines[1] == f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}t.py"
 
 
@@ -184,9 +194,9 @@ STARTS = {
 @pytest.mark.parametrize("script", STARTS)
 def test_how_many_processes_start_is_said_as_it_is(script: str) -> None:
     head = "import argparse, os\nimport torch.nn as nn\nargs = argparse.ArgumentParser().parse_args()\n"
-    kind = report.starts(convert_source(head + script, "t.py", Options()).edits)
+    kind = running.starts(convert_source(head + script, "t.py", Options()).edits)
     assert kind is not None
-    first, second = report.steps("t.py", kind)
+    first, second = running.steps("t.py", kind)
     assert (first.what, f"--nproc-per-node{STARTS[script][1]} " in second.command) == (STARTS[script][0], True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import blocks
 import pytest
+import snowballstemmer
 
 #: What a browser fetches by itself.
 _FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src"}
@@ -53,6 +55,28 @@ def test_every_page_is_there_and_needs_no_network(site: Path) -> None:
         assert [address for address in parser.found if re.match(r"(https?:)?//", address)] == [], page.name
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text("utf-8")), style.name
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("idiomatic", "problems"),
+        ("HuggingFace", "problems"),
+        ("Trainer", "questions"),
+        ("NCCL timeout", "problems"),
+        ("SLURM", "launching"),
+        ("install", "install"),
+    ],
+)
+def test_searching_finds_what_people_look_for(site: Path, words: str, page: str) -> None:
+    """By the index that the site's search reads: stems of words, each with the numbers of its pages."""
+    text = (site / "searchindex.js").read_text("utf-8")
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    for word in words.lower().split():
+        stem = snowballstemmer.stemmer("english").stemWord(word)
+        found = [index[kind].get(stem, []) for kind in ("terms", "titleterms")]
+        numbers = {number for each in found for number in (each if isinstance(each, list) else [each])}
+        assert index["docnames"].index(page) in numbers, stem
 
 
 def test_the_reference_has_all_that_the_runtime_offers(site: Path) -> None:

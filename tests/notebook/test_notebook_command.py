@@ -220,7 +220,7 @@ def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: p
     assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")
     # One among other files doesn't keep these from being checked, and isn't passed over either.
     Path("train.py").write_text(f"{WRAP}\n")
-    checked = run("check", ".")
+    checked = run("check", ".", "--output-format", "concise")
     assert checked.exit_code == 1
     assert f"train.ipynb:1:1: refused: {message}\n" in checked.stdout
     assert "train.py:2:7: DDP002" in checked.stdout
@@ -240,7 +240,7 @@ def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, 
 
 
 def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
-    lines = run("check", "train.ipynb", "--format", "text").stdout.splitlines()
+    lines = run("check", "train.ipynb", "--format", "concise").stdout.splitlines()
     assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
     for form in ("github", "gitlab", "sarif"):
         assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout

@@ -73,7 +73,7 @@ def test_what_is_worked_out_of_all_devices_is_noted(lines: str) -> None:
     result = convert_source(_HEAD + lines, "train.py", Options())
     (note,) = (each for each in result.notes if each.rule == "DDP023")
     assert f"range({_N})" in result.new_text
-    assert "its own one alone" in note.what
+    assert "a rank sees only its own" in note.what
     assert "ddp.gather" in note.todo
 
 
@@ -99,4 +99,4 @@ def test_what_another_file_may_ask_for_is_noted(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text(f"import torch\nmemory = sum({_MEMORY} for i in range({_N}))\n")
     (tmp_path / "train.py").write_text(f"import config\n{_HEAD}batch = config.memory >> 28\n")
     found = CliRunner().invoke(main, ["check", str(tmp_path)])
-    assert "its own one alone" in " ".join(found.output.split())
+    assert "a rank sees only its own" in " ".join(found.output.split())

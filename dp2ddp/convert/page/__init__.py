@@ -1,7 +1,7 @@
-"""The page of a conversion, `--html`: what changed and why, what needs a person, and who does what with N GPUs.
+"""The page of a conversion, `--html`: what changed and why, what needs a person, and what each process does.
 
 `check` comes before any work; `write` when everything else is done; `on_refusal` around what finds out that an input
-can't be converted at all. What the page is made of is `Material`; `compose` makes of it what the template shows.
+can't be converted at all. `content` makes of a report what the template shows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dp2ddp import page
-from dp2ddp.convert.page.material import Material
+from dp2ddp.convert.reporting import Report
 from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
-
-__all__ = ["Material", "check", "on_refusal", "write"]
-
-_PACKAGE = "dp2ddp.convert.page"
 
 
 def check(request: Request) -> None:
@@ -35,16 +31,16 @@ def check(request: Request) -> None:
             raise BadInput(request.html, what="the page would take the place of an input or of the output")
 
 
-def write(material: Material) -> None:
-    """Writes the page of a conversion.
+def write(report: Report, request: Request) -> None:
+    """Writes the page of a conversion, if one is asked for.
 
     Raises:
         BadInput: it can't be written.
     """
-    from dp2ddp.convert.page import compose  # with jinja2 and what else only a page needs
+    if request.html is not None:
+        from dp2ddp.convert.page import content  # with jinja2 and what else only a page needs
 
-    assert material.request.html is not None
-    _write(material.request.html, compose.content(material))
+        _write(request.html, content.of_report(report, request))
 
 
 @contextmanager
@@ -58,12 +54,12 @@ def on_refusal(request: Request) -> Iterator[None]:
         yield
     except BadInput as error:
         if request.html is not None:
-            from dp2ddp.convert.page import compose
+            from dp2ddp.convert.page import content
 
-            _write(request.html, compose.refusal(request, error))
+            _write(request.html, content.of_error(error, request))
         raise
 
 
 def _write(path: str, content: Mapping[str, object]) -> None:
-    styles, scripts = ("convert.css", "code.css"), ("convert.js",)
-    page.write(path, page.render(_PACKAGE, "convert.html.j2", content, styles=styles, scripts=scripts))
+    package = "dp2ddp.convert.page"
+    page.write(path, page.render(package, "convert.html.j2", content, styles=["convert.css"], scripts=["convert.js"]))

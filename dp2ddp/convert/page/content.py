@@ -1,29 +1,88 @@
-"""What the template shows: files with their stretches, notes, rules, ways to run it, pictures."""
+"""What the page of a conversion shows."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import posixpath
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
 
-from dp2ddp.convert.overview import File
-from dp2ddp.convert.page import sides
-from dp2ddp.convert.page.drawing import Drawing, drawn
-from dp2ddp.convert.page.flow import Flow
-from dp2ddp.convert.page.stretches import CHANGED, Stretch, stretches
-from dp2ddp.convert.page.who import Task, tasks
-from dp2ddp.rewrite.edits import Note
-from dp2ddp.rules import Rule, all_rules
+from dp2ddp.convert import findings, running, side_by_side
+from dp2ddp.convert.reporting import File, Report, count, reasons, to_run
+from dp2ddp.convert.request import Request
+from dp2ddp.convert.running import Step, is_notebook
+from dp2ddp.errors import BadInput
+from dp2ddp.page.code_lines import Line, lines_of_rows
+from dp2ddp.project.text_files import STANDARD
+from dp2ddp.rewrite.edits import Finding, Note
+from dp2ddp.rules import Rule, rule
+
+CHANGED, SAME, FOLDED = "changed", "same", "folded"
+#: Of so many files the code is shown from the start.
+_FEW = 3
+#: Unchanged lines that are shown around what matters, and how many more are worth folding.
+_AROUND, _FEWEST = 3, 4
+#: What process 0 and the others do, by the effect of the rules that see to it.
+_ACTIONS = {
+    "starts one process per device": ("Start: each process runs the script", "waits here for the others", "wait here"),
+    "splits batches over the processes": ("Load samples", "its rows of each batch", "their rows"),
+    "wraps the model: one replica in each process": ("Run the model", "on its rows", "on their rows"),
+    "writes files once": ("Write files, plot, report", "yes", "no"),
+    "lets one process decide for all": ("Ask for the time, names, what is typed", "asks", "get its answer"),
+    "downloads once on each machine": ("Download, unpack", "first on its machine", "after the first of their machine"),
+}
+_WHOLE = ("Load samples, with a collate_fn", "whole batches", "whole batches")
+#: What no rule has to see to.
+_ALWAYS = (
+    ("Run all other lines", "yes", "yes, with the same values"),
+    ("Print, show progress", "yes", "no"),
+)
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why a stretch changed: a rule, what it says of this place, and the lines."""
+class Verdict(NamedTuple):
+    """A badge with its colour, the sentence, and what else there is to say at once."""
+
+    badge: str
+    color: str
+    sentence: str
+    more: Sequence[str] = ()
+
+
+class Place(NamedTuple):
+    """A line of a file: what to call it, and where it is on the page."""
+
+    text: str
+    link: str
+
+
+class Action(NamedTuple):
+    """What process 0 does, what the others do, and the lines of the script that say so."""
+
+    what: str
+    first: str
+    others: str
+    places: Sequence[Place] = ()
+
+
+class Reason(NamedTuple):
+    """Why a hunk changed: a rule, and what it says of this place."""
 
     rule: Rule
     reason: str
-    lines: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines of a file that lie together: `CHANGED` with the reasons, `SAME`, or `FOLDED`: shown on demand."""
+
+    kind: str
+    lines: Sequence[Line]
+    reasons: Sequence[Reason] = ()
 
 
 @dataclass(frozen=True)
@@ -31,158 +90,226 @@ class ToDo:
     """A note, as something to tick off: `key` is the same on every page with the same note."""
 
     key: str
-    file: Shown
     note: Note
+    place: Place
     text: str
-
-    @property
-    def line(self) -> int:
-        return self.note.span.start.line
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A file on the page.
-
-    Attributes:
-        id: names it in links.
-        file: what became of it.
-        old: its original text.
-        wanted: lines that the page points at.
-        is_open: whether its code is shown from the start.
-    """
+    """A file on the page: `id` names it in links, `name` is what the page calls it, `is_open` whether code shows."""
 
     id: str
+    name: str
     file: File
-    old: str
-    wanted: frozenset[int]
-    is_open: bool = False
+    is_open: bool
 
     @cached_property
-    def stretches(self) -> list[Stretch]:
-        """The code before and after."""
-        lines = sides.lines_of(self.old)
-        rows = list(sides.rows(lines, sides.lines_of(self.file.conversion.new_text)))
-        return stretches(rows, self.file.conversion.edits, self.wanted)
+    def _lines(self) -> tuple[list[str], list[str]]:
+        conversion = self.file.conversion
+        return side_by_side.lines_of(conversion.old_text), side_by_side.lines_of(conversion.new_text)
+
+    @property
+    def _findings(self) -> Sequence[Finding]:
+        return [*self.file.conversion.edits, *self.file.conversion.notes]
 
     @cached_property
-    def changed_rows(self) -> list[sides.Row]:
-        return [row for stretch in self.stretches if stretch.kind == CHANGED for row in stretch.rows]
+    def rows(self) -> list[side_by_side.Row]:
+        """All lines, before and after."""
+        return list(side_by_side.rows(*self._lines))
 
     @property
     def added(self) -> int:
         """How many lines it has that the original hasn't."""
-        return sum(row.new is not None for row in self.changed_rows)
+        return sum(row.new is not None for row in self.rows if not row.same)
 
     @property
     def removed(self) -> int:
-        return sum(row.old is not None for row in self.changed_rows)
+        """How many lines the original has besides."""
+        return sum(row.old is not None for row in self.rows if not row.same)
 
     @property
     def rules(self) -> list[str]:
         """The ids of the rules that say something of it."""
-        conversion = self.file.conversion
-        return sorted({edit.rule for edit in conversion.edits} | {note.rule for note in conversion.notes})
+        return sorted({each.rule for each in self._findings})
 
-    def reasons(self, stretch: Stretch) -> list[Reason]:
-        """Each reason once."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for edit in stretch.edits:
-            found.setdefault((edit.rule, edit.reason), []).append(edit.span.start.line)
-        by_id = {rule.id: rule for rule in all_rules()}
-        return [Reason(by_id[rule], reason, sorted(set(lines))) for (rule, reason), lines in found.items()]
+    @property
+    def wanted(self) -> set[int]:
+        """The old lines that the page points at."""
+        return {each.span.start.line for each in self._findings}
+
+    def place(self, line: int) -> Place:
+        """An old line."""
+        places = self.file.conversion.places
+        return Place(f"{self.name}:{line if places is None else places.of(line)}", f"{self.id}-{line}")
+
+    def sections(self) -> Iterator[Section]:
+        """The code before and after; unchanged lines show where they are near to what matters."""
+        hunks = side_by_side.hunks(self.rows, self.file.conversion.edits)
+        owner = {row: number for number, hunk in enumerate(hunks) for row in hunk.rows}
+        matters = [n for n, row in enumerate(self.rows) if not row.same or row.old in self.wanted]
+        near = {n for number in matters for n in range(number - _AROUND, number + _AROUND + 1)}
+        for (is_near, hunk), part in groupby(enumerate(self.rows), lambda each: (each[0] in near, owner.get(each[1]))):
+            rows = [row for _, row in part]
+            lines = lines_of_rows(rows, *self._lines, {n: self.place(n).link for n in self.wanted})
+            if hunk is not None:
+                edits = hunks[hunk].edits
+                why = dict.fromkeys((edit.rule, edit.reason) for edit in edits)
+                yield Section(CHANGED, lines, [Reason(found, text) for id, text in why if (found := rule(id))])
+            else:
+                yield Section(SAME if is_near or len(rows) < _FEWEST else FOLDED, lines)
 
     def todos(self) -> Iterator[ToDo]:
-        lines = sides.lines_of(self.old)
+        """Its notes."""
+        old, _ = self._lines
         for note in self.file.conversion.notes:
             line = note.span.start.line
-            text = lines[line - 1].strip() if line <= len(lines) else ""
+            text = old[line - 1].strip() if line <= len(old) else ""
             key = hashlib.sha256("\0".join((self.file.name, text, note.rule, note.what)).encode("utf-8", "replace"))
-            yield ToDo(f"note:{key.hexdigest()[:20]}", self, note, text)
+            yield ToDo(f"note:{key.hexdigest()[:20]}", note, self.place(line), text)
 
 
-@dataclass
-class Folder:
-    """A folder of the tree: folders and files in it, by name."""
+def of_report(report: Report, request: Request) -> dict[str, object]:
+    """What the template shows of a conversion."""
+    noted = [each for each in report.files if each.conversion.changed or each.conversion.notes]
+    short = _short([each.name for each in noted])
+    shown = [Shown(f"f{n}", short[each.name], each, len(noted) <= _FEW) for n, each in enumerate(noted)]
+    written = (request.writes or request.output == STANDARD) and not report.refused
+    steps, remarks = _running(report, request)
+    return {
+        "name": _name(request),
+        "verdict": _verdict(report, noted, written=written),
+        "files": shown,
+        "todos": [todo for each in shown for todo in each.todos()],
+        "refused": report.refused,
+        "error": None,
+        "excerpt": (),
+        "actions": list(_actions(shown)) if report.changed and not report.refused else (),
+        "steps": steps,
+        "remarks": remarks,
+        "warnings": [str(each) for each in report.warnings],
+        "left_alone": reasons(report),
+    }
 
-    folders: dict[str, Folder] = field(default_factory=dict)
-    files: dict[str, Shown] = field(default_factory=dict)
+
+def of_error(error: BadInput, request: Request) -> dict[str, object]:
+    """What the template shows where an input can't be converted at all."""
+    line = "" if error.line is None else f", line {error.line}"
+    sentence = f"It can't be converted as it is ({error.file}{line}), so with N GPUs it runs as before."
+    verdict = Verdict("Not converted", "bad", sentence, ["Nothing was written but this page."])
+    around = findings.excerpt(error.file, error.line, _AROUND) if error.line is not None else ()
+    excerpt = [(number, text, number == error.line) for number, text in around]
+    nothing = ("files", "todos", "actions", "steps", "remarks", "warnings", "left_alone")
+    found = {"name": _name(request), "verdict": verdict, "refused": True, "error": error, "excerpt": excerpt}
+    return {**found, **dict.fromkeys(nothing, ())}
 
 
-def tree(files: Iterable[Shown]) -> Folder:
-    """The files in their folders; folders with nothing but one folder in them are joined to it."""
-    top = Folder()
+def _name(request: Request) -> str:
+    """What was given; the current folder by its name, as `.` says nothing."""
+    names = (os.path.basename(os.path.abspath(each)) if each in (".", "..", "./") else each for each in request.inputs)
+    return ", ".join(names)
+
+
+def _short(names: Collection[str]) -> dict[str, str]:
+    """The names without the folder that all of them lie in."""
+    folders = [posixpath.dirname(name) for name in names]
+    if not folders or any(posixpath.isabs(folder) != posixpath.isabs(folders[0]) for folder in folders):
+        return {name: name for name in names}
+    top = posixpath.commonpath(folders)
+    return {name: posixpath.relpath(name, top) if top else name for name in names}
+
+
+def _actions(files: Sequence[Shown]) -> Iterator[Action]:
+    """What each process does, read off the edits."""
+    found: dict[tuple[str, str, str], list[Place]] = {}
     for each in files:
-        *parents, name = each.file.name.replace("\\", "/").split("/")
-        folder = top
-        for parent in parents:
-            folder = folder.folders.setdefault(parent or "/", Folder())
-        folder.files[name] = each
-    return _joined(top)
+        for edit in each.file.conversion.edits:
+            known = rule(edit.rule)
+            action = _ACTIONS.get(getattr(known, "effect", ""))
+            if action is not None:
+                action = _WHOLE if "whole batches" in edit.reason else action
+                found.setdefault(action, []).append(each.place(edit.span.start.line))
+    order = {action: number for number, action in enumerate((*list(_ACTIONS.values())[:2], _WHOLE))}
+    for action in sorted(found, key=lambda action: order.get(action, len(order))):
+        yield Action(*action, list(dict.fromkeys(found[action])))
+    yield from (Action(*action) for action in _ALWAYS)
 
 
-def _joined(folder: Folder) -> Folder:
-    joined: dict[str, Folder] = {}
-    for name, inner in folder.folders.items():
-        below = _joined(inner)
-        while not below.files and len(below.folders) == 1:
-            ((more, below),) = below.folders.items()
-            name = f"{name.rstrip('/')}/{more}"
-        joined[name] = below
-    return Folder(joined, folder.files)
+def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict:
+    """What became of inputs that could be read; `files`: all that changed, or that notes are about."""
+    notes = sum(len(each.conversion.notes) for each in files)
+    if report.refused:
+        more = "Half a conversion would train something else, so nothing was changed, and nothing was written."
+        return Verdict("Not converted", "bad", _refusal(files), [more])
+    if not report.changed:
+        return _unchanged(report, notes)
+    edits = [edit for each in report.changed for edit in each.conversion.edits]
+    rules = {edit.rule for edit in edits}
+    people = f"{notes} note{'s need' if notes > 1 else ' needs'} a person" if notes else "Nothing is left for a person"
+    changes = f"{count(edits, 'change')} by {count(rules, 'rule')} in {count(report.changed, 'file')}"
+    told = [f"{changes}. {people}."]
+    if report.output not in (None, report.directory):
+        told.append(f"Written to `{report.output}`.")
+    if report.left_alone:
+        told.append(f"{count(report.left_alone, 'script')} could not be converted and stayed as before.")
+    if not written:
+        told.append("This is a preview: nothing was written but this page.")
+    badge, color = ("Converted", "good") if written else ("Preview", "plain")
+    if notes or report.left_alone:
+        badge, color = f"{badge}, with open notes" if notes else f"{badge} in part", "warn"
+    return Verdict(badge, color, _future(report.started, written=written), told)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A script's flow: wide and narrow, and the same as a table."""
-
-    name: str
-    flow: Flow
-    wide: Drawing
-    narrow: Drawing
-    tasks: Sequence[Task]
-
-
-def picture(flow: Flow, name: str) -> Picture:
-    """The picture of a flow of the script that the user calls `name`."""
-    return Picture(name, flow, drawn(flow, upright=False), drawn(flow, upright=True), list(tasks(flow)))
+def _future(scripts: Sequence[File], *, written: bool) -> str:
+    """What will happen with N GPUs."""
+    would = "" if written else "would "
+    s = "s" if written else ""
+    if len(scripts) == 1:
+        name = scripts[0].output if written and scripts[0].output else scripts[0].name
+        plain = written and not name.startswith("<") and not is_notebook(name)
+        what = f"`python {shlex.quote(name)}`" if plain else "the converted script"
+    else:
+        what = f"each of the {len(scripts)} scripts"
+    start = f"With N GPUs, {what} {would}start{s} N processes, one on each GPU"
+    return f"{start}. They {would}train on the original's batches; process 0 alone {would}print{s} and write{s} files."
 
 
-@dataclass(frozen=True)
-class RuleShown:
-    """A rule that has a say on the page: how many changes and notes are its own, and its examples' code."""
-
-    rule: Rule
-    changes: int
-    notes: int
-    examples: Sequence[tuple[str, Sequence[Stretch]]]
-
-
-def rules_of(files: Sequence[Shown]) -> Iterator[RuleShown]:
-    """The rules that changed something, or note something."""
-    for rule in all_rules():
-        edits = [edit for each in files for edit in each.file.conversion.edits if edit.rule == rule.id]
-        notes = [note for each in files for note in each.file.conversion.notes if note.rule == rule.id]
-        if edits or notes:
-            yield RuleShown(rule, len(edits), len(notes), list(_examples(rule)))
+def _unchanged(report: Report, notes: int) -> Verdict:
+    if any(each.conversion.converted_before for each in report.started):
+        return Verdict("Converted already", "good", "There is nothing to do: it was converted before.")
+    if notes:
+        return Verdict("Not converted", "bad", "Nothing was changed. What stands in the way is named below.")
+    sentence = "No model is wrapped in nn.DataParallel, so there is nothing to convert: one process runs it, as before."
+    return Verdict("Nothing to convert", "plain", sentence)
 
 
-def _examples(rule: Rule) -> Iterator[tuple[str, Sequence[Stretch]]]:
-    from dp2ddp.rules_doc import flags_of
-
-    for example in rule.examples:
-        title = "Example" if example.after else "An example that is only noted"
-        flags = flags_of(example)
-        rows = list(sides.rows(sides.lines_of(example.before), sides.lines_of(example.converted)))
-        together = f", together with {', '.join(example.also)}" if example.also else ""
-        yield f"{title}{f', with {flags}' if flags else ''}{together}", stretches(rows, (), range(len(rows) + 1))
+def _refusal(files: Sequence[File]) -> str:
+    """The first thing that stands in the way."""
+    for each in files:
+        if each.conversion.refused and each.conversion.notes:
+            what = each.conversion.notes[0].what.strip().rstrip(".")
+            return f"It can't be converted as it is: {each.name}:{each.notes[0].place}: {what}."
+    return "It can't be converted as it is."
 
 
-def pointed_at(flows: Sequence[Flow], shown: Mapping[str, str]) -> dict[str, set[int]]:
-    """The lines that pictures point at, by the file's name; `shown` has the names by path."""
-    found: dict[str, set[int]] = {}
-    for flow in flows:
-        for part in (*flow.loaders, *flow.models, *flow.deeds, *flow.starts):
-            if part.path in shown:
-                found.setdefault(shown[part.path], set()).add(part.line)
-    return found
+def _running(report: Report, request: Request) -> tuple[list[Step], list[str]]:
+    """How to run it, as the terminal says it: commands, and what else there is to say."""
+    if not report.changed or report.refused:
+        return [], []
+    asked = to_run(report)
+    steps: list[Step] = []
+    remarks: list[str] = []
+    if len(asked.scripts) == 1 and is_notebook(asked.scripts[0]):
+        remarks.append(running.CELLS)
+    elif asked.scripts:
+        if asked.unwritten is not None:
+            command = f"dp2ddp convert {shlex.join(request.inputs)} {asked.unwritten}"
+            steps.append(Step(command, "writes what is shown here; then", False))
+        for script, starts in zip(asked.scripts, asked.starts):
+            steps += running.steps(script, starts, confused=asked.confused)
+    if asked.scripts and not asked.vendored:
+        remarks.append(running.what_it_imports(len(asked.scripts)))
+    steps += running.steps_for_commands(asked.commands)
+    if asked.commands:
+        remarks.append(f"What commands start: {running.FOR_COMMANDS}")
+    return steps, remarks

@@ -82,7 +82,7 @@ def of_values(id: str, title: str, x_name: str, y_name: str, summary: str, curve
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:
         low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2
-    ticks = list(_even(low, high))
+    ticks = _even(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     ys = [Mark(_y((value - low) / (high - low)), f"{value:.6g}") for value in ticks]
     heights = [[None if v is None else _y((v - low) / (high - low)) for v in curve.values] for curve in curves]
@@ -101,7 +101,7 @@ def of_differences(id: str, title: str, x_name: str, values: Sequence[float], to
         return _y((power - foot) / (high - foot))
 
     apart = max(1, round((high - low) / _MARKS))
-    ys = [Mark(_y(0), "0"), *(Mark(height(10.0**power), _power(power)) for power in range(high, low - 1, -apart))]
+    ys = [Mark(_y(0), "0"), *(Mark(height(10.0**power), f"1e{power}") for power in range(high, low - 1, -apart))]
     heights = [height(value) for value in values]
     beyond = next((index for index, value in enumerate(values) if value > tolerance), None)
     first = None if beyond is None else (_x(beyond, len(values)), heights[beyond])
@@ -173,32 +173,20 @@ def _chosen(heights: Sequence[float | None]) -> Iterator[int]:
             yield indices[0]
 
 
-def _even(low: float, high: float) -> Iterator[float]:
-    """Round numbers from about `low` to about `high`."""
-    rough = (high - low) / _MARKS
+def _step(rough: float) -> float:
+    """The round number (1, 2 or 5 times a power of ten) that isn't smaller than `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+
+
+def _even(low: float, high: float) -> list[float]:
+    """Round numbers from about `low` to about `high`."""
+    step = _step((high - low) / _MARKS)
     first = math.floor(low / step)
-    while True:
-        yield first * step
-        if first * step >= high:
-            return
-        first += 1
+    return [number * step for number in range(first, math.ceil(high / step) + 1)]
 
 
 def _whole(count: int) -> list[int]:
     """Whole numbers from 1 to `count`, evenly apart."""
-    if count <= _MARKS:
-        return list(range(1, count + 1))
-    step = max(1, round(next(_step(count))))
-    return [1, *(number for number in range(step, count + 1, step) if number > step / 3)]
-
-
-def _step(count: int) -> Iterator[float]:
-    rough = count / _MARKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    yield next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-
-
-def _power(power: int) -> str:
-    return f"1e{power}"
+    step = max(1, round(_step(count / _MARKS))) if count else 1
+    return [1, *range(step if step > 1 else 2, count + 1, step)] if count else []

@@ -45,16 +45,7 @@ def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
         "traceback": _told(verdict.failure) if verdict.failure else "",
     }
     if comparison is None:
-        return {
-            **common,
-            "findings": [],
-            "rows": [],
-            "charts": [],
-            "more": [],
-            "singles": [],
-            "files": [],
-            "output": [],
-        }
+        return {**common, **dict.fromkeys(("findings", "rows", "charts", "more", "singles", "files", "output"), ())}
     printed = numbers.of(comparison.original.stdout, comparison.converted.stdout)
     curves = [each for each in printed if not each.single]
     return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import Comparison
@@ -51,8 +51,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """A finding for a reader. `code` are lines of the script around `at`: number, text, whether it is the one."""
 
     title: str
@@ -61,18 +60,16 @@ class Shown:
     code: Sequence[tuple[int, str, bool]] = ()
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file that was written, and where it differs."""
 
     name: str
     result: str
-    places: Sequence[str] = field(default_factory=list)
+    places: Sequence[str] = ()
     more: int = 0
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """A line of output (from 1); of those that differ, both."""
 
     number: int

@@ -2,7 +2,6 @@
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const files = all("details.file");
-  const cards = all(".rule-card");
   const todos = all(".todos > li");
   const field = document.getElementById("filter");
 
@@ -26,14 +25,10 @@
       return fits;
     };
     const shown = new Set(files.filter(show).map((file) => file.id));
-    const rules = cards.filter(show).length;
     todos.forEach(show);
-    for (const leaf of all(".tree .leaf")) leaf.classList.toggle("matches-not", !shown.has(leaf.dataset.file));
-    for (const folder of all(".tree .folder").reverse()) {
-      folder.classList.toggle("matches-not", !folder.querySelector(".leaf:not(.matches-not)"));
-    }
+    for (const leaf of all(".leaf")) leaf.classList.toggle("matches-not", !shown.has(leaf.dataset.file));
     document.getElementById("found").textContent = words.length
-      ? `${shown.size} of ${files.length} files, ${rules} of ${cards.length} rules`
+      ? `${shown.size} of ${files.length} files`
       : "";
   }
 
@@ -54,7 +49,7 @@
 
   async function copyNew(button) {
     const file = document.getElementById(button.dataset.file);
-    const lines = all(".stretch > .n:not(.gap), pre.folded > code", file);
+    const lines = all(".rows > .n:not(.gap), pre.folded > code", file);
     const label = button.textContent;
     let done = "Copied";
     try { await dp2ddp.copy(lines.map((line) => dp2ddp.textOf(line).replace(/\n?$/, "\n")).join("")); } catch { done = "Can't copy here"; }
@@ -72,10 +67,6 @@
     if (!button) return;
     if (button.matches(".copy-file")) copyNew(button);
     if (button.id === "open-all" || button.id === "close-all") for (const file of files) file.open = button.id === "open-all";
-    if (button.matches(".only")) {
-      search(button.dataset.rule);
-      field.focus();
-    }
   });
   // A link to what the search has hidden ends the search.
   addEventListener("hashchange", () => {
@@ -97,6 +88,6 @@
     filter();  // the browser may have kept what was typed
   }
   for (const button of all("#open-all, #close-all")) button.hidden = files.length < 2;
-  for (const button of all(".copy-file, .only")) button.hidden = false;
+  for (const button of all(".copy-file")) button.hidden = false;
   count();
 })();

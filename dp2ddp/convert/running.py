@@ -1,72 +1,20 @@
-"""Diffs, and how to run what was converted."""
+"""How to run what was converted."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from click import style
 
-from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.rewrite.edits import Edit, InsertBefore, Note
+from dp2ddp.rewrite.edits import Edit, InsertBefore
 from dp2ddp.rules.launch import NARROWED
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
-_COLORS = {"+": "green", "-": "red"}
-#: What git takes for the line that a hunk is in: one that begins with a name.
-_HEADING = re.compile(r"[A-Za-z_]")
+#: So many scripts are named that start in the same way.
 _FEW = 4
-
-
-def diff(name: str, old: str, new: str) -> str:
-    """The unified diff from `old` to `new`, as `patch` takes it; newlines as they are in both.
-
-    As git has it, a hunk says behind its line numbers which function or class it is in.
-    """
-    name = _quoted(name)
-    before = _LINE.findall(old)
-    lines = difflib.unified_diff(before, _LINE.findall(new), fromfile=name, tofile=name)
-    # A file without a final newline must say so, or the next line of the diff ends up on the same line.
-    whole = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return "".join(_with_heading(line, before) for line in whole)
-
-
-def _quoted(name: str) -> str:
-    """A file's name as git and patch write it where it isn't plain text: in quotes, bytes as octal numbers."""
-    if name.isprintable() and '"' not in name:
-        return name
-    data = os.fsencode(name)
-    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in data)
-    return f'"{"".join(plain)}"'
-
-
-def _with_heading(line: str, before: Sequence[str]) -> str:
-    hunk = _HUNK.match(line)
-    if hunk is None:
-        return line
-    above = before[: max(int(hunk[2]) - 1, 0)]
-    heading = next((text for text in reversed(above) if _HEADING.match(text)), "")
-    return f"{hunk[1]} {heading.strip()}".rstrip() + "\n"
-
-
-def colored(text: str) -> str:
-    """A diff in the colors of `git diff`."""
-    return "".join(f"{_colored(line)}\n" for line in text.removesuffix("\n").split("\n"))
-
-
-def _colored(line: str) -> str:
-    if line.startswith(("--- ", "+++ ")):
-        return style(line, bold=True)
-    hunk = _HUNK.match(line)
-    if hunk is not None:
-        return style(hunk[1], fg="cyan") + hunk[3]
-    return style(line, fg=_COLORS[line[0]]) if line[:1] in _COLORS else line
 
 
 class Step(NamedTuple):
@@ -150,12 +98,6 @@ def is_notebook(output: str | None) -> bool:
     return output is not None and output.endswith(".ipynb")
 
 
-def line_of(finding: Edit | Note, conversion: Conversion) -> str:
-    """The line of a finding, ``cell 3:2`` in a notebook."""
-    line = finding.span.start[0]
-    return str(line if conversion.places is None else conversion.places.of(line))
-
-
 def steps(script: str, starts: Starts, *, confused: bool = False) -> Iterator[Step]:
     """How to run a script that was converted; `confused`: torchrun would take one of its options."""
     quoted = shlex.quote(script)
@@ -215,17 +157,3 @@ def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
     for command in commands:
         yield f"  {command}   or PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}"
     yield f"  {FOR_COMMANDS}"
-
-
-def count(things: Collection[object], name: str) -> str:
-    """`3 changes`, `1 note`."""
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def listed(lines: Iterable[str], most: int | None) -> Iterator[str]:
-    """`lines`, of more than `most` the first, and how many there are besides."""
-    all_lines = list(lines)
-    shown = all_lines if most is None or len(all_lines) <= most + 1 else all_lines[:most]
-    yield from shown
-    if len(shown) < len(all_lines):
-        yield f"  and {len(all_lines) - len(shown)} more, which --verbose shows"

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from dp2ddp.convert.page import sides
-from dp2ddp.convert.page.sides import Row, rows
-from dp2ddp.convert.page.stretches import CHANGED, FOLDED, SAME, stretches
-from dp2ddp.rewrite.edits import Edit
+from dp2ddp.convert import side_by_side
+from dp2ddp.convert.page.content import CHANGED, FOLDED, SAME, Section, Shown
+from dp2ddp.convert.pipeline import Conversion
+from dp2ddp.convert.reporting import File
+from dp2ddp.convert.side_by_side import Row, hunks, rows
+from dp2ddp.page.code_lines import marked
+from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore
 from dp2ddp.source.spans import Span
 
 _LINES = st.lists(st.sampled_from(["a = 1", "b(a)", "", "    b(a)", "c", "save(net)", "ddp.save(net)"]), max_size=12)
@@ -28,8 +31,6 @@ def test_every_line_of_both_is_there_once_and_in_order(old: list[str], new: list
     found = list(rows(old, new))
     assert [row.old for row in found if row.old] == list(range(1, len(old) + 1))
     assert [row.new for row in found if row.new] == list(range(1, len(new) + 1))
-    assert [row.before.striptags() for row in found if row.old] == [" ".join(line.split()) for line in old]
-    assert [row.after.striptags() for row in found if row.new] == [" ".join(line.split()) for line in new]
     for row in found:
         assert row.same == (row.old is not None and row.new is not None and old[row.old - 1] == new[row.new - 1])
 
@@ -51,9 +52,9 @@ def test_lines_with_nothing_in_common_do_not() -> None:
 
 
 def test_what_differs_within_a_line_is_marked() -> None:
-    (row,) = rows(["torch.save(net, '<p>')"], ["ddp.save(net, '<p>')"])
-    assert row.before == Markup("<mark>torch</mark>.save(net, &#39;&lt;p&gt;&#39;)")
-    assert row.after == Markup("<mark>ddp</mark>.save(net, &#39;&lt;p&gt;&#39;)")
+    before, after = marked("torch.save(net, '<p>')", "ddp.save(net,  '<p>')")
+    assert before == Markup("<mark>torch</mark>.save(net, &#39;&lt;p&gt;&#39;)")
+    assert after == Markup("<mark>ddp</mark>.save(net,  &#39;&lt;p&gt;&#39;)"), "white space is not marked"
 
 
 def test_a_huge_change_is_put_together_as_it_comes() -> None:
@@ -72,38 +73,69 @@ def test_a_huge_change_is_put_together_as_it_comes() -> None:
     ],
 )
 def test_lines_are_python_s(text: str, lines: list[str]) -> None:
-    assert sides.lines_of(text) == lines
+    assert side_by_side.lines_of(text) == lines
 
 
 def _edit(rule: str, line: int, end: int | None = None) -> Edit:
     return Edit(rule, Span.of(line, 0, end or line, 5), "because")
 
 
+def _sections(old: Sequence[str], new: Sequence[str], edits: Sequence[Edit] = ()) -> list[Section]:
+    conversion = Conversion("\n".join(new), edits, changed=True, old_text="\n".join(old))
+    return list(Shown("f0", "a.py", File("a.py", None, conversion), True).sections())
+
+
 def test_what_is_far_from_changes_is_folded() -> None:
     old = [f"line {n}" for n in range(1, 41)]
-    new = [*old[:19], "other", *old[20:]]
-    found = stretches(list(rows(old, new)), [_edit("DDP001", 20)])
+    found = _sections(old, [*old[:19], "other", *old[20:]], [_edit("DDP001", 20)])
     assert [each.kind for each in found] == [FOLDED, SAME, CHANGED, SAME, FOLDED]
-    assert [len(each.rows) for each in found] == [16, 3, 2, 3, 17]
-    assert [edit.rule for edit in found[2].edits] == ["DDP001"]
+    assert [len(each.lines) for each in found] == [16, 3, 2, 3, 17]
+    assert [reason.rule.id for reason in found[2].reasons] == ["DDP001"]
 
 
 def test_lines_that_are_pointed_at_are_shown() -> None:
     old = [f"line {n}" for n in range(1, 41)]
-    found = stretches(list(rows(old, old)), [], {30})
+    found = _sections(old, old, [_edit("DDP001", 30)])
     assert [each.kind for each in found] == [FOLDED, SAME, FOLDED]
-    assert [row.old for row in found[1].rows] == list(range(27, 34))
+    assert [(line.old, line.id) for line in found[1].lines if line.id] == [(30, "f0-30")]
+    assert [line.old for line in found[1].lines] == list(range(27, 34))
 
 
 def test_a_few_lines_are_not_worth_folding() -> None:
     old = ["a", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "b"]
-    new = ["A()", *old[1:-1], "B()"]
-    assert FOLDED not in {each.kind for each in stretches(list(rows(old, new)), [])}
+    assert FOLDED not in {each.kind for each in _sections(old, ["A()", *old[1:-1], "B()"])}
 
 
 def test_edits_go_to_the_change_that_they_made() -> None:
     old = ["import torch", "", "seed()", "x", "y", "net = wrap(", "    inner,", ")", "z", "save(net)"]
     new = ["import torch", "import ddp", *old[1:2], "setup()", *old[2:6], "    ddp(inner),", *old[7:9], "ddp.save(net)"]
     edits = [_edit("DDP001", 3), _edit("DDP002", 6, 8), _edit("DDP008", 10)]
-    found = [each for each in stretches(list(rows(old, new)), edits) if each.kind == CHANGED]
+    found = hunks(list(rows(old, new)), edits)
     assert [[edit.rule for edit in each.edits] for each in found] == [[], ["DDP001"], ["DDP002"], ["DDP008"]]
+
+
+def test_a_change_is_as_small_as_its_edits() -> None:
+    old = ["save(a)", "save(b)", "data = load(", "    c)", "loader = make(", "    data)"]
+    new = [
+        "setup()",
+        "ddp.save(a)",
+        "ddp.save(b)",
+        "with first():",
+        "    data = load(",
+        "        c)",
+        *old[4:],
+        "shard()",
+    ]
+    span = Span.of(1, 0, 1, 7)
+    first, last = (
+        InsertBefore("DDP001", span, "", ["setup()"]),
+        InsertAfter("DDP005", Span.of(5, 0, 6, 9), "", ["shard()"]),
+    )
+    edits = [first, _edit("DDP008", 1), _edit("DDP008", 2), _edit("DDP012", 3, 4), last]
+    found = [(each.old, each.new, [edit.rule for edit in each.edits]) for each in hunks(list(rows(old, new)), edits)]
+    assert found == [
+        ([1], [1, 2], ["DDP001", "DDP008"]),
+        ([2], [3], ["DDP008"]),
+        ([3, 4], [4, 5, 6], ["DDP012"]),
+        ([], [9], ["DDP005"]),
+    ]

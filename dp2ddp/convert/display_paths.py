@@ -13,8 +13,8 @@ from dp2ddp.notebook.notebook import LineMap
 
 
 @dataclass(frozen=True)
-class Names:
-    """Names for paths relative to `root`.
+class DisplayPaths:
+    """What to call paths relative to `root`.
 
     Attributes:
         root: the project's folder.
