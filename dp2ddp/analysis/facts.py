@@ -125,8 +125,11 @@ class Facts:
     @cached_property
     def picked_devices(self) -> frozenset[str]:
         """What names a GPU, as it is written: `args.gpu` of `x.cuda(args.gpu)`, `torch.cuda.set_device(args.gpu)`."""
-        calls = (c for c in self.source.calls if c.args and isinstance(c.func, ast.Attribute))
-        picked = (c.args[0] for c in calls if c.func.attr in ("cuda", "set_device"))
+        picked = (
+            call.args[0]
+            for call in self.source.calls
+            if call.args and isinstance(call.func, ast.Attribute) and call.func.attr in ("cuda", "set_device")
+        )
         return frozenset(ast.unparse(each) for each in picked if isinstance(each, ast.Attribute))
 
     @cached_property

@@ -167,8 +167,8 @@ def build(net, args):
                 return None if stays else self._replaced(facts, given)
             if path is None and isinstance(node.func, ast.Attribute):
                 return self._move(facts, node, node.func)
-            given = keyword(node, "device") if (path or "").startswith("torch.") else None
-            return self._replaced(facts, given) if given is not None and self._is_index(facts, given) else None
+            device = keyword(node, "device") if (path or "").startswith("torch.") else None
+            return self._replaced(facts, device) if device is not None and self._is_index(facts, device) else None
         if is_indexed(node):
             return self._indexed(facts, node)
         return None
