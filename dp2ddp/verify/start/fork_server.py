@@ -108,9 +108,13 @@ class Server:
         """Of a process that was started; None as long as it runs. To be asked for until it is known, and no more."""
         process = self._processes[pid]
         if process is not None:
-            return process.poll()
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if ended else None
+            code = process.poll()
+        else:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+        if code is not None:
+            del self._processes[pid]  # another process may have this id from now on
+        return code
 
 
 def _entries(env: Mapping[str, str]) -> list[str]:
