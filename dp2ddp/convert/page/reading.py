@@ -14,7 +14,7 @@ from dp2ddp.convert.page.deeds import Deeds
 from dp2ddp.convert.page.flow import Flow, Link, Loader, Part
 from dp2ddp.convert.page.held import Held
 from dp2ddp.convert.plan import Plan
-from dp2ddp.project.uses import Uses
+from dp2ddp.project.reachability import Reachability
 from dp2ddp.source.nodes import in_order
 
 
@@ -51,10 +51,10 @@ class _Reader:
         for line in sorted(lines):
             by_file.setdefault(self.source.file_of_line(line).name, []).append(line)
         trees = {file.name: file.tree for file in self.source.files if file.name in files}
-        uses = Uses(trees, by_file)
-        started = self.source.commands.get(self.entry) or (None,)
-        found = [uses.wraps(self.entry, trees, name) for name in started]
-        return {line for each in found for lines in each.values() for line in lines}
+        reachability = Reachability(trees)
+        started = self.source.commands.get(self.entry, ())
+        found = reachability.of(self.entry, trees, self.source.resolve, started)
+        return {line for lines in found.lines(by_file).values() for line in lines}
 
     def flow(self) -> Flow:
         deeds = Deeds(self.facts, self._models, self._edits)
