@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import or_
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
+from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
@@ -28,7 +30,6 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
-from dp2ddp.project.uses import Uses
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
 
@@ -43,6 +44,7 @@ class Facts:
         resolver: the roles that names play.
         wraps: the uses of `DataParallel`.
         loops: the loops over loaders and epochs.
+        running: what the scripts can run.
         sync_bn: whether BatchNorm is to be synchronised, which some of what reaches for replicas is fine with.
         allow_ddp: whether a script may also set up DistributedDataParallel itself.
         catalogue: what functions of libraries do.
@@ -53,10 +55,10 @@ class Facts:
     resolver: Resolver
     wraps: Wraps
     loops: Loops
+    running: Running
     sync_bn: bool = False
     allow_ddp: bool = False
     catalogue: Catalogue = field(default_factory=Catalogue)
-    _comes_to: dict[str, dict[str, list[int]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -70,9 +72,10 @@ class Facts:
         """Analyse a script; `functions` are what the user adds to the catalogue."""
         names = Names(source)
         resolver = Resolver(source, names)
-        wraps = Wraps(source, names, resolver)
+        running = Running(source, names)
+        wraps = Wraps(source, names, resolver, running)
         loops = Loops(source, names, resolver)
-        return cls(source, names, resolver, wraps, loops, sync_bn, allow_ddp, Catalogue(functions))
+        return cls(source, names, resolver, wraps, loops, running, sync_bn, allow_ddp, Catalogue(functions))
 
     @property
     def parallel(self) -> bool:
@@ -88,7 +91,7 @@ class Facts:
     @cached_property
     def replicas(self) -> Replicas:
         """What reaches for DataParallel's replicas."""
-        return Replicas(self.source, self.names, self.resolver, self.wraps)
+        return Replicas(self.source, self.names, self.resolver, self.wraps, self.running)
 
     @cached_property
     def own_ddp(self) -> OwnDdp:
@@ -112,14 +115,14 @@ class Facts:
         Raises:
             BadInput: beside the script's own distributed training, and where that is off can't be told there.
         """
-        started = (entry for entry in self.source.entry_trees if entry not in self.on_one_device)
-        entries = (entry for entry in started if self.comes_to_a_wrap(entry))
-        found = [launch for entry in entries for launch in self.launch_finder.find(entry, self._knows_devices)]
+        found = [
+            launch for entry in self.parallel_entries for launch in self.launch_finder.find(entry, self._knows_devices)
+        ]
         return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
 
     def _knows_devices(self, launch: Launch) -> bool:
         """Whether the `device_ids` of all wraps are known at a place."""
-        ids = [given for given, call in self.wraps.device_ids if self.comes_to(launch.entry, call)]
+        ids = [given for given, call in self.wraps.device_ids if self.running.comes_to(launch.entry, call)]
         return all(means_all(self, each) or told(self, launch, each) is not None for each in ids)
 
     @cached_property
@@ -138,51 +141,34 @@ class Facts:
         return BeforeLaunch(self.loops)
 
     @cached_property
+    def parallel_entries(self) -> list[ast.Module]:
+        """The scripts that come to a wrap over several devices, or may. All others stay single processes."""
+        entries = (entry for entry in self.source.entry_trees if entry not in self._single_entries)
+        return [entry for entry in entries if any(self.running.comes_to(entry, node) for node in self._wrapping)]
+
+    @cached_property
     def on_one_device(self) -> frozenset[ast.Module]:
         """The files of scripts that train on one device, whatever they wrap, and stay as they are."""
-        programs = {entry: set(self.names.reachable(entry)) for entry in self.source.entry_trees}
-        single = {entry for entry in programs if self.wraps.are_on_one_device(partial(self.comes_to, entry))}
-        parallel = (modules for entry, modules in programs.items() if entry not in single)
-        return frozenset().union(*(programs[entry] for entry in single)).difference(*parallel)
-
-    def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
-        """Whether a script can come to a wrap, by the names that it uses."""
-        lines = self._wraps_of(self.source.file(entry).name)
-        return node.lineno in lines.get(self.source.file(node).name, ())  # type: ignore[attr-defined]
-
-    def comes_to_a_wrap(self, entry: ast.Module) -> bool:
-        """Whether a script can come to a wrap, by the names that it uses. One that can't stays a single process."""
-        name = self.source.file(entry).name
-        return name in self._wrapping or bool(self._wraps_of(name))
+        programs = {entry: self.names.reachable(entry) for entry in self.source.entry_trees}
+        others = (modules for entry, modules in programs.items() if entry not in self._single_entries)
+        return frozenset().union(*(programs[entry] for entry in self._single_entries)).difference(*others)
 
     @cached_property
-    def unreached(self) -> list[ast.stmt]:
-        """Functions, classes and main guards that no script with a wrap comes to, and that wrap nothing themselves."""
-        entries = [entry for entry in self.source.entry_trees if self.comes_to_a_wrap(entry)]
-        return self._uses.unreached({self.source.file(entry).name: self._files(entry) for entry in entries})
-
-    def _files(self, entry: ast.Module) -> list[str]:
-        """The names of the files that a script is made of."""
-        return [self.source.file(module).name for module in self.names.reachable(entry)]
-
-    def _wraps_of(self, entry: str) -> dict[str, list[int]]:
-        if entry not in self._comes_to:
-            tree = next(file.tree for file in self.source.files if file.name == entry)
-            self._comes_to[entry] = self._uses.wraps(entry, self._files(tree), whole=True)
-        return self._comes_to[entry]
+    def _single_entries(self) -> list[ast.Module]:
+        is_single = self.wraps.are_on_one_device
+        return [entry for entry in self.source.entry_trees if is_single(partial(self.running.comes_to, entry))]
 
     @cached_property
-    def _uses(self) -> Uses:
-        return Uses({file.name: file.tree for file in self.source.files}, self._wrapping)
+    def unreached(self) -> list[tuple[ast.stmt, str]]:
+        """Functions, methods, classes and main guards that no script with a wrap comes to, and what to call them."""
+        entries = self.parallel_entries
+        return reduce(or_, map(self.running.by, entries)).left() if entries else []
 
     @cached_property
-    def _wrapping(self) -> dict[str, list[int]]:
-        """The lines of the wraps, by file."""
-        lines: dict[str, list[int]] = {}
+    def _wrapping(self) -> list[ast.AST]:
+        """What wraps."""
         calls = (*(wrap.call for wrap in self.wraps.models), *(call for _, call in self.wraps.device_ids))
-        for node in (*calls, *self.wraps.functional, *self.wraps.values, *self.wraps.optimizers):
-            lines.setdefault(self.source.file(node).name, []).append(node.lineno)
-        return lines
+        return [*calls, *self.wraps.functional, *self.wraps.values, *self.wraps.optimizers]
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

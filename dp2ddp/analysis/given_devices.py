@@ -121,10 +121,11 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     # The script's own distributed training has a condition of its own, and what else wraps isn't known to be reached.
     by_test = launch.test is None and not facts.wraps.functional and not facts.wraps.values
     for wrap in facts.wraps.models:
-        if facts.comes_to(launch.entry, wrap.call) and (wrap.device_ids is None or means_all(facts, wrap.device_ids)):
+        is_for_all = wrap.device_ids is None or means_all(facts, wrap.device_ids)
+        if is_for_all and facts.running.comes_to(launch.entry, wrap.call):
             yield _Case(wrap.call, None, True, _tests(facts, launch, wrap.call, None) if by_test else ())
     for each, call in facts.wraps.device_ids:
-        if facts.comes_to(launch.entry, call) and not means_all(facts, each):
+        if facts.running.comes_to(launch.entry, call) and not means_all(facts, each):
             ids = written(facts, launch, each)
             yield _Case(call, ids, ids is not None, _tests(facts, launch, call, ids) if by_test else ())
 

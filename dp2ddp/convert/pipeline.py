@@ -36,10 +36,6 @@ _RELEVANT = re.compile(
 Entries = Union[Sequence[str], Mapping[str, Sequence[str]]]
 
 
-#: What to call the lines of a module that run only where it is started.
-_GUARD = "its lines under `__main__`"
-
-
 @dataclass(frozen=True)
 class Conversion:
     """What became of a script.
@@ -180,7 +176,7 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
     notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
-    unreached = [getattr(part, "name", _GUARD) for part in planned.unreached if source.file(part) is file]
+    unreached = [name for part, name in planned.unreached if source.file(part) is file]
     if not planned.edits or not (edits or notes):
         return Conversion(
             original,

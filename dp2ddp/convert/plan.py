@@ -22,14 +22,15 @@ class Plan:
     Attributes:
         edits: in the order of the rules, each rule's in the order of the source.
         notes: what needs a person.
-        unreached: functions, classes and main guards that would have had some, and that no script with a wrap comes to.
+        unreached: functions, methods, classes and main guards that would have had some, and that no script with a wrap
+            comes to; with what to call them.
         on_one_device: the files of scripts whose every wrap is written for one device, so nothing is to be done.
         refused: a use of `DataParallel` can't be converted, so nothing is; the notes say which.
     """
 
     edits: Sequence[Edit] = ()
     notes: Sequence[Note] = ()
-    unreached: Sequence[ast.stmt] = ()
+    unreached: Sequence[tuple[ast.stmt, str]] = ()
     on_one_device: Collection[ast.Module] = ()
     refused: bool = False
 
@@ -59,7 +60,7 @@ def decide(facts: Facts, options: Options) -> Plan:
     if facts.beside_ddp:
         own = facts.own_ddp.spans
         findings = [finding for finding in findings if not any(span.contains(finding.span) for span in own)]
-    idle: list[ast.stmt] = []
+    idle: list[tuple[ast.stmt, str]] = []
     if facts.parallel and not facts.blockers:
         findings, idle = _reached(facts, findings)
     if facts.wraps.found and not facts.blockers:
@@ -69,20 +70,19 @@ def decide(facts: Facts, options: Options) -> Plan:
     return Plan(edits, notes, idle, facts.on_one_device, refused=bool(facts.blockers))
 
 
-def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[ast.stmt]]:
+def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], list[tuple[ast.stmt, str]]]:
     """What is to be done where a script with a wrap comes to, and the parts of files that this leaves as they are."""
     reached: list[Finding] = []
-    idle: dict[ast.stmt, None] = {}
-    spans = [(part, facts.source.span(part)) for part in facts.unreached]
+    spans = [(part, facts.source.span(part[0])) for part in facts.unreached]
+    left = [facts.source.span(node) for node in facts.wraps.idle]
     for finding in findings:
         if facts.source.file_of_line(finding.span.start.line).tree in facts.on_one_device:
             continue
-        part = next((part for part, span in spans if span.contains(finding.span)), None)
-        if part is None or isinstance(finding, Done):
+        if isinstance(finding, Done) or not any(span.contains(finding.span) for _, span in spans):
             reached.append(finding)
         else:
-            idle[part] = None
-    return reached, list(idle)
+            left.append(finding.span)
+    return reached, [part for part, span in spans if any(map(span.contains, left))]
 
 
 def _left_out(finding: Finding) -> Note:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from dp2ddp.convert import pipeline
@@ -19,7 +19,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.uses import Uses
+from dp2ddp.project.reachability import Reachability, Resolve
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
@@ -40,26 +40,22 @@ class Program:
         files: the text of each file by its path, the script itself first.
         unread: imported files that can't be read as Python and don't matter to the conversion.
         functions: those of the script's functions that a command starts.
+        wraps: whether it may come to a wrap; true as well where that can't be told, or no file names one.
     """
 
     entry: str
     files: Mapping[str, str]
     unread: Sequence[BadInput] = ()
     functions: Sequence[str] = ()
+    wraps: bool = True
 
     @property
     def names_data_parallel(self) -> bool:
         """Whether one of its files names `DataParallel`: not only `DistributedDataParallel` or the like."""
         return any(_NAMED.search(text) for text in self.files.values())
 
-    @cached_property
-    def wraps(self) -> bool:
-        """Whether the script may come to a wrap; true as well where that can't be told, or no file names one."""
-        return _comes_to_a_wrap(self.entry, self.files)
 
-
-@with_room
-def _comes_to_a_wrap(entry: str, files: Mapping[str, str]) -> bool:
+def _comes_to_a_wrap(entry: str, files: Mapping[str, str], resolve: Resolve) -> bool:
     if not any(wrapcalls.mentions(text.encode()) for text in files.values()):
         return True
     trees = {path: syntax.shared(text, path) for path, text in files.items()}
@@ -67,7 +63,7 @@ def _comes_to_a_wrap(entry: str, files: Mapping[str, str]) -> bool:
     lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
     if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
         return True  # what it means, the analysis tells
-    return bool(Uses(trees, lines).wraps(entry, files, whole=True))
+    return bool(Reachability(trees).of(entry, files, resolve, whole=True).lines(lines))
 
 
 @dataclass
@@ -135,7 +131,11 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
             if wrapcalls.mentions(sources.data(path)):
                 raise
             unread.append(error)
-    return Program(entry, files, unread, functions)
+
+    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
+        return layout.resolve(importer, entry, module, level, name)
+
+    return Program(entry, files, unread, functions, _comes_to_a_wrap(entry, files, resolve))
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:

@@ -13,7 +13,7 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import commands, wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.uses import Uses
+from dp2ddp.project.reachability import Reachability
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
 from dp2ddp.source.nodes import is_main_guard
@@ -107,22 +107,32 @@ class _Guesser:
         self, wraps: Mapping[str, Sequence[int]], near: Collection[str], by_command: Mapping[str, Mapping[str, str]]
     ) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
         """The scripts that come to a wrap, with their files, and of their functions those that do by a command."""
-        scripts = [path for path in near if path in by_command or self._is_script(path)]
-        programs = {path: self._layout.reachable(path) for path in sorted(scripts)}
+        programs = {path: self._layout.reachable(path) for path in sorted(near) if self._tree(path) is not None}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
-        paths = {path for files in reaching.values() for path in files}
-        uses = Uses({path: tree for path in paths if (tree := self._tree(path)) is not None}, wraps)
+        imported = {target for path, files in programs.items() for target in files[1:]}
+        trees = {p: tree for files in reaching.values() for p in files if (tree := self._tree(p)) is not None}
+        reachability = Reachability(trees)
+
+        def comes_to_a_wrap(path: str, *functions: str, whole: bool = False) -> bool:
+            def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
+                return self._layout.resolve(importer, path, module, level, name)
+
+            files = reaching.get(path, ())
+            return bool(reachability.of(path, files, resolve, functions, whole=whole).lines(wraps))
+
         leading = {
-            path: {name: command for name, command in of.items() if uses.wraps(path, reaching.get(path, ()), name)}
+            path: {name: command for name, command in of.items() if comes_to_a_wrap(path, name)}
             for path, of in by_command.items()
         }
         leading = {path: of for path, of in leading.items() if of}
-        using = {path: files for path, files in reaching.items() if path in leading or self._runs(path, files, uses)}
+        using = {}
+        for path, files in reaching.items():
+            is_apart = path not in imported and posixpath.basename(path) != "__init__.py"
+            # What nobody imports is there to be started; its functions are then what whoever does so may switch on.
+            runs = comes_to_a_wrap(path, whole=is_apart) if self._is_script(path) else False
+            if path in leading or runs or (is_apart and not self._is_test(path) and comes_to_a_wrap(path)):
+                using[path] = files
         return using, leading
-
-    def _runs(self, path: str, files: Sequence[str], uses: Uses) -> bool:
-        """Whether the file is a script that comes to a wrap."""
-        return self._is_script(path) and bool(uses.wraps(path, files, whole=self._is_test(path)))
 
     def importing(self, changed: Collection[str], known: Collection[str]) -> dict[str, list[str]]:
         others = (path for path in self._importers(changed) if path not in known and path not in changed)

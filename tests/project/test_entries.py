@@ -57,7 +57,6 @@ def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str
     [
         "",
         "import nets\n",
-        "import nets\nx = nets.wrap(1)\n",
         "import nets\ndef f():\n    for i in x: g()\n",
         "import nets\nclass A: pass\n",
     ],
@@ -87,7 +86,14 @@ def test_a_wrap_that_is_out_of_use_makes_no_script(tmp_path: Path, script: str) 
     "module",
     [
         "import nets\n@register\ndef f(): nets.wrap(1)\n",
-        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\nrun = lambda a: models[a]().f()\n",
+        "import nets\nclass A:\n    def __init__(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets, lightning\nclass A(lightning.Module):\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets, lightning\nclass B(lightning.Module): pass\nclass A(B):\n    def f(self): nets.wrap(1)\nx = A\n",
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nrun = lambda name: getattr(A(), name)()\n",
+        "import nets\nclass A:\n    def f(self): self.g()\n    def g(self): nets.wrap(1)\nrun = lambda: A().f()\n",
+        "import nets\n@register('a')\nclass A:\n    def __init__(self): nets.wrap(1)\n",
+        "import nets\nclass A:\n    @hook\n    def f(self): nets.wrap(1)\na = A()\n",
         "import nets\nif True:\n    def f(): nets.wrap(1)\n",
         "from nets import wrap as w\nw(1)\n",
         "from torch.nn import DataParallel as DP\ndef wrap(): DP(net)\nx = wrap\n",
@@ -96,6 +102,34 @@ def test_a_wrap_that_is_out_of_use_makes_no_script(tmp_path: Path, script: str) 
 def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
     files = {"train.py": f"import module\n{GUARD}", "nets.py": WRAP, "module.py": module}
     assert guess(tmp_path, files).entries == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets\nclass A(object):\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
+        "import nets\nclass A:\n    def f(self): nets.wrap(1)\nclass B:\n    def f(self): pass\nx = B().f()\n",
+        "import nets\n@torch.no_grad()\ndef f(): nets.wrap(1)\n",
+        "import nets, torch\ndef f(): nets.wrap(1)\nx = torch.f(1)\n",
+        "import nets, other\ndef f(): nets.wrap(1)\nx = other.f(1)\n",
+    ],
+)
+def test_what_no_name_means_is_not_used(tmp_path: Path, module: str) -> None:
+    files = {"train.py": f"import module\n{GUARD}", "nets.py": WRAP, "module.py": module, "other.py": "def f(): pass\n"}
+    assert guess(tmp_path, files).entries == []
+
+
+def test_what_nobody_imports_is_started_where_its_module_level_comes_to_a_wrap(tmp_path: Path) -> None:
+    work = "from nets import wrap\nnet = wrap(1)\nnet.train()\n"
+    files = {"nets.py": WRAP, "main.py": work, "part.py": work, "package/__init__.py": work, "use.py": "import part\n"}
+    assert guess(tmp_path, files).entries == ["main.py", "use.py"]
+
+
+def test_functions_of_a_script_that_it_does_not_call_may_be_switched_on(tmp_path: Path) -> None:
+    """As in one whose first step is commented out once its files lie there."""
+    files = {"eval.py": f"{WRAP}def main():\n    # wrap(net)\n    pass\n{GUARD}"}
+    assert guess(tmp_path, files).entries == ["eval.py"]
 
 
 def test_what_is_imported_is_a_script_only_with_a_guard(tmp_path: Path) -> None:

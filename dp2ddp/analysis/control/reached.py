@@ -1,16 +1,18 @@
-"""Whether anything in a program names a function or class."""
+"""What the scripts of a program can run: the answers of `project.reachability`, for nodes of the program."""
 
 from __future__ import annotations
 
 import ast
+from functools import cached_property, reduce
+from operator import or_
 from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
+from dp2ddp.project.reachability import Reachability, Reached
+from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 Definition = Union[ast.ClassDef, FunctionNode]
-# What can be a function or class; of calls and subscripts, `getattr(models, name)` and `models.__dict__[name]`.
-_NAMING = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
 def means(resolver: Resolver, node: ast.AST, definition: Definition) -> bool:
@@ -19,16 +21,32 @@ def means(resolver: Resolver, node: ast.AST, definition: Definition) -> bool:
     return any(isinstance(role, (Class, Function)) and role.definition is definition for role in roles)
 
 
-def is_reached(source: ParsedProgram, resolver: Resolver, node: ast.AST) -> bool:
-    """Whether anything names the function in which a node stands.
+class Running:
+    """What the scripts of a program can run, by the names that they use; of their own files all, whatever calls it."""
 
-    A file that is started may pick its own functions without naming them; so may a decorator, and Python picks methods.
-    """
-    function = source.function(node)
-    if function is None or function.decorator_list or source.module(node) in source.entry_trees:
-        return True
-    if isinstance(source.parent(function), ast.ClassDef):
-        return True
-    inside = set(ast.walk(function))
-    named = (n for n in source.nodes if isinstance(n, _NAMING) and n not in inside)
-    return any(means(resolver, n, function) for n in named)
+    def __init__(self, source: ParsedProgram, names: Names) -> None:
+        self._source = source
+        self._names = names
+        self._by_entry: dict[ast.Module, Reached] = {}
+        self._reachability = Reachability({file.name: file.tree for file in source.files})
+
+    def by(self, entry: ast.Module) -> Reached:
+        """What one script can run."""
+        if entry not in self._by_entry:
+            files = [self._source.file(module).name for module in self._names.reachable(entry)]
+            name = self._source.file(entry).name
+            functions = self._source.commands.get(name, ())
+            self._by_entry[entry] = self._reachability.of(name, files, self._source.resolve, functions, whole=True)
+        return self._by_entry[entry]
+
+    def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
+        """Whether a script can come to a node."""
+        return self.by(entry).has(self._source.file(node).name, node.lineno)  # type: ignore[attr-defined]
+
+    def runs(self, node: ast.AST) -> bool:
+        """Whether one of the scripts can come to a node."""
+        return self._any.has(self._source.file(node).name, node.lineno)  # type: ignore[attr-defined]
+
+    @cached_property
+    def _any(self) -> Reached:
+        return reduce(or_, map(self.by, self._source.entry_trees))

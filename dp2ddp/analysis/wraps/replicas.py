@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Union
 
-from dp2ddp.analysis.control.reached import is_reached, means
+from dp2ddp.analysis.control.reached import Running, means
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
 from dp2ddp.source.names import Names
@@ -58,11 +58,12 @@ class Copy:
 class Replicas:
     """Finds what reaches for replicas."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, wraps: Wraps) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, wraps: Wraps, running: Running) -> None:
         self._source = source
         self._names = names
         self._resolver = resolver
         self._wraps = wraps
+        self._running = running
 
     def blockers(self, *, sync_bn: bool) -> Iterator[Blocker]:
         """What can't be converted. Packages that synchronise BatchNorm can, `sync_bn` given."""
@@ -180,7 +181,7 @@ class Replicas:
             above = self._source.parent(node)
             if isinstance(above, ast.ClassDef):
                 yield from self._uses(above)
-            elif not asks_for_type(self._source, self._names, node) and is_reached(self._source, self._resolver, node):
+            elif not asks_for_type(self._source, self._names, node) and self._running.runs(node):
                 yield node
 
     def _instead(self, use: ast.expr) -> ast.Call | None:

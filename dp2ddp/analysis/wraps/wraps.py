@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from dp2ddp.analysis.control.reached import is_reached
+from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
 from dp2ddp.analysis.wraps.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
@@ -50,12 +50,14 @@ class Wrap:
 
 
 class Wraps:
-    """Finds every use of `DataParallel` in a script."""
+    """Finds every use of `DataParallel` in what a script can run."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, running: Running) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
+        self.running = running
+        self.idle: list[ast.expr] = []  # wraps in what no script comes to
         self.models: list[Wrap] = []
         self.optimizers: list[ast.Call] = []
         self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
@@ -71,18 +73,22 @@ class Wraps:
             path = self.names.qualified(call.func)
             if path == "torch.nn.DataParallel":
                 called.add(call.func)
-                if any(isinstance(r, WrappedOptimizer) for r in self.resolver.roles(call)):
+                if not self.running.runs(call):
+                    self.idle.append(call)
+                elif any(isinstance(r, WrappedOptimizer) for r in self.resolver.roles(call)):
                     self.optimizers.append(call)
                 elif argument(call, 0, "module") is None or any(k.arg is None for k in call.keywords):
                     self.values.append(call.func)  # `DataParallel(*args)`, `DataParallel(net, **options)`
                 else:
                     self.models.append(self._wrap(call))
+            elif path is None or not self.running.runs(call):
+                continue
             elif path == "torch.nn.parallel.data_parallel":
                 self.functional.append(call)
             elif (found := written_out(self.source, self.names, call)) is not None:
                 self.functional.append(call)
                 self.written_out[call] = found
-            elif path is not None and _is_foreign(path):
+            elif _is_foreign(path):
                 module, _, name = path.rpartition(".")
                 hint = _SYNC_HINT if "Callback" in name else ""
                 self.refused.append((call.func, f"`{name}` comes from `{module}`, no part of this program{hint}"))
@@ -90,7 +96,7 @@ class Wraps:
         kinds = (ast.Name, ast.Attribute, ast.Call)
         named = [n for n in self.source.nodes if isinstance(n, kinds) and n not in called]
         for node in named:
-            if self.names.qualified(node) == "torch.nn.DataParallel":
+            if self.names.qualified(node) == "torch.nn.DataParallel" and self.running.runs(node):
                 self._reference(node)
 
     @cached_property
@@ -132,7 +138,7 @@ class Wraps:
             return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
         hands = self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
-        return hands and is_reached(self.source, self.resolver, call)
+        return hands and self.running.runs(call)
 
     def _reference(self, node: ast.expr) -> None:
         """Sort a use of `DataParallel` that is no call."""
@@ -157,7 +163,7 @@ class Wraps:
         own = set(ast.walk(definition))
         named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
         uses = (n for n in named if Class(definition) in self.resolver.roles(n))
-        return any(is_reached(self.source, self.resolver, use) for use in uses)
+        return any(map(self.running.runs, uses))
 
     def _why_not_derived(self, definition: ast.ClassDef) -> str:
         """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""

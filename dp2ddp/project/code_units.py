@@ -1,0 +1,230 @@
+"""A file cut into pieces that run as a whole or not at all, and what each of them names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dp2ddp.project.importing import STAR, Import
+from dp2ddp.source.nodes import is_main_guard
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: Decorators that keep what they are given to themselves; any other may hand it on to anybody.
+_QUIET = frozenset(
+    "no_grad enable_grad inference_mode autocast staticmethod classmethod property cached_property abstractmethod "
+    "setter lru_cache cache contextmanager dataclass wraps script total_ordering".split()
+)
+#: By these, what stands in the file itself is picked by a computed name;
+PICKING_HERE = frozenset({"globals", "locals", "eval", "exec", "Fire"})
+#: by these, what stands in any module.
+PICKING_ANYWHERE = frozenset({"import_module", "__import__", "locate", "import_string", "instantiate"})
+
+
+@dataclass(eq=False)
+class Unit:
+    """A piece of a file that runs as a whole or not at all.
+
+    Attributes:
+        path: its file.
+        nodes: its syntax.
+        name: what to call it; empty for what runs at import.
+    """
+
+    path: str
+    nodes: list[ast.AST]
+    name: str = ""
+
+    @cached_property
+    def said(self) -> Said:
+        """What it names."""
+        return Said(self.nodes)
+
+
+class Said:
+    """What a piece of code names.
+
+    Attributes:
+        names: single names.
+        chains: `a.b.c`, as its parts.
+        attributes: names behind a dot of what is no name, and those that `getattr` is given.
+        texts: the words of its strings.
+        picked: of what something is picked by a computed name; None for anything.
+        picks: the functions by which it picks in its own file or in any module.
+    """
+
+    def __init__(self, nodes: Iterable[ast.AST]) -> None:
+        self.names: set[str] = set()
+        self.chains: set[tuple[str, ...]] = set()
+        self.attributes: set[str] = set()
+        self.texts: set[str] = set()
+        self.picked: set[tuple[str, ...] | None] = set()
+        self.picks: set[str] = set()
+        waiting = list(nodes)
+        while waiting:
+            node = waiting.pop()
+            waiting += self._read(node)
+
+    def _read(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Takes what a node says, and returns what is left of it."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.texts.update(node.value.split("."))
+        if isinstance(node, ast.Name):
+            self.names.add(node.id)
+            self.picks |= {node.id} & (PICKING_HERE | PICKING_ANYWHERE)
+        if isinstance(node, ast.Call):
+            self._call(node)
+        if not isinstance(node, ast.Attribute):
+            return ast.iter_child_nodes(node)
+        self.picks |= {node.attr} & {*PICKING_ANYWHERE, "Fire"}
+        chain = chain_of(node)
+        if node.attr == "__dict__" and not (chain and chain[0] == "self"):
+            self.picked.add(chain[:-1] if chain else None)
+        if not chain:
+            self.attributes.add(node.attr)
+            return [node.value]
+        self.chains.add(chain)
+        if chain == ("sys", "modules"):
+            self.picks.add("import_module")
+        return ()
+
+    def _call(self, node: ast.Call) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "getattr" and len(node.args) > 1:
+            given = node.args[1]
+            if isinstance(given, ast.Constant):
+                self.attributes.add(str(given.value))
+                self.chains.update((*chain, str(given.value)) for chain in [chain_of(node.args[0])] if chain)
+            else:
+                self.picked.add(chain_of(node.args[0]))
+        elif name == "vars":
+            if not node.args:
+                self.picks.add("locals")
+            else:
+                self.picked.add(chain_of(node.args[0]))
+
+
+def chain_of(node: ast.expr) -> tuple[str, ...] | None:
+    """`a.b.c` as its parts; None for what doesn't begin with a name."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else None
+
+
+@dataclass(eq=False)
+class ClassUnits:
+    """A class: what runs where it is defined, and its methods."""
+
+    node: ast.ClassDef
+    header: Unit
+    methods: dict[str, list[Unit]]
+    handed_on: list[Unit]
+
+
+@dataclass
+class FileUnits:
+    """A file, cut.
+
+    Attributes:
+        outside: what runs when it is imported.
+        guard: what runs only when it is started.
+        functions, classes: by name; those under conditions are part of what is outside.
+        registered: classes that a decorator hands on.
+        imports: what its names may mean elsewhere.
+        stars: its star imports.
+        stored: names that are assigned somewhere, or are parameters: an import may not be what they mean.
+        lists_subclasses: all classes of a kind are asked for.
+    """
+
+    outside: Unit
+    guard: Unit
+    functions: dict[str, list[Unit]] = field(default_factory=dict)
+    classes: dict[str, list[ClassUnits]] = field(default_factory=dict)
+    registered: list[ClassUnits] = field(default_factory=list)
+    imports: dict[str, list[Import]] = field(default_factory=dict)
+    stars: list[Import] = field(default_factory=list)
+    stored: set[str] = field(default_factory=set)
+    lists_subclasses: bool = False
+
+    @classmethod
+    def cut(cls, path: str, tree: ast.Module) -> FileUnits:
+        file = cls(Unit(path, []), Unit(path, [], "its lines under `__main__`"))
+        for node in ast.walk(tree):
+            file._read(node)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                made = _class(path, node)
+                file.classes.setdefault(node.name, []).append(made)
+                if not all(map(_is_quiet, node.decorator_list)) or any(
+                    k.arg == "metaclass" and last_name(k.value) != "ABCMeta" for k in node.keywords
+                ):
+                    file.registered.append(made)
+            elif isinstance(node, _FUNCTIONS) and all(map(_is_quiet, node.decorator_list)):
+                file.functions.setdefault(node.name, []).append(Unit(path, [node], node.name))
+            elif is_main_guard(node):
+                file.guard.nodes.append(node)
+            elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+                file.outside.nodes.append(node)
+        return file
+
+    def _read(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            self.stored.add(node.id)
+        elif isinstance(node, ast.arg):
+            self.stored.add(node.arg)
+        elif isinstance(node, (ast.Attribute, ast.FunctionDef)):
+            name = node.attr if isinstance(node, ast.Attribute) else node.name
+            self.lists_subclasses |= name in ("__subclasses__", "__init_subclass__")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.split(".")[0]
+                self.imports.setdefault(name, []).append(Import(alias.name if alias.asname else name))
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                one = Import(node.module or "", node.level, alias.name)
+                if alias.name == STAR:
+                    self.stars.append(one)
+                else:
+                    self.imports.setdefault(alias.asname or alias.name, []).append(one)
+
+    def units(self) -> Iterator[Unit]:
+        """All of its pieces."""
+        yield from (self.outside, self.guard)
+        yield from (unit for units in self.functions.values() for unit in units)
+        for made in (each for several in self.classes.values() for each in several):
+            yield made.header
+            yield from (unit for units in made.methods.values() for unit in units)
+
+    def spans(self) -> Iterator[tuple[int, int, Unit]]:
+        """The lines of its pieces, those around others first."""
+        for unit in self.units():
+            yield from ((n.lineno, n.end_lineno or n.lineno, unit) for n in unit.nodes if isinstance(n, ast.stmt))
+        for made in (each for several in self.classes.values() for each in several):
+            yield made.node.lineno, made.node.end_lineno or made.node.lineno, made.header
+
+
+def _class(path: str, node: ast.ClassDef) -> ClassUnits:
+    methods: dict[str, list[Unit]] = {}
+    handed_on = []
+    header: list[ast.AST] = [*node.decorator_list, *node.bases, *node.keywords]
+    for each in node.body:
+        if isinstance(each, _FUNCTIONS):
+            method = Unit(path, [each], f"{node.name}.{each.name}")
+            methods.setdefault(each.name, []).append(method)
+            header += each.decorator_list
+            if not all(map(_is_quiet, each.decorator_list)):
+                handed_on.append(method)
+        else:
+            header.append(each)
+    return ClassUnits(node, Unit(path, header, node.name), methods, handed_on)
+
+
+def _is_quiet(decorator: ast.expr) -> bool:
+    return last_name(decorator.func if isinstance(decorator, ast.Call) else decorator) in _QUIET
+
+
+def last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
