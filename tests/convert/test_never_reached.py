@@ -109,7 +109,7 @@ def test_a_script_on_one_device_stays_as_it_is_beside_those_with_which_it_shares
         f"import torch\nfrom torch import nn\nfrom nets import plain\n\n{wrap}\ntorch.save(net, 'alone.pt')\n"
     )
     shown = convert(*asked).output
-    assert "alone.py: every DataParallel in it is on one device, and it stays one process" in shown
+    assert "alone.py: each DataParallel in it is on one device, so it stays one process" in shown
     assert "ddp" not in Path("alone.py").read_text()
     assert "ddp.wrap_model" in Path("nets.py").read_text()
     assert "  python train.py" in shown
