@@ -77,7 +77,7 @@ class Watch:
     def _is_due(self) -> bool:
         return self._batches < _CHECKED or self._batches & (self._batches - 1) == 0
 
-    def begin(self, shared: bool) -> None:
+    def begin(self, shared: bool = True) -> None:
         """What has changed until now doesn't count.
 
         Args:
