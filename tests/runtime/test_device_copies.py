@@ -193,3 +193,28 @@ def test_a_steady_step_waits_for_the_device_no_more_often(
     found = ranks(2, copied, False, step)
     assert [len(lines) for lines in found] == [of_rank * (BEHIND - FIRST)] * 2, found
     assert len(ranks.original(copied, True, step)) == of_original * (BEHIND - FIRST)
+
+
+def moved() -> tuple[int, int]:
+    """The bytes that were copied to the device, and those of this rank's rows, with all of the labels, which are few.
+
+    Those come along with an exchange, and go to where the script has moved them.
+    """
+    run = Run(original=False)
+    loader = DataLoader(TensorDataset(*data(256 * BEHIND, torch.float32)), 256, shuffle=True)
+    expected = 0
+    for number, (x, y) in enumerate(loaders.shard_loader(loader), 1):
+        if number == FIRST:
+            reset_copies()
+            expected = 0
+        if number == BEHIND:
+            break
+        expected += (x.numel() * x.element_size() + 3 * y.numel() * y.element_size()) // 2
+        plain(run, x.to(world.device()), y.to(world.device()))
+    return sum(each.bytes for each in copies(source="cpu")), expected
+
+
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+def test_a_rank_moves_its_rows_to_its_device_once(ranks: RankPool) -> None:
+    for came, expected in ranks(2, moved):
+        assert came == expected > 0

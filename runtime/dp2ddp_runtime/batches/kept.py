@@ -77,9 +77,14 @@ class Watch:
     def _is_due(self) -> bool:
         return self._batches < _CHECKED or self._batches & (self._batches - 1) == 0
 
-    def begin(self) -> None:
-        """What has changed until now doesn't count."""
-        self._random = rng.capture()
+    def begin(self, shared: bool = True) -> None:
+        """What has changed until now doesn't count.
+
+        Args:
+            shared: whether samples draw from the shared stream, and `drew` will be asked for.
+        """
+        if shared:
+            self._random = rng.capture()
         if self._is_due:
             self._before = state(self._root)
 

@@ -52,7 +52,7 @@ class RankBatchSampler(Delegate):
     Attributes:
         sizes: each rank's number of samples, for each batch that the latest iteration has yielded. The reader takes
             them off.
-        drawn: is called when the sampler has drawn a batch, before its samples are loaded.
+        drawn: is called when a batch is drawn, before its samples are loaded, with whether all of them will be.
         latest: the whole batches of the latest iteration.
     """
 
@@ -60,7 +60,7 @@ class RankBatchSampler(Delegate):
         super().__init__(inner)
         self.splits = splits
         self.sizes: deque[list[int]] = deque()
-        self.drawn: Callable[[], None] = lambda: None
+        self.drawn: Callable[[bool], None] = lambda is_whole: None
         self.latest = Drawn(iter(()))
         self._again = False
 
@@ -104,7 +104,7 @@ class RankBatchSampler(Delegate):
                 batch = exchange("a batch of the sampler", batch if world.is_main() else None, exact=True)[0]
             if batch is None:
                 return
-            self.drawn()
+            self.drawn(not self.splits)
             yield batch
 
 

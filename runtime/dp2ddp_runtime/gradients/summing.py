@@ -73,7 +73,7 @@ class Bucket:
         self.aside: list[torch.Tensor | None] = []
 
     @property
-    def pool(self) -> list[torch.Tensor] | None:
+    def pool(self) -> list[Memory] | None:
         """Where buffers are kept from one backward to the next."""
         holder = self._holder()
         return None if holder is None else holder.pool
@@ -124,18 +124,17 @@ class Bucket:
 class _Flat:
     """Dense tensors of one dtype, one after the other, on their way over the ranks."""
 
-    def __init__(self, tensors: Tensors, like: Tensors, pool: list[torch.Tensor] | None = None) -> None:
+    def __init__(self, tensors: Tensors, like: Tensors, pool: list[Memory] | None = None) -> None:
         self._like = like
         if any(tensor.layout != torch.strided for tensor in tensors):
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be summed over ranks"
             )
-        if tensors[0].is_complex():
-            tensors = [tensor.resolve_conj() for tensor in tensors]
-        parts = [tensor.reshape(-1) for tensor in tensors]
-        self._flat = torch.cat(parts) if pool is None else torch.cat(parts, out=_buffer(parts, pool))
-        real = torch.view_as_real(self._flat) if self._flat.is_complex() else self._flat
+        self._memory = _free(like, pool or []) or Memory(like)
+        torch._foreach_copy_(self._memory.parts, list(tensors))
+        flat = self._memory.flat
+        real = torch.view_as_real(flat) if flat.is_complex() else flat
         route = transport_device(real.device)
         # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
         wide = real.dtype in _HALF and route.type == "cpu"
@@ -149,26 +148,48 @@ class _Flat:
         if self._sent is not self._real:
             self._real.copy_(self._sent)
         if self._pool is not None:
-            self._pool.append(self._flat)
-        views = _utils._unflatten_dense_tensors(self._flat, self._like)  # type: ignore[no-untyped-call]
-        return [*map(_in_format, views, self._like)]
+            self._pool.append(self._memory)
+        return [*map(_in_format, self._memory.parts, self._like)]
 
 
-def _buffer(parts: Tensors, pool: list[torch.Tensor]) -> torch.Tensor:
-    """Memory for all parts: of the pool's, what no gradient is a view of any more, as fresh memory costs time."""
-    size, kind = sum(part.numel() for part in parts), (parts[0].dtype, parts[0].device)
-    for index, flat in enumerate(pool):
-        if len(flat) == size and (flat.dtype, flat.device) == kind and _uses(flat) == _UNUSED:
+class Memory:
+    """Room for gradients, one after the other.
+
+    Args:
+        like: tensors of their shapes, of one dtype, on one device.
+
+    Attributes:
+        flat: all of it.
+        parts: each one's, in the shapes.
+    """
+
+    def __init__(self, like: Tensors) -> None:
+        size = sum(each.numel() for each in like)
+        self.shapes = [each.shape for each in like]
+        self.flat = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
+        self.parts = list(_utils._unflatten_dense_tensors(self.flat, like))  # type: ignore[no-untyped-call]
+        self._unused = self._uses()
+
+    def _uses(self) -> Any:
+        """How many tensors and storages have it."""
+        return torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
+
+    def is_free_for(self, like: Tensors) -> bool:
+        """Whether no gradient is there any more, and these have room."""
+        kind = (self.flat.dtype, self.flat.device)
+        return (
+            (like[0].dtype, like[0].device) == kind
+            and self._uses() == self._unused
+            and self.shapes == [each.shape for each in like]
+        )
+
+
+def _free(like: Tensors, pool: list[Memory]) -> Memory | None:
+    """Memory of the pool's, which is taken out of it: fresh memory costs time."""
+    for index, memory in enumerate(pool):
+        if memory.is_free_for(like):
             return pool.pop(index)
-    return torch.empty(size, dtype=kind[0], device=kind[1])
-
-
-def _uses(tensor: torch.Tensor) -> Any:
-    """How many tensors and storages have its memory."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-_UNUSED = _uses(torch.empty(1))
+    return None
 
 
 def _in_format(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

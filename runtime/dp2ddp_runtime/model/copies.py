@@ -11,7 +11,7 @@ from torch.autograd import Function
 from ..base.nesting import identical
 from ..gradients import summing
 from ..gradients.adjoint import Copy, Root, Source, end_of, is_hooked, set_turn, start, take_turn
-from ..gradients.summing import Bucket
+from ..gradients.summing import Bucket, Memory
 from ..ranks.exchange import exchange
 
 
@@ -30,7 +30,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.enabled = True
-        self.pool: list[torch.Tensor] = []
+        self.pool: list[Memory] = []
         self._order: list[str] = []  # names, in backward's
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._tensors: Mapping[str, torch.Tensor] = {}

@@ -96,7 +96,8 @@ def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Seque
             message = _message([head, text, others], [each for each in sent if each.device.type == "cpu"])
             rows = _gather(message)
         texts, values, small = zip(*map(_texts, rows))
-        heads = [_Head(*json.loads(each)) for each in texts]
+        known = {text: _Head(*json.loads(text)) for text in set(texts)}  # of most steps all ranks' are the same
+        heads = [known[text] for text in texts]
         _compare(heads)
         elsewhere = _gather_from_devices([each for each in sent if each.device.type != "cpu"], heads)
         came = [_tensors(*each) for each in zip(heads, rows, elsewhere)]
