@@ -9,7 +9,6 @@ instead, so whatever a shard draws there leaves the shared stream as it was.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import random
 from collections.abc import Iterator, Sequence
@@ -48,7 +47,7 @@ class State(NamedTuple):
 
     torch: torch.Tensor
     python: tuple[Any, ...]
-    numpy: Any  # a dict; None: there is no NumPy, or its generator stays as it is; `_numbers` of one that does
+    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator stays as it is
     cuda: torch.Tensor | None
 
 
@@ -81,7 +80,7 @@ def alike(one: State, other: State) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return one is other or (one == other if isinstance(one, bytes) else bool(np.array_equal(one, other)))
+    return one is other or bool(np.array_equal(one, other))
 
 
 def fresh(seed: int, device: torch.device | None = None) -> State:
@@ -135,7 +134,6 @@ class Stream:
                 elif _SWAPS:
                     self._numpy = np.random.MT19937()
                     self._numpy.state = begun.numpy
-                    begun = begun._replace(numpy=_numbers(self._numpy))
                 self._source, self._own = source, begun
             self._to_own()
         return self
@@ -147,13 +145,13 @@ class Stream:
 
     def _to_own(self) -> None:
         global _active
-        self._before, self._shared = self._own, _lean(self._source[1])
+        self._before, self._shared = self._own, capture(self._source[1])
         self._go_on(self._own)
         _active = self
 
     def _to_shared(self) -> None:
         global _active
-        self._own = _lean(self._source[1], is_own=True)
+        self._own = capture(self._source[1])
         self._go_on(self._shared)
         _active = None
 
@@ -168,35 +166,10 @@ class Stream:
             with before.lock:  # another thread may be drawing
                 np.random.set_bit_generator(self._numpy)
             self._numpy = before
-            state = state if isinstance(state.numpy, dict) else state._replace(numpy=None)
+            state = state if state.numpy and state.numpy["has_gauss"] else state._replace(numpy=None)
         restore(state, self._source[1])
 
 
-def _lean(device: torch.device | None, is_own: bool = False) -> State:
-    """As `capture`; but where generators change places, NumPy's numbers need not be taken out of them.
-
-    Only the normal number that it has drawn along with its last has to be, which to see takes 30 us; so it isn't looked
-    for as long as the numbers are those that had none. A rank's own goes on without.
-    """
-    global _without_normal
-    if not _SWAPS:
-        return capture(device)
-    numbers = _numbers(np.random.get_bit_generator())
-    if not is_own and numbers != _without_normal:
-        state = np.random.get_state(legacy=False)
-        numbers, _without_normal = (state, b"") if state["has_gauss"] else (numbers, numbers)
-    cuda = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
-    return State(torch.default_generator.get_state(), random.getstate(), numbers, cuda)
-
-
-def _numbers(bits: Any) -> bytes:
-    """The state of a bit generator: of NumPy's usual one the memory itself, 624 numbers and a place."""
-    if type(bits) is np.random.MT19937:
-        return ctypes.string_at(bits.ctypes.state_address, 2500)
-    return repr(bits.state).encode()
-
-
-_without_normal = b""  # the shared stream's numbers, when it was seen to have no normal number in store
 _active: Stream | None = None  # whose state the global generators hold; None: the shared one
 _entered: list[bool] = []  # the `with` blocks we are in: whether one changed something
 
