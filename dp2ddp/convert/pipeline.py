@@ -15,7 +15,7 @@ from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
 from dp2ddp.notebook.notebook import LineMap
 from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
-from dp2ddp.rewrite.edits import Edit, InsertBefore, Note, at
+from dp2ddp.rewrite.edits import AddImport, Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import too_deep, with_room
@@ -188,9 +188,10 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     with blamed(file=file.name):
         new_text = _rewrite(file.text, file.name, [*edits, *comments])
+    told = (edit for edit in edits if not isinstance(edit, AddImport))  # imports come with what needs them
     return Conversion(
         new_text,
-        edits=sorted(edits, key=lambda edit: edit.span.start),
+        edits=sorted(told, key=lambda edit: edit.span.start),
         notes=notes,
         unreached=unreached,
         changed=new_text != original,

@@ -101,7 +101,7 @@ class WrapStatement(Edit):
 class AddImport(Edit):
     """``import module as alias`` at the end of the import block, once, unless the module is imported already.
 
-    Not needed for the runtime: using ``ddp.`` in a template is enough.
+    It comes above the edit's span, too. Not needed for the runtime: using ``ddp.`` in a template is enough.
     """
 
     module: str = RUNTIME_PACKAGE

@@ -37,7 +37,8 @@ def place_imports(
     module: cst.Module, positions: Positions, located: Located, edits: Sequence[Edit], runtime: str
 ) -> None:
     """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
-    wanted = [edit for edit in edits if isinstance(edit, AddImport)]
+    asked = [edit for edit in edits if isinstance(edit, AddImport)]
+    wanted = list(asked)
     using = [edit for edit in edits if not isinstance(edit, AddImport) and uses_runtime(_source(edit))]
     if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
@@ -45,7 +46,7 @@ def place_imports(
     if not lines:
         return
     users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
-    before = min((_use(edit) for edit in users if hasattr(edit, "holes")), default=None)
+    before = min((_use(edit) for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes")), default=None)
     _insert(module, positions, located, list(dict.fromkeys(lines)), before)
 
 
@@ -107,8 +108,7 @@ def _anchor(
     found = None
     gap = 0
     for index, statement in enumerate(module.body):
-        start = positions[statement].start
-        if before is not None and (Position(start.line, start.column), False) >= before:
+        if before is not None and not _is_above(statement, positions, *before):
             break
         if _is_import_block(statement) or (index == 0 and _is_docstring(statement)):
             found, gap = statement, 0
@@ -117,6 +117,15 @@ def _anchor(
         else:
             break
     return found
+
+
+def _is_above(statement: cst.BaseStatement, positions: Positions, use: Position, comes_after: bool) -> bool:
+    """Whether what is inserted behind `statement` comes before the first use, which may lie in the statement itself."""
+    last = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else statement
+    start, end = positions[last].start, positions[last].end
+    if comes_after and Position(start.line, start.column) == use:
+        return True
+    return Position(end.line, end.column) <= use
 
 
 def _is_import_block(statement: cst.BaseStatement) -> bool:

@@ -9,7 +9,7 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import given_devices
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
-from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import AddImport, Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 #: Why `ddp.setup()` is there, below the script's own choice of GPUs.
@@ -204,6 +204,13 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 "call `ddp.setup()` in the script that is started, before it builds anything",
             )
             return
+        above = launch.entry.body
+        if launch.statement in above:
+            above = above[: above.index(launch.statement)]
+        for statement in facts.launch_finder.effects.imports_that_print(above):
+            yield AddImport(
+                self.id, facts.source.span(statement), "what modules print while they are imported comes once"
+            )
         given = given_devices(facts, launch)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -227,6 +234,12 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
             yield self._may_exist(facts, call)
+
+    def _import_above(self, facts: Facts, launch: Launch) -> Iterator[AddImport]:
+        """Above what prints while it is imported: which the ranks do, once the runtime is there, as after `setup`."""
+        for statement in facts.launch_finder.effects.imports_that_print(launch.entry.body):
+            if statement.lineno < launch.statement.lineno:  # type: ignore[union-attr]
+                yield AddImport(self.id, facts.source.span(statement), "what is printed by an import comes once")
 
     def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
         """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .base import world
+from .base.location import here
 from .batches.deferred import materialize
 from .ranks.exchange import exchange
 
@@ -25,7 +26,7 @@ def gather(value: Any) -> list[Any]:
         TypeError: it is something else.
     """
     value = materialize(value)
-    return exchange("ddp.gather", value, exact=True) if world.world_size() > 1 else [value]
+    return [value] if _is_alone("ddp.gather") else exchange("ddp.gather", value, exact=True)
 
 
 def broadcast(value: Any) -> Any:
@@ -39,7 +40,7 @@ def broadcast(value: Any) -> Any:
     Raises:
         TypeError: it is something else.
     """
-    if world.world_size() == 1:
+    if _is_alone("ddp.broadcast"):
         return value
     value = materialize(value)
     return exchange("ddp.broadcast", value if world.is_main() else None, exact=True)[0]
@@ -52,3 +53,11 @@ def barrier() -> None:
     """
     if world.world_size() > 1:
         exchange("ddp.barrier")
+
+
+def _is_alone(kind: str) -> bool:
+    """Whether there is no other rank; as yet, where `setup` will find some, and say that this came too early."""
+    place = world.current()
+    if not place.ready and not place.met_early:
+        place.met_early = f"{kind} at {here().line}"
+    return place.world_size == 1

@@ -59,7 +59,8 @@ def setup(
             single process there. Ranks that a plain start makes don't see `RANK` and `WORLD_SIZE`.
 
     Raises:
-        SystemExit: `device_ids` or the environment ask for what isn't there; with a line that says so.
+        SystemExit: `device_ids` or the environment ask for what isn't there, or a rank has come through a collective
+            such as `broadcast` before; with a line that says so.
     """
     env = world.environment()
     launched = "RANK" in env and world.PLACE not in env
@@ -81,6 +82,7 @@ def setup(
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
+    _check_that_none_met(place)
     place.device = torch.device("cpu") if is_child and is_worker else devices.choose_device(chosen, place)
     devices.ask_cuda()
     if is_child:
@@ -112,6 +114,15 @@ def _place(env: Mapping[str, str]) -> world.World:
     return world.World(rank=rank, local_rank=local_rank, world_size=size, local_world_size=local_size)
 
 
+def _check_that_none_met(place: world.World) -> None:
+    early = world.current().met_early
+    if early and place.world_size > 1:
+        raise SystemExit(
+            f"dp2ddp: {early} ran before ddp.setup() at {here().line}, where each rank has its own value: call "
+            "ddp.setup() above it (it may be called again), or move it below"
+        )
+
+
 def _join(place: world.World, backend: str | None, init_method: str | None, timeout: float | timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
     os.environ[launcher.JOINED] = str(place.pid)
@@ -135,6 +146,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     steps.watch()
     handover.install()
     rng.watch_seeding()
+    rng.watch_states()
     doors.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
 

@@ -288,3 +288,36 @@ def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
         ),
     }
     assert len({str(converted(files)) for _ in range(5)}) == 1
+
+
+OPTION = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+opt = parser.parse_args()
+{}
+"""
+USES_OPTION = """\
+import torch
+import torch.nn as nn
+from option import opt
+import os
+
+print(opt)
+net = nn.DataParallel(nn.Linear(4, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "order"),
+    [
+        ("print(opt)", ["import torch.nn as nn", "import dp2ddp_runtime as ddp", "from option import opt"]),
+        ("def show():\n    print(opt)", ["from option import opt", "import os", "import dp2ddp_runtime as ddp"]),
+    ],
+)
+def test_the_runtime_is_imported_above_what_prints_while_it_is_imported(last: str, order: list[str]) -> None:
+    """A rank is silent from that import on."""
+    main = converted({"option.py": OPTION.format(last), "train.py": USES_OPTION})["train.py"]
+    lines = main.new_text.splitlines()
+    assert [line for line in lines if line in order] == order
+    assert lines[lines.index("print(opt)") - 1] == "ddp.setup()"

@@ -350,6 +350,12 @@ def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
             "import a\ntry:\n    import b\nexcept ImportError:\n    b = None\nimport dp2ddp_runtime as ddp\nddp.f()\n",
         ),
         ("import a; import b\nf()\n", "import a; import b\nimport dp2ddp_runtime as ddp\nddp.f()\n"),
+        ("import a; b = f()\nc\n", "import dp2ddp_runtime as ddp\nimport a; b = ddp.f()\nc\n"),
+        ("import a\nimport b; f(); d = 1\n", "import a\nimport dp2ddp_runtime as ddp\nimport b; ddp.f(); d = 1\n"),
+        (
+            "import a\ntry:\n    import b; f()\nexcept E:\n    b = 0\n",
+            "import a\nimport dp2ddp_runtime as ddp\ntry:\n    import b; ddp.f()\nexcept E:\n    b = 0\n",
+        ),
         (
             "import a\ndef g(): pass\nimport b\nf()\n",
             "import a\nimport dp2ddp_runtime as ddp\ndef g(): pass\nimport b\nddp.f()\n",

@@ -45,6 +45,10 @@ WRITTEN = {
     "imageio.mimsave(p, x)\n": "imageio.mimsave",
     "torch.jit.save(m, p)\n": "torch.jit.save",
     "f = h5py.File(p, 'w')\nf['x'] = 1\n": "h5py.File",
+    "f = h5py.File(p, mode='r+')\n": "h5py.File",
+    "f = h5py.File(p, 'a')\n": "h5py.File",
+    "how = 'a' if os.path.exists(p) else 'w'\nf = h5py.File(p, how)\n": "h5py.File",
+    "def log(p, how):\n    return h5py.File(p, how)\n": "h5py.File",
     "frame.to_parquet(p)\n": "frame.to_parquet",
     "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
     "writer = SummaryWriter(p)\nwriter.add_scalar('x', 1)\n": "SummaryWriter",
@@ -64,7 +68,8 @@ LEFT = [
     "with zipfile.ZipFile(p, mode='w') as z:\n    z.write(q)\nwith gzip.open(p, 'wb') as f:\n    pickle.dump(x, f)\n",
     "os.system('cat log.txt')\nopen('log.txt')\nshutil.rmtree('out')\n",
     "json.dump(x, f)\nyaml.dump(x, f)\npickle.dump(x, f)\n",
-    "f = h5py.File(p)\ng = h5py.File(p, 'r')\nz = zipfile.ZipFile(p)\nt = tarfile.open(p, 'r:gz')\n",
+    "how = 'r'\nf = h5py.File(p)\ng = h5py.File(p, 'r')\nh = h5py.File(p, how)\n",
+    "z = zipfile.ZipFile(p)\nt = tarfile.open(p, 'r:gz')\n",
     "model.save(p)\nnet.module.save('x.png')\n",
     "class A:\n    def savefig(self):\n        pass\nA().savefig()\n",
     "out = subprocess.run(['ls'])\n",
@@ -96,8 +101,6 @@ def test_written_by_rank_0(text: str) -> None:
     [
         "db = sqlite3.connect(p)\nrows = db.execute('select').fetchall()\n",
         "db = sqlite3.connect(p)\nfor row in db.cursor().execute('select'):\n    pass\n",
-        "f = h5py.File(p, 'r+')\n",
-        "f = h5py.File(p, 'a')\n",
     ],
 )
 def test_what_is_read_and_changed_is_noted(text: str) -> None:

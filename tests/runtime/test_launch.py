@@ -70,6 +70,21 @@ def test_what_a_launchers_rank_prints_is_shown_unless_it_joins(
     assert done.stdout.splitlines() == ["before", "from a child", f"after {at_once}"], done.stderr
 
 
+@pytest.mark.parametrize("call", ["broadcast(os.getpid())", "gather([1])"])
+def test_a_collective_before_setup_is_an_error_where_there_are_ranks(warm: Warm, tmp_path: Path, call: str) -> None:
+    """Each rank would have its own value."""
+    script = write(tmp_path, f"value = ddp.{call}\nddp.broadcast(1)\nddp.setup()\nddp.{call}\nprint('through')")
+    done = warm.start(script, forked=True)
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("dp2ddp:")]
+    line = script.read_text().splitlines().index(f"value = ddp.{call}") + 1
+    kind = call.partition("(")[0]
+    assert f"ddp.{kind} at train.py:{line} ran before ddp.setup() at train.py:{line + 2}" in told
+    assert done.returncode == 1
+    assert "through" not in done.stdout
+    alone = warm.start(script, nproc=1)
+    assert (alone.returncode, alone.stdout) == (0, "through\n"), alone.stderr
+
+
 def test_failing_rank_shows_its_own_traceback_once(warm: Warm, tmp_path: Path) -> None:
     body = """
         ddp.setup()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
+import io
+import json
 import logging
 import os
 import time
 from pathlib import Path
 from typing import Any, Callable, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
@@ -113,6 +118,127 @@ def test_setting_an_item_is_a_look_of_all_ranks(ranks: Any) -> None:
     assert ranks(2, _set_items) == [[3], [3]]
 
 
+class Store:
+    """Like an `h5py.File`: what it writes passes no door."""
+
+    def __init__(self, path: str, mode: str = "r", late: float = 0) -> None:
+        self.path, self.mode, self.late = path, mode, late
+        self.items: dict[str, Any] = {}
+        if mode != "w" and (mode != "a" or in_c.exists(path)):
+            self.items = json.loads(in_c.read(path))
+        elif mode == "w":
+            in_c.write(path, "{}")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items[key] = value
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.mode != "r":
+            time.sleep(self.late * world.is_main())
+            in_c.write(self.path, json.dumps(self.items))
+
+
+class in_c:  # noqa: N801 - stands for a library
+    """Reads and writes without Python's functions, as C++ does."""
+
+    exists = staticmethod(lambda path: ctypes.CDLL(None).access(os.fsencode(path), 0) == 0)
+
+    @staticmethod
+    def read(path: str) -> str:
+        handle = ctypes.CDLL(None).open(os.fsencode(path), os.O_RDONLY)
+        if handle < 0:
+            raise FileNotFoundError(path)
+        with os.fdopen(handle) as file:
+            return file.read()
+
+    @staticmethod
+    def write(path: str, text: str) -> None:
+        handle = ctypes.CDLL(None).open(os.fsencode(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+
+
+def _fill_and_read_back(path: str) -> list[Any]:
+    """Written, appended to, read; each at once after the last."""
+    if world.is_main():
+        in_c.write(path, '{"old": 1}')
+    found: list[Any] = []
+    places = []
+    for number, mode in enumerate("waa"):
+        with main_only(Store)(path, mode, late=0.3) as store:
+            store[str(number)] = number
+            found.append([store[key] for key in store.items])
+            places.append(store.path)
+        found.append(Store(path).items)  # by its path, which is rank 0's
+    read = main_only(Store)(path=path, mode="r")
+    with pytest.raises(FileNotFoundError):
+        main_only(Store)(path + "x", "r+")
+    kept = [os.path.exists(place) for place in places]
+    del store
+    gc.collect()
+    return [found, read.items, read.path == path, kept, [os.path.exists(place) for place in places]]
+
+
+def test_what_is_filled_and_read_back_is_there_on_every_rank(ranks: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    for rank, result in enumerate(ranks(2, _fill_and_read_back, path)):
+        found, read, is_path, _, left = result
+        assert found == [[0], {"0": 0}, [0, 1], {"0": 0, "1": 1}, [0, 1, 2], {"0": 0, "1": 1, "2": 2}]
+        assert read == {"0": 0, "1": 1, "2": 2}
+        assert is_path
+        assert left == [rank == 0] * 3
+    assert os.listdir(tmp_path) == ["store"]
+
+
+class Run:
+    """Of a tracker: it gives back what it holds, but makes no file."""
+
+    begun: ClassVar[list[str]] = []
+
+    def __init__(self, name: str | None = None) -> None:
+        Run.begun.append(str(name))
+        self.values: dict[Any, Any] = {}
+
+    def __getitem__(self, key: str) -> list[Any]:
+        return self.values.setdefault(key, [])  # type: ignore[no-any-return]
+
+
+def _track() -> tuple[list[str], list[bool]]:
+    Run.begun.clear()
+    runs = [main_only(Run)("first"), main_only(Run)(), main_only(Run)(name="third")]
+    for run in runs:
+        run["loss"].append(1.0)
+    memory: Any = main_only(InMemory)(io.BytesIO())
+    memory[np.array([1, 2]), :] = 3
+    return Run.begun, [isinstance(run, Run) for run in [*runs]] + [isinstance(memory, InMemory)]
+
+
+class InMemory:
+    def __init__(self, file: io.BytesIO) -> None:
+        self.file = file
+
+    def __getitem__(self, key: Any) -> int:
+        return 3
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def test_what_makes_no_file_is_rank_0s(ranks: Any) -> None:
+    first, second = ranks(2, _track)
+    assert first == (["first", "None", "third"], [True] * 4)
+    assert second == ([], [False] * 3 + [True])
+
+
 def _make_log_handler(path: str) -> tuple[str, bool]:
     handler = main_only(logging.FileHandler)(path)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -136,7 +262,9 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
     run.config.lr = 0.1
     run.config["wd"] = 0.2
     assert (run.config.lr, run.config["wd"], "wd" in run.config, "x" in run.config) == (0.1, 0.2, True, False)
-    del run.config["wd"]
+    run[np.arange(3), 1:] = run[[2]] = 1
+    assert [0] not in run
+    del run[[2]], run.config["wd"]
     assert "wd" not in run.config
     assert (list(run), len(run), bool(run)) == ([], 0, True)
     with pytest.raises(TypeError):

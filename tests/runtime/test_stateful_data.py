@@ -497,6 +497,70 @@ def test_a_failure_in_a_thread_is_an_error(ranks: RankPool) -> None:
         assert text.startswith("rank 0 could not load a batch of a DataLoader in a thread")
 
 
+class Learns(Sampler[Any]):
+    """What it yields tells how many batches the script had been through when it was asked."""
+
+    def __init__(self, as_batches: bool, length: int) -> None:
+        self.as_batches, self.length = as_batches, length
+        self.steps = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            yield [1000 * self.steps + 10 * number + i for i in range(3)] if self.as_batches else self.steps
+
+
+class Many(Dataset[int]):
+    """With `moves` it keeps something from one sample to the next."""
+
+    def __init__(self, moves: bool) -> None:
+        self.moves, self.count = moves, 0
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> int:
+        self.count += self.moves
+        return index + 10**7 * self.count
+
+
+def learned(moves: bool, **options: Any) -> list[Any]:
+    """Three passes; the first ends early."""
+    found: list[Any] = []
+    for as_batches in (True, False):
+        sampler = Learns(as_batches, 11 if as_batches else 32)
+        how = {"batch_sampler": sampler} if as_batches else {"sampler": sampler, "batch_size": 3}
+        loader = loaders.shard_loader(DataLoader(Many(moves), **how, **options))  # type: ignore[arg-type]
+        for stop in (4, 0, 0):
+            for number, batch in enumerate(loader, start=1):
+                found.append(batch.tolist())
+                sampler.steps += 1
+                if number == stop:
+                    break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("moves", "options"),
+    [
+        (False, {"num_workers": 2}),
+        (False, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
+        (False, {"num_workers": 8}),  # the original draws all of them at once
+        (True, {"num_workers": 2}),
+        (False, {"num_workers": 0}),
+    ],
+)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_sampler_that_learns_is_asked_when_the_originals_is(
+    ranks: RankPool, n: int, moves: bool, options: dict[str, Any]
+) -> None:
+    expected = learned(moves, **options)
+    for found in ranks(n, learned, moves, **options):
+        assert found == expected
+
+
 class Labels(Dataset[int]):
     def __init__(self) -> None:
         self.labels: Any = np.zeros(10**7, dtype=np.int64)

@@ -203,6 +203,15 @@ for i in range(9):
         net.train()
 """,
     ),
+    "an evaluation that leaves a rank without rows": (
+        """
+        loader, other = itertools.islice(loader, 3), make(7, 3)
+        batches = [*loader]
+        net = nn.DataParallel(Net()).cuda()
+        """,
+        _STEP,
+        _EPOCHS.replace("in loader", "in batches"),
+    ),
     "models in a list, by turns": (
         """
         nets = [nn.DataParallel(Net()).cuda() for _ in range(2)]

@@ -21,7 +21,7 @@ _TELLING = frozenset(
     "write_videofile save_pretrained".split()
 )
 _IMAGE = re.compile(r".*\.(png|jpe?g|gif|bmp|tiff?|webp|ppm|pdf|svg)", re.IGNORECASE | re.DOTALL)
-_WRITING_MODE = re.compile(r"[wax]")
+_WRITING_MODE = re.compile(r"[wax]|.*\+")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Writers:
             return Writing(tuple(given_to(call)), command=True, native=function.does == "shows")
         if function.does == "reports":
             return Writing(counts=True, native=True)
-        return self._opener(path, call, function.mode, native) if function.does == "opens" else None
+        return self._opener(call, function.mode, native) if function.does == "opens" else None
 
     @cached_property
     def of_rank_0(self) -> dict[ast.AST, str]:
@@ -84,14 +84,15 @@ class Writers:
             found.update((call, each.split(".")[0]) for each in paths if self.catalogue.does(each, "reports"))
         return found
 
-    def _opener(self, path: str, call: ast.Call, position: int, native: bool) -> Writing | None:
+    def _opener(self, call: ast.Call, position: int, native: bool) -> Writing | None:
         mode = argument(call, position, "mode")
-        if not isinstance(mode, ast.Constant) or not isinstance(mode.value, str):
+        if mode is None:
             return None
-        both = "+" in mode.value or (mode.value == "a" and path == "h5py.File")
-        if not both and not _WRITING_MODE.match(mode.value):
+        given = self.provenance.of(mode) if native else [mode]
+        modes = [each.value if isinstance(each, ast.Constant) else None for each in given]
+        if not any(_WRITING_MODE.match(each) if isinstance(each, str) else native for each in modes):
             return None
-        return Writing(tuple(call.args[:1]), counts=True, changes=both, native=native)
+        return Writing(tuple(call.args[:1]), counts=True, native=native)
 
     def _is_read(self, connection: ast.Call) -> bool:
         """Whether the program fetches rows from a data base."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from dp2ddp.analysis.control.callers import Callers
@@ -57,6 +57,14 @@ class Effects:
                     yield from self.runs(*(inner for inner in module.body if not _is_apart(inner)))
             elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 yield from self.loops.reached(node)
+
+    def imports_that_print(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """The imports in a module's `block` of modules that print while they are imported."""
+        for statement in block:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                calls = (node for node in self.runs(statement) if isinstance(node, ast.Call))
+                if any(self.names.qualified(call.func) == "builtins.print" for call in calls):
+                    yield statement
 
     # -- what has no effect ----------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ def states(comparison: Comparison) -> Iterator[Finding]:
 def forwards(comparison: Comparison) -> Iterator[Finding]:
     """The first call of a wrapped model in another mode; on other inputs; with other running statistics.
 
-    Calls are told apart by the model's class, the replica, and how many came before.
+    Calls are told apart by the model's class, the replica, and how many calls of that class came before.
     """
     ours, *theirs = comparison.recordings
     there = {key: each for rank in theirs for key, each in _calls(rank)}
@@ -187,10 +187,16 @@ def forwards(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _calls(run: Recording) -> Iterator[tuple[tuple[str, int, int], Forward]]:
-    counts: Counter[tuple[str, int]] = Counter()
+    """Each call's model, replica and number.
+
+    A batch of too few rows leaves the original's last replicas out, where a rank goes through the call all the same:
+    so it is the calls of the model that are counted, by the process's first replica, and not each replica's.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, int] = {}
     for each in run.forwards:
-        counts[each.model, each.replica] += 1
-        yield (each.model, each.replica, counts[each.model, each.replica]), each
+        counts[each.model] += each.replica == first.setdefault(each.model, each.replica)
+        yield (each.model, each.replica, counts[each.model]), each
 
 
 def _call(comparison: Comparison, one: Forward, other: Forward) -> tuple[str, str, str, float] | None:

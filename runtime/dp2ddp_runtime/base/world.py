@@ -37,6 +37,8 @@ class World:
     ready: bool = False
     #: The script's line that called `setup`; empty in a rank's child.
     set_up_at: str = ""
+    #: The first collective before `setup`, and its line.
+    met_early: str = ""
     #: The process group's key-value store, for what must not be a collective; None for a single process.
     store: Store | None = None
     #: How long a rank waits for another one, in seconds.

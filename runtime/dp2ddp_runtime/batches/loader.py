@@ -143,11 +143,14 @@ class _RankLoader(DataLoader[Any]):
         if self._rows:
             self.collate_fn = apart.Collate(self.collate_fn, world.is_main())
         self._originals = self.num_workers, self.worker_init_fn, self.collate_fn
+        own = -(-self.num_workers // world.current().local_world_size)
+        lead = (self.num_workers - own) * (self.prefetch_factor or 0)
         # Through __dict__: a DataLoader doesn't let its batch sampler be set.
-        self.__dict__["batch_sampler"] = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0)
+        sampler = samplers.RankBatchSampler(self.batch_sampler, splits=self.num_workers > 0, lead=lead)
+        self.__dict__["batch_sampler"] = sampler
         if self.num_workers:
             self.collate_fn = kept.Watched(self.collate_fn)
-        self.num_workers = -(-self.num_workers // world.current().local_world_size)
+        self.num_workers = own
         self.worker_init_fn = functools.partial(_seed_worker, world.rank(), world.world_size(), self.worker_init_fn)
         if hasattr(self, "in_order"):
             self.in_order = True  # the ranks' chunks have to belong together
@@ -180,8 +183,8 @@ class _RankLoader(DataLoader[Any]):
         original, sampler = unsharded.restored(self, self._kind), self.__dict__["batch_sampler"]
         self.num_workers, self.worker_init_fn, self.collate_fn = self._originals
         unsharded.remember(original, self)
-        self.__dict__["_iterator"], sampler.splits = None, False
-        with sampler.again(drawn, self.num_workers * (self.prefetch_factor or 0)):
+        self.__dict__["_iterator"] = None
+        with sampler.again(drawn):
             now = self._random_state()
             self._restore(self._seeds)
             batches = self._begin()

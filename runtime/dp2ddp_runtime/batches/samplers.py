@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ class RankBatchSampler(Delegate):
     Args:
         inner: the original batch sampler.
         splits: whether batches are cut. If not, every rank gets all of each.
+        lead: by how many batches the original's workers are further ahead than this rank's. So far `inner` is ahead of
+            what is taken here: a sampler that learns is asked for each batch when the original's is.
 
     Attributes:
         sizes: each rank's number of samples, for each batch that the latest iteration has yielded. The reader takes
@@ -56,9 +59,10 @@ class RankBatchSampler(Delegate):
         latest: the whole batches of the latest iteration.
     """
 
-    def __init__(self, inner: Any, splits: bool) -> None:
+    def __init__(self, inner: Any, splits: bool, lead: int) -> None:
         super().__init__(inner)
         self.splits = splits
+        self.lead = lead
         self.sizes: deque[list[int]] = deque()
         self.drawn: Callable[[bool], None] = lambda is_whole: None
         self.latest = Drawn(iter(()))
@@ -68,28 +72,29 @@ class RankBatchSampler(Delegate):
         self.sizes = deque()
         if not self._again:
             self.latest = Drawn(self._draw(iter(self._inner)))
-        return self._cut(self.latest, self.sizes)
+        return map(functools.partial(self._cut, self.sizes), _Leading(self.latest, self.lead))
 
     @contextlib.contextmanager
-    def again(self, drawn: Drawn, ahead: int) -> Iterator[None]:
-        """What begins to iterate meanwhile gets the batches that were `drawn`, from the first one on.
+    def again(self, drawn: Drawn) -> Iterator[None]:
+        """What begins to iterate meanwhile gets the batches that were `drawn`, from the first one on, and uncut.
+
+        None is drawn meanwhile: as many as the original's workers take at once have been.
 
         Args:
             drawn: an iteration's `latest`.
-            ahead: how many batches that will take at once: none is drawn meanwhile.
         """
-        drawn.rewind(ahead)
+        drawn.rewind()
+        self.splits, self.lead = False, 0
         self.latest, self._again = drawn, True
         try:
             yield
         finally:
             self._again = False
 
-    def _cut(self, batches: Iterator[list[Any]], sizes: deque[list[int]]) -> Iterator[Any]:
-        for batch in batches:
-            sizes.append(chunk_sizes(len(batch), world.world_size()))
-            own = batch[own_chunk(sizes[-1])] if self.splits else batch
-            yield own if sizes[-1][world.rank()] or not self.splits else voice.StandIn(own)
+    def _cut(self, sizes: deque[list[int]], batch: list[Any]) -> Any:
+        sizes.append(chunk_sizes(len(batch), world.world_size()))
+        own = batch[own_chunk(sizes[-1])] if self.splits else batch
+        return own if sizes[-1][world.rank()] or not self.splits else voice.StandIn(own)
 
     def _draw(self, batches: Iterator[Any]) -> Iterator[list[Any]]:
         """The whole batches."""
@@ -106,6 +111,26 @@ class RankBatchSampler(Delegate):
                 return
             self.drawn(not self.splits)
             yield batch
+
+
+class _Leading:
+    """Batches that are drawn before they are taken: when one is, so are the `lead` ones behind it.
+
+    An error of the sampler's comes where it is drawn; what was drawn before that is there afterwards.
+    """
+
+    def __init__(self, batches: Iterator[list[Any]], lead: int) -> None:
+        self._batches, self._lead = batches, lead
+        self._ready: deque[list[Any]] = deque()
+
+    def __iter__(self) -> _Leading:
+        return self
+
+    def __next__(self) -> list[Any]:
+        self._ready.extend(itertools.islice(self._batches, self._lead + 1 - len(self._ready)))
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
 
 
 class Drawn:
@@ -128,8 +153,6 @@ class Drawn:
         """They aren't wanted once more."""
         self._kept = None
 
-    def rewind(self, ahead: int) -> None:
-        """Begin anew, with `ahead` batches drawn at least."""
-        kept = self._kept or []
-        kept += itertools.islice(self._batches, max(0, ahead - len(kept)))
-        self._kept, self._batches = None, itertools.chain(kept, self._batches)
+    def rewind(self) -> None:
+        """Begin anew."""
+        self._kept, self._batches = None, itertools.chain(self._kept or [], self._batches)

@@ -103,14 +103,19 @@ def end() -> None:
     _journal = None
 
 
-def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
-    """`real()`, done by rank 0 alone; the others come back with None when it is over.
+def _nothing(*_: Any) -> None:
+    """Nothing of an answer is told, or needed to make it again."""
+
+
+def by_main(what: str, real: Callable[[], Any], path: Any = None, told: Callable[[Any], Any] = _nothing) -> Any:
+    """`real()`, done by rank 0 alone; the others come back when it is over, with what is told of what it made.
 
     In what not all ranks do together it is done by the rank that writes there, and nobody waits.
 
     Args:
         what: names it in a message.
         path: what it overwrites, if that is there.
+        told: gives what the others get.
 
     Raises:
         Exception: what `real` raises; on the other ranks as the nearest of Python's own exceptions.
@@ -118,7 +123,7 @@ def by_main(what: str, real: Callable[[], Any], path: Any = None) -> Any:
     if _journal is None or file_sync.shared() is None:
         return real() if file_sync.writes() else None
     paths = [path] if isinstance(path, (str, os.PathLike)) else []
-    door = Door(os, what, removes=any(map(_is_there, paths)), told=_nothing)
+    door = Door(os, what, removes=any(map(_is_there, paths)), told=told)
     return _carry_out(door, callsites.shared_call(what, paths, here()), real)
 
 
@@ -147,10 +152,6 @@ def _carry_out(door: Door, call: Call, real: Callable[[], Any]) -> Any:
         raise
     journal.tell(call, "ok", text, soon=door.asks)
     return made
-
-
-def _nothing(*_: Any) -> None:
-    """Nothing of an answer is told, or needed to make it again."""
 
 
 def _stand_in_for(door: Door, own: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from ..base import world
 from ..batches.deferred import materialize
 from ..ranks import file_sync
-from . import doors
+from . import doors, twins
 from .journal import error_again, told_error
 
 T = TypeVar("T")
@@ -29,6 +29,9 @@ def main_only(target: T) -> T:
     Examples: `main_only(SummaryWriter)("runs/x")`, `main_only(os.mkdir)(path)`, `main_only(shutil.copyfile)(a, b)`,
     `wandb = main_only(wandb)`.
 
+    What a class makes of a path, and gives back what it holds (`h5py.File`), is there on every rank: on the others with
+    a temporary file in that place, so that the script can read what it has written.
+
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
@@ -38,7 +41,7 @@ def main_only(target: T) -> T:
     """
     if world.world_size() == 1:
         return target
-    present = target if file_sync.writes() else _stand_in(target)
+    present = target if file_sync.writes() or twins.is_read_back(target) else _stand_in(target)
     return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
 
 
@@ -57,6 +60,10 @@ class _Called:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = materialize((args, kwargs))
+        if twins.is_read_back(self._target):
+            made = twins.make(self._target, args, kwargs)
+            is_absent = made is None and not file_sync.writes()
+            return _stand_in(self._target)(*args, **kwargs) if is_absent else _gathering(made, closes=True)
         if not self._counts or not callable(self._target) or file_sync.shared() is None:
             return _gathering(self._target(*args, **kwargs))
         made = doors.by_main("ddp.main_only", lambda: self._target(*args, **kwargs))
@@ -68,14 +75,20 @@ class _Called:
         return _Called(found, counts=False) if callable(found) and not isinstance(found, Absent) else found
 
 
-def _gathering(made: Any) -> Any:
-    """The same object, whose public methods now gather deferred batches first: its class is derived from its own."""
+def _gathering(made: Any, closes: bool = False) -> Any:
+    """The same object, whose public methods now gather deferred batches first: its class is derived from its own.
+
+    Args:
+        closes: whether other ranks wait for the end of rank 0's `close`.
+    """
     kind: Any = type(made)
     if kind.__module__ == "builtins" or isinstance(made, (Absent, logging.Handler, io.IOBase)):
         return made
 
     def getattribute(self: Any, name: str) -> Any:
         found = kind.__getattribute__(self, name)
+        if closes and name == "close":
+            return functools.partial(twins.close, found)
         is_method = inspect.isroutine(found) and not name.startswith("_")
         return functools.partial(_call, found) if is_method else found
 
@@ -128,16 +141,21 @@ class Absent:
         return child
 
     def __getitem__(self, key: Any) -> Any:
-        return self._absent_items.get(key, Absent(f"{self._absent_name}[{key!r}]"))
+        return self._absent_items[key] if key in self else Absent(f"{self._absent_name}[{key!r}]")
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._absent_items[key] = materialize(value)
+        value = materialize(value)
+        with suppress(TypeError):  # an array, a slice
+            self._absent_items[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        self._absent_items.pop(key, None)
+        if key in self:
+            del self._absent_items[key]
 
     def __contains__(self, key: Any) -> bool:
-        return key in self._absent_items
+        with suppress(TypeError):
+            return key in self._absent_items
+        return False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..base import world
 from ..base.uncompiled import uncompiled
+from . import file_sync
 from .exchange import exchange
 
 np: Any
@@ -125,18 +126,32 @@ class Stream:
     def __enter__(self) -> Stream:
         _entered.append(_active is None)
         if _active is None:
-            source = base, device = torch.initial_seed(), _cuda_device()
-            if self._own is None or source != self._source:
-                rank = world.rank() if self.rank is None else self.rank
-                begun = fresh(replica_seed(base, rank, self.epoch), device)
-                if self._own is not None and base == self._source[0]:  # CUDA has been initialised since
-                    begun = self._own._replace(cuda=begun.cuda)
-                elif _SWAPS:
-                    self._numpy = np.random.MT19937()
-                    self._numpy.state = begun.numpy
-                self._source, self._own = source, begun
+            self._begin()
             self._to_own()
         return self
+
+    def _begin(self) -> None:
+        source = base, device = torch.initial_seed(), _cuda_device()
+        if self._own is None or source != self._source:
+            rank = world.rank() if self.rank is None else self.rank
+            begun = fresh(replica_seed(base, rank, self.epoch), device)
+            if self._own is not None and base == self._source[0]:  # CUDA has been initialised since
+                begun = self._own._replace(cuda=begun.cuda)
+            elif _SWAPS:
+                self._numpy = np.random.MT19937()
+                self._numpy.state = begun.numpy
+            self._source, self._own = source, begun
+
+    @property
+    def cuda(self) -> torch.Tensor:
+        """Its state on this rank's GPU, while the generators hold another stream."""
+        self._begin()
+        return self._own.cuda  # type: ignore[no-any-return]
+
+    @cuda.setter
+    def cuda(self, state: torch.Tensor) -> None:
+        self._begin()
+        self._own = self._own._replace(cuda=state)
 
     @uncompiled
     def __exit__(self, *error: object) -> None:
@@ -235,6 +250,43 @@ def watch_seeding() -> None:
 
     manual_seed.of_dp2ddp = True  # type: ignore[attr-defined]
     torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
+def watch_states() -> None:
+    """Let what the script saves and loads of all GPUs' generators be all ranks': each sees one GPU.
+
+    The first GPU's state is the shared stream's, on which the script draws; the others' are those of the ranks'
+    forward passes. Whatever number of GPUs a file was written on, a rank takes what there is for it.
+    """
+    random_module: Any = torch.cuda.random
+    real_get, real_set = random_module.get_rng_state_all, random_module.set_rng_state_all
+    if hasattr(real_get, "of_dp2ddp"):
+        return
+
+    @functools.wraps(real_get)
+    def get_rng_state_all() -> list[torch.Tensor]:
+        with shared():
+            found: list[torch.Tensor] = real_get()
+            if file_sync.shared() is None or _cuda_device() is None:
+                return found
+            return exchange("torch.cuda.get_rng_state_all", found[0] if world.is_main() else forward.cuda, exact=True)
+
+    @functools.wraps(real_set)
+    def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+        states = list(new_states)
+        if world.device().type != "cuda":
+            real_set(states)
+            return
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        with shared():
+            real_set(states[:1])
+            for own in states[world.rank() : world.rank() + 1]:
+                forward.cuda = own
+
+    get_rng_state_all.of_dp2ddp = True  # type: ignore[attr-defined]
+    modules: list[Any] = [torch.cuda, random_module]
+    for module in modules:
+        module.get_rng_state_all, module.set_rng_state_all = get_rng_state_all, set_rng_state_all
 
 
 def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
