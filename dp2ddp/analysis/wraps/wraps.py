@@ -191,9 +191,10 @@ class Wraps:
 
 
 def _is_one(ids: ast.expr | None) -> bool:
-    """Whether `device_ids` are one device, as it is written there: `[0]`, `0`, `"cuda:0"`."""
-    entry = ids.elts[0] if isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1 else ids
-    return isinstance(entry, ast.Constant) and re.fullmatch(r"(cuda:)?\d+", str(entry.value)) is not None
+    """Whether `device_ids` are one device, as it is written there: `[0]`, `[args.gpu]`, `"cuda:0"`."""
+    if isinstance(ids, (ast.List, ast.Tuple)):
+        return len(ids.elts) == 1 and not isinstance(ids.elts[0], ast.Starred)
+    return isinstance(ids, ast.Constant) and re.fullmatch(r"(cuda:)?\d+", str(ids.value)) is not None
 
 
 def _is_foreign(path: str) -> bool:
