@@ -72,7 +72,7 @@ def folder(project: Path) -> Outcome:
 
 def by_itself(project: Path, script: str) -> Outcome:
     sources = PythonFiles(project, late=lambda path: True)
-    layout = Layout(sources, guess=False, inside=sources.inside)
+    layout = Layout(sources, disk=sources)
     return programs.convert([programs.follow(sources, layout, script)], Options(), lenient=False)
 
 
