@@ -228,12 +228,14 @@ class FileUnits:
             yield made.header
             yield from (unit for units in made.methods.values() for unit in units)
 
-    def spans(self) -> Iterator[tuple[int, int, Unit]]:
-        """The lines of its pieces, those around others first."""
-        for unit in self.units():
-            yield from ((n.lineno, n.end_lineno or n.lineno, unit) for n in unit.nodes if isinstance(n, ast.stmt))
-        for made in (each for several in self.classes.values() for each in several):
-            yield made.node.lineno, made.node.end_lineno or made.node.lineno, made.header
+    @cached_property
+    def owners(self) -> dict[int, Unit]:
+        """The innermost piece of each line; lines that only import have none."""
+        spans = [(n.lineno, n.end_lineno, unit) for unit in self.units() for n in unit.nodes if isinstance(n, ast.stmt)]
+        classes = (each for several in self.classes.values() for each in several)
+        spans += [(made.node.lineno, made.node.end_lineno, made.header) for made in classes]
+        spans.sort(key=lambda span: (span[0], -(span[1] or 0)))
+        return {line: unit for start, end, unit in spans for line in range(start, (end or start) + 1)}
 
 
 def _class(path: str, node: ast.ClassDef) -> ClassUnits:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Optional
 
 from dp2ddp.project.code_units import (
@@ -83,10 +82,8 @@ class Reached:
 
     def has(self, path: str, line: int) -> bool:
         """Whether a line of one of the files can run."""
-        around = [(start, -end, unit) for start, end, unit in self._spans.get(path, ()) if start <= line <= end]
-        if not around:
-            return path in self._files
-        return max(around, key=lambda each: each[:2])[2] in self._live
+        unit = self._files[path].owners.get(line) if path in self._files else None
+        return path in self._files if unit is None else unit in self._live
 
     def lines(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Those of some lines, by file, that can run."""
@@ -106,10 +103,6 @@ class Reached:
             idle = (unit for unit in (*functions, file.guard) if unit not in self._live)
             found += [(node, unit.name) for unit in idle for node in unit.nodes if isinstance(node, ast.stmt)]
         return found
-
-    @cached_property
-    def _spans(self) -> dict[str, list[tuple[int, int, Unit]]]:
-        return {path: list(file.spans()) for path, file in self._files.items()}
 
 
 class _Search:
