@@ -24,7 +24,7 @@ _ONE_PROCESS = "[0]"
 _MANY = 64  # GPUs, more than a script asks for by number
 #: What a condition may consist of to be written once more; of calls, only those that count devices.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
-_PLAIN = (*_PLAIN, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+_PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from dp2ddp.rules import rule
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never wraps a model, and stays as it is"
-#: Said of a script that trains on one device.
-ONE_DEVICE = "each DataParallel in it is on one device, so it stays one process"
+#: Said of a script that works on one device.
+ONE_DEVICE = "no DataParallel in it works on several devices, so it stays one process"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
 _FEW, _MOST = 3, 6
 #: What a folder to write to may be called.

@@ -167,8 +167,7 @@ def _convert(request: Request, given: Sequence[TextFile], *, lenient: bool = Fal
         sources.give(path, source)
     places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
     names = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
-    # Where the project is unknown, a module is only looked for where Python would.
-    layout = Layout(sources, guess=False, inside=sources.inside)
+    layout = Layout(sources, disk=sources)
     with names.in_errors():
         outcome = (_found if lenient else _asked)(sources, layout, list(by_path), request.options)
     for path, source in by_path.items():

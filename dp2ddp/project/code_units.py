@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +51,7 @@ class Said:
         chains: `a.b.c`, as its parts.
         attributes: names behind a dot of what is no name, and those that `getattr` is given.
         texts: the words of its strings.
-        picked: of what something is picked by a computed name; None for anything.
+        picked: of what something is picked by a computed name (None for anything), and a pattern of that name.
         picks: the functions by which it picks in its own file or in any module.
     """
 
@@ -59,7 +60,7 @@ class Said:
         self.chains: set[tuple[str, ...]] = set()
         self.attributes: set[str] = set()
         self.texts: set[str] = set()
-        self.picked: set[tuple[str, ...] | None] = set()
+        self.picked: set[tuple[tuple[str, ...] | None, str]] = set()
         self.picks: set[str] = set()
         waiting = list(nodes)
         while waiting:
@@ -73,14 +74,14 @@ class Said:
         if isinstance(node, ast.Name):
             self.names.add(node.id)
             self.picks |= {node.id} & (PICKING_HERE | PICKING_ANYWHERE)
-        if isinstance(node, ast.Call):
-            self._call(node)
+        if isinstance(node, ast.Call) and self._call(node):
+            return node.args
         if not isinstance(node, ast.Attribute):
             return ast.iter_child_nodes(node)
         self.picks |= {node.attr} & {*PICKING_ANYWHERE, "Fire"}
         chain = chain_of(node)
         if node.attr == "__dict__" and not (chain and chain[0] == "self"):
-            self.picked.add(chain[:-1] if chain else None)
+            self.picked.add((chain[:-1] if chain else None, ANY_NAME))
         if not chain:
             self.attributes.add(node.attr)
             return [node.value]
@@ -89,7 +90,8 @@ class Said:
             self.picks.add("import_module")
         return ()
 
-    def _call(self, node: ast.Call) -> None:
+    def _call(self, node: ast.Call) -> bool:
+        """Takes what a call picks; whether that is all that its function says."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name == "getattr" and len(node.args) > 1:
             given = node.args[1]
@@ -97,12 +99,40 @@ class Said:
                 self.attributes.add(str(given.value))
                 self.chains.update((*chain, str(given.value)) for chain in [chain_of(node.args[0])] if chain)
             else:
-                self.picked.add(chain_of(node.args[0]))
+                self.picked.add((chain_of(node.args[0]), _pattern(given)))
         elif name == "vars":
-            if not node.args:
-                self.picks.add("locals")
-            else:
-                self.picked.add(chain_of(node.args[0]))
+            self.picks |= set() if node.args else {"locals"}
+            self.picked.update((chain_of(each), ANY_NAME) for each in node.args)
+        elif name == "eval" and node.args:
+            found = _EVALUATED.fullmatch(_pattern(node.args[0]))
+            if found is not None:
+                self.picked.add((tuple(found[1].split(r"\.")), found[2]))
+            return found is not None
+        return False
+
+
+#: Fits any name.
+ANY_NAME = ".*"
+#: `eval("self." + name + "_loss")` and the like, as a pattern: what has the attribute, and the attribute.
+_EVALUATED = re.compile(r"(\w+(?:\\\.\w+)*)\\\.((?:\w|\.\*)+)(?:\\\(\\\))?")
+
+
+def _pattern(text: ast.expr) -> str:
+    """A pattern of a text that is put together: by `+`, `%`, `format()` or as an f-string."""
+    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+        return re.escape(text.value)
+    if isinstance(text, ast.JoinedStr):
+        return "".join(_pattern(each) for each in text.values)
+    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
+        return _pattern(text.left) + _pattern(text.right)
+    made, hole = text, ""
+    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
+        made, hole = text.left, r"%\w"
+    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+        made, hole = text.func.value, r"\{[^}]*\}"
+    if hole and isinstance(made, ast.Constant) and isinstance(made.value, str):
+        return ANY_NAME.join(map(re.escape, re.split(hole, made.value)))
+    return ANY_NAME
 
 
 def chain_of(node: ast.expr) -> tuple[str, ...] | None:
@@ -162,7 +192,7 @@ class FileUnits:
                     k.arg == "metaclass" and last_name(k.value) != "ABCMeta" for k in node.keywords
                 ):
                     file.registered.append(made)
-            elif isinstance(node, _FUNCTIONS) and all(map(_is_quiet, node.decorator_list)):
+            elif isinstance(node, _FUNCTIONS) and all(map(_is_quiet, node.decorator_list)) and node.name[:2] != "__":
                 file.functions.setdefault(node.name, []).append(Unit(path, [node], node.name))
             elif is_main_guard(node):
                 file.guard.nodes.append(node)
@@ -198,12 +228,14 @@ class FileUnits:
             yield made.header
             yield from (unit for units in made.methods.values() for unit in units)
 
-    def spans(self) -> Iterator[tuple[int, int, Unit]]:
-        """The lines of its pieces, those around others first."""
-        for unit in self.units():
-            yield from ((n.lineno, n.end_lineno or n.lineno, unit) for n in unit.nodes if isinstance(n, ast.stmt))
-        for made in (each for several in self.classes.values() for each in several):
-            yield made.node.lineno, made.node.end_lineno or made.node.lineno, made.header
+    @cached_property
+    def owners(self) -> dict[int, Unit]:
+        """The innermost piece of each line; lines that only import have none."""
+        spans = [(n.lineno, n.end_lineno, unit) for unit in self.units() for n in unit.nodes if isinstance(n, ast.stmt)]
+        classes = (each for several in self.classes.values() for each in several)
+        spans += [(made.node.lineno, made.node.end_lineno, made.header) for made in classes]
+        spans.sort(key=lambda span: (span[0], -(span[1] or 0)))
+        return {line: unit for start, end, unit in spans for line in range(start, (end or start) + 1)}
 
 
 def _class(path: str, node: ast.ClassDef) -> ClassUnits:

@@ -7,11 +7,12 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project.importing import STAR, FileImports, Import, read
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.searchpath import Addition
 
 _INIT = "__init__.py"
@@ -24,18 +25,18 @@ class Layout:
     far as imports lead, so it may read them late.
 
     An absolute import is looked for in the script's own folder, in what the program adds to `sys.path`, in the folders
-    above up to the root, and last, with `guess`, wherever the project has exactly one file whose path ends so.
+    above up to the root, and last (`PYTHONPATH` may lead there) wherever the project has exactly one file whose path
+    ends so.
 
     Args:
-        inside: tells the files directly in a folder, where `files` yields not all that belong to the project.
+        disk: what is known of the project where `files` doesn't yield all of it. Such a last place is then looked for
+            one folder below those above (`lib/`, `src/`).
     """
 
-    def __init__(
-        self, files: Mapping[str, str], *, guess: bool = True, inside: Callable[[str], Sequence[str]] | None = None
-    ) -> None:
+    def __init__(self, files: Mapping[str, str], *, disk: PythonFiles | None = None) -> None:
         self._files = files
-        self._guess = guess
-        self._inside = inside or (lambda folder: self._known_inside.get(folder, ()))
+        self._disk = disk
+        self._below: dict[str, Sequence[str]] = {}
         self._read: dict[str, FileImports] = {}
         self._folders: dict[str, tuple[str, ...]] = {}
         self._programs: dict[str, list[str]] = {}
@@ -142,16 +143,35 @@ class Layout:
                 yield _join(folder, *parts)
                 return
         yield from (_join(folder, *parts) for folder in folders)
-        if self._guess and parts[0] not in _standard_library():
-            yield from self._only(parts)
-            if name is not None and name != STAR and not self._endings[parts[-1]]:
-                yield from (posixpath.dirname(base) for base in self._only([*parts, name]))
+        if parts[0] not in _standard_library():
+            found = self._only(parts, entry)
+            yield from found
+            if name is not None and name != STAR and not found and (self._disk or not self._endings[parts[-1]]):
+                yield from (posixpath.dirname(base) for base in self._only([*parts, name], entry))
 
-    def _only(self, parts: Sequence[str]) -> list[str]:
+    def _only(self, parts: Sequence[str], entry: str) -> list[str]:
         """The one place in the project whose path ends in these parts, if there is exactly one."""
         ending = "/".join(parts)
+        if self._disk is not None:
+            below = (each for folder in _above(entry) for each in self._folders_in(folder))
+            places = [_join(each, ending) for each in below if self._has(each, parts[0])]
+            found = [base for base in dict.fromkeys(places) if self._module(base) is not None]
+            return found if len(found) == 1 else []
         found = [base for base in self._endings[parts[-1]] if base == ending or base.endswith(f"/{ending}")]
         return found if len(found) == 1 else []
+
+    def _folders_in(self, folder: str) -> Sequence[str]:
+        if folder not in self._below:
+            self._below[folder] = () if self._disk is None else self._disk.folders(folder)
+        return self._below[folder]
+
+    def _has(self, folder: str, part: str) -> bool:
+        """Whether a module or a folder of modules lies directly in a folder."""
+        return self._module(_join(folder, part)) is not None or _join(folder, part) in self._folders_in(folder)
+
+    def _inside(self, folder: str) -> Sequence[str]:
+        """The files directly in a folder."""
+        return self._known_inside.get(folder, ()) if self._disk is None else self._disk.inside(folder)
 
     def _file(self, base: str, name: str | None, entry: str, importer: str) -> str | None:
         own = self._module(base)
@@ -206,9 +226,7 @@ class Layout:
 
 def _search_path(entry: str, added: Sequence[Addition]) -> tuple[str, ...]:
     """The folders to look in, in order, each once: inserted ones, the script's own, appended ones, those above."""
-    above = [posixpath.dirname(entry)]
-    while above[-1]:
-        above.append(posixpath.dirname(above[-1]))
+    above = _above(entry)
     places: dict[bool, list[str]] = {True: [], False: []}
     for each in added:
         # Where a script is started nobody knows: in its own folder, or in one above it.
@@ -217,6 +235,14 @@ def _search_path(entry: str, added: Sequence[Addition]) -> tuple[str, ...]:
             if not place.startswith(".."):
                 places[each.first].append("" if place == "." else place)
     return tuple(dict.fromkeys([*places[True], above[0], *places[False], *above]))
+
+
+def _above(entry: str) -> list[str]:
+    """The folders around a file, from its own up to the root."""
+    above = [posixpath.dirname(entry)]
+    while above[-1]:
+        above.append(posixpath.dirname(above[-1]))
+    return above
 
 
 def _parts(module: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,15 @@ class PythonFiles(Mapping[str, str]):
         """The files of the project directly in a folder."""
         paths = (posixpath.join(folder, path.name) for path in sorted((self.root / folder).glob("*.py")))
         return [path for path in paths if path in self]
+
+    def folders(self, folder: str) -> list[str]:
+        """The folders directly in a folder, hidden ones and the runtime left out."""
+        try:
+            with os.scandir(self.root / folder) as entries:
+                names = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
+        except OSError:  # what may not be read has nothing to import either
+            return []
+        return [posixpath.join(folder, name) for name in names if name != RUNTIME_PACKAGE]
 
     def is_known(self, path: str) -> bool:
         """Whether the file was known beforehand."""

@@ -9,11 +9,12 @@ may call. Where names are computed (`getattr(x, name)`, `globals()`, `import_mod
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Optional
 
 from dp2ddp.project.code_units import (
+    ANY_NAME,
     PICKING_ANYWHERE,
     PICKING_HERE,
     ClassUnits,
@@ -81,10 +82,8 @@ class Reached:
 
     def has(self, path: str, line: int) -> bool:
         """Whether a line of one of the files can run."""
-        around = [(start, -end, unit) for start, end, unit in self._spans.get(path, ()) if start <= line <= end]
-        if not around:
-            return path in self._files
-        return max(around, key=lambda each: each[:2])[2] in self._live
+        unit = self._files[path].owners.get(line) if path in self._files else None
+        return path in self._files if unit is None else unit in self._live
 
     def lines(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Those of some lines, by file, that can run."""
@@ -105,10 +104,6 @@ class Reached:
             found += [(node, unit.name) for unit in idle for node in unit.nodes if isinstance(node, ast.stmt)]
         return found
 
-    @cached_property
-    def _spans(self) -> dict[str, list[tuple[int, int, Unit]]]:
-        return {path: list(file.spans()) for path, file in self._files.items()}
-
 
 class _Search:
     """Finds what runs, beginning with what is started."""
@@ -118,12 +113,12 @@ class _Search:
         self._resolve = resolve
         self.live: set[Unit] = set()
         self._waiting: list[Unit] = []
-        self._made: dict[ClassUnits, None] = {}
+        self._made: dict[ClassUnits, bool] = {}  # and whether others may call its methods
         self._said: set[str] = set()
         self._values: set[str] = set()  # modules that are handed on
         self._used: set[tuple[str, str]] = set()
         self._chained: set[tuple[str, tuple[str, ...]]] = set()
-        self._any = False  # any name may be said behind a dot
+        self._patterns: set[str] = set()  # of names that are computed, and may be said behind a dot
         self._texts = False  # names may be said in strings
 
     def start(self, entry: str, functions: Sequence[str], *, whole: bool) -> None:
@@ -160,11 +155,11 @@ class _Search:
             self._chain(path, chain)
         for name in said.attributes:
             self._say(name)
-        for picked in said.picked:
-            self._picked(path, picked)
+        for picked, pattern in said.picked:
+            self._picked(path, picked, pattern)
         if said.picks & PICKING_HERE:
-            self._take(path)
-            self._anything()
+            self._take(path, ANY_NAME)
+            self._say_any(ANY_NAME)
         if "eval" in said.picks or "exec" in said.picks:
             for name in self._files[path].imports:
                 self._use(path, name)
@@ -191,14 +186,14 @@ class _Search:
         for module in list(self._values):
             self._use(module, name)
 
-    def _anything(self) -> None:
-        """Any name may be said."""
-        if not self._any:
-            self._any = True
+    def _say_any(self, pattern: str) -> None:
+        """Any name that fits may be said."""
+        if pattern not in self._patterns:
+            self._patterns.add(pattern)
             for made in list(self._made):
-                self._run_all(made)
+                self._run_methods(made)
             for module in list(self._values):
-                self._take(module)
+                self._take(module, pattern)
 
     def _use(self, path: str, name: str) -> None:
         """Runs what a name in a file means."""
@@ -272,66 +267,66 @@ class _Search:
                 self._use(target, rest[0])
                 self._say_all(rest[1:])
 
-    def _picked(self, path: str, chain: tuple[str, ...] | None) -> None:
+    def _picked(self, path: str, chain: tuple[str, ...] | None, pattern: str) -> None:
         """Something is picked from `chain` by a computed name."""
-        imported = self._files[path].imports.get(chain[0]) if chain else None
-        if not chain or imported is None or chain[0] in self._files[path].stored:
+        file = self._files[path]
+        imported = file.imports.get(chain[0], ()) if chain else ()
+        if not chain or not imported or chain[0] in file.stored:
             if chain:
                 self._chain(path, chain)
-            self._anything()
-        for one in imported or ():
-            parts = (one.module, *([one.name] if one.name else []), *(chain or ())[1:])
+            self._say_any(pattern)
+        for one in imported:
+            parts = (one.module, one.name or "", *(chain or ())[1:])
             module = self._resolve(path, ".".join(filter(None, parts)), one.level, None)
             if module is not None:
-                self._take(module)
+                self._take(module, pattern)
             elif self._resolve(path, one.module, one.level, one.name) is not None:
                 self._use(path, chain[0] if chain else "")
-                self._anything()
+                self._say_any(pattern)
 
-    def _take(self, path: str) -> None:
-        """Any name of a file may be used."""
-        if path in self._files:
-            file = self._files[path]
-            for name in (*file.functions, *file.classes, *file.imports):
+    def _take(self, path: str, pattern: str) -> None:
+        """Any name of a file that fits may be used."""
+        if path not in self._files or (path, f" {pattern}") in self._used:
+            return
+        self._used.add((path, f" {pattern}"))
+        file = self._files[path]
+        for name in (*file.functions, *file.classes, *file.imports):
+            if re.fullmatch(pattern, name):
                 self._use(path, name)
-            for star in file.stars:
-                target = self._resolve(path, star.module, star.level, STAR)
-                if target is not None and (target, STAR) not in self._used:
-                    self._used.add((target, STAR))
-                    self._take(target)
+        for star in file.stars:
+            target = self._resolve(path, star.module, star.level, STAR)
+            if target is not None:
+                self._take(target, pattern)
 
     def _value(self, path: str) -> None:
         """A module itself is handed on."""
         if path not in self._values:
             self._values.add(path)
-            if self._any:
-                self._take(path)
+            for pattern in list(self._patterns):
+                self._take(path, pattern)
             for name in list(self._said):
                 self._use(path, name)
 
     def _make(self, made: ClassUnits) -> None:
-        if made in self._made:
-            return
-        self._made[made] = None
-        self._run(made.header)
-        for method in made.handed_on:
-            self._run(method)
-        if self._any or self._is_called_by_others(made, set()):
-            self._run_all(made)
-            return
-        for name in made.methods:
-            if name in self._said or (name.startswith("__") and name.endswith("__")):
-                for method in made.methods[name]:
+        if made not in self._made:
+            self._made[made] = self._is_called_by_others(made, set())
+            self._run(made.header)
+            for method in made.handed_on:
+                self._run(method)
+            self._run_methods(made)
+
+    def _run_methods(self, made: ClassUnits) -> None:
+        """Runs those methods of a class that is made which may be called."""
+        for name, methods in made.methods.items():
+            is_pythons = name.startswith("__") and name.endswith("__")
+            is_said = name in self._said or any(re.fullmatch(pattern, name) for pattern in self._patterns)
+            if is_pythons or is_said or self._made[made]:
+                for method in methods:
                     self._run(method)
 
     def _make_all(self, file: FileUnits) -> None:
         for made in (each for several in file.classes.values() for each in several):
             self._make(made)
-
-    def _run_all(self, made: ClassUnits) -> None:
-        for methods in made.methods.values():
-            for method in methods:
-                self._run(method)
 
     def _is_called_by_others(self, made: ClassUnits, seen: set[ClassUnits]) -> bool:
         """Whether a class derives from one of a library, which may call what overrides its methods."""

@@ -187,6 +187,7 @@ CONDITIONS = {
     f"if not torch.cuda.is_available(): print('slow')\nelse: {ALL}": "",
     # nothing is wrapped without the option, or on one device
     f"if args.multi: {ALL}": "device_ids=None if args.multi else [0]",
+    f"if args.multi in [True, 2]: {ALL}": "device_ids=None if args.multi in [True, 2] else [0]",
     f"if args.cuda and args.multi: {ALL}": "device_ids=None if args.cuda and args.multi else [0]",
     f"if not args.multi: print('one')\nelif has_gpus: {ALL}": "device_ids=None if args.multi else [0]",
     f"if args.multi or args.cuda:\n  if args.cuda: {ALL}": (

@@ -109,7 +109,7 @@ def test_a_script_on_one_device_stays_as_it_is_beside_those_with_which_it_shares
         f"import torch\nfrom torch import nn\nfrom nets import plain\n\n{wrap}\ntorch.save(net, 'alone.pt')\n"
     )
     shown = convert(*asked).output
-    assert "alone.py: each DataParallel in it is on one device, so it stays one process" in shown
+    assert "alone.py: no DataParallel in it works on several devices, so it stays one process" in shown
     assert "ddp" not in Path("alone.py").read_text()
     assert "ddp.wrap_model" in Path("nets.py").read_text()
     assert "  python train.py" in shown
@@ -125,3 +125,43 @@ def test_devices_of_wraps_that_a_script_never_comes_to_are_not_its_own() -> None
         done = convert_files({**files, "helpers.py": helpers.format(ids)}, ["train.py"], Options())
         assert "ddp.setup()\n" in done["train.py"].new_text
         assert not any(each.notes for each in done.values())
+
+
+SYNTHESIS = """\
+import torch
+from torch import nn
+from nets import inner
+
+def load():
+    model = nn.DataParallel(nn.Linear(4, 2)).cuda()
+    model.load_state_dict(torch.load("net.pt"))
+    return model.eval()
+
+def synthesis(model, x):
+    return {call}
+
+model = load()
+torch.save(synthesis(model, torch.zeros(1, 4)), "out.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "is_converted"),
+    [
+        ("model.module.forward(x)", False),
+        ("model.module(x)", False),
+        ("model(x)", True),
+        ("model.forward(x)", True),
+        ("[model(x), model.module(x)]", True),
+        ("[model.module.state_dict(), x]", True),
+        ("[model.module(x), evaluate(model)]", True),
+        ("[model.module(x), [model]]", True),
+    ],
+)
+def test_a_script_that_only_calls_what_is_inside_of_its_wrap_stays_one_process(call: str, is_converted: bool) -> None:
+    text = SYNTHESIS.format(call=call)
+    done = convert_files({"synthesis.py": text, "nets.py": NETS}, ["synthesis.py"], Options())
+    assert ("ddp.setup(" in done["synthesis.py"].new_text, done["synthesis.py"].on_one_device) == (
+        is_converted,
+        not is_converted,
+    )

@@ -12,6 +12,7 @@ import pytest
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
+from dp2ddp.project.python_files import PythonFiles
 
 
 def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
@@ -150,9 +151,29 @@ def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> Non
     assert reached({**files, "y/z.py": ""}, "a/train.py")[2:] == ["y/__init__.py", "y/z.py"]
 
 
-def test_nothing_is_guessed_unasked() -> None:
-    files = {"train.py": "import core", "lib/core.py": ""}
-    assert Layout(files, guess=False).reachable("train.py") == ["train.py"]
+@pytest.mark.parametrize(
+    ("files", "line", "found"),
+    [
+        ({"lib/core.py": ""}, "import core", ["lib/core.py"]),
+        ({"my-lib/model/utils/net.py": ""}, "from model.utils import net", ["my-lib/model/utils/net.py"]),
+        ({"lib/model/__init__.py": "", "lib/model/net.py": ""}, "import model.net", ["lib/model/__init__.py"]),
+        ({"../lib/core.py": ""}, "import core", ["lib/core.py"]),
+        ({"lib/core.py": "", "old/core.py": ""}, "import core", []),
+        ({"lib/json.py": ""}, "import json", []),
+        ({"deep/lib/core.py": ""}, "import core", []),
+        ({".venv/core.py": ""}, "import core", []),
+    ],
+)
+def test_one_folder_below_is_where_a_path_variable_leads(
+    tmp_path: Path, files: dict[str, str], line: str, found: list[str]
+) -> None:
+    for name, text in {"train.py": line, **files}.items():
+        path = tmp_path / "tools" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    root, entry = (tmp_path, "tools/train.py") if "../lib/core.py" in files else (tmp_path / "tools", "train.py")
+    sources = PythonFiles(root, late=lambda path: True)
+    assert Layout(sources, disk=sources).reachable(entry)[1:2] == found
 
 
 def test_files_that_cant_be_read_are_ends() -> None:

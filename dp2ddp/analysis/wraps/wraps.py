@@ -10,6 +10,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
+from dp2ddp.analysis.wraps.bypassed import are_bypassed
 from dp2ddp.analysis.wraps.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, keyword
@@ -101,14 +102,21 @@ class Wraps:
 
     @cached_property
     def on_one_device(self) -> bool:
-        """Whether every wrap is written for one device, which trains it in one process as well."""
+        """Whether no wrap works on several devices."""
         return self.are_on_one_device(lambda node: True)
 
     def are_on_one_device(self, is_met: Callable[[ast.AST], bool]) -> bool:
-        """Whether there are wraps of those that `is_met` says, and every one is written for one device."""
+        """Whether there are wraps in the code that `is_met` says, and none of them works on several devices.
+
+        It is written for one, or the script only calls the model inside: one process does the same.
+        """
         models = [wrap for wrap in self.models if is_met(wrap.call)]
-        others = any(map(is_met, (*self.functional, *self.values, *self.optimizers)))
-        return bool(models) and not others and all(_is_one(wrap.device_ids) for wrap in models)
+        if not models or any(map(is_met, (*self.functional, *self.values, *self.optimizers))):
+            return False
+        if all(_is_one(wrap.device_ids) for wrap in models):
+            return True
+        nodes = (node for node in self.source.nodes if isinstance(node, ast.expr) and is_met(node))
+        return are_bypassed(self.source, self.names, self.resolver, nodes)
 
     @property
     def found(self) -> bool:
@@ -191,9 +199,10 @@ class Wraps:
 
 
 def _is_one(ids: ast.expr | None) -> bool:
-    """Whether `device_ids` are one device, as it is written there: `[0]`, `0`, `"cuda:0"`."""
-    entry = ids.elts[0] if isinstance(ids, (ast.List, ast.Tuple)) and len(ids.elts) == 1 else ids
-    return isinstance(entry, ast.Constant) and re.fullmatch(r"(cuda:)?\d+", str(entry.value)) is not None
+    """Whether `device_ids` are one device, as it is written there: `[0]`, `[args.gpu]`, `"cuda:0"`."""
+    if isinstance(ids, (ast.List, ast.Tuple)):
+        return len(ids.elts) == 1 and not isinstance(ids.elts[0], ast.Starred)
+    return isinstance(ids, ast.Constant) and re.fullmatch(r"(cuda:)?\d+", str(ids.value)) is not None
 
 
 def _is_foreign(path: str) -> bool:

@@ -87,7 +87,7 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
     sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
     sources.give(entry, notebooks.read(str(script)))
-    return sources, programs.follow(sources, Layout(sources, guess=False), entry)
+    return sources, programs.follow(sources, Layout(sources, disk=sources), entry)
 
 
 def _shared(program: Program) -> list[str]:
