@@ -122,7 +122,8 @@ def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, d
 
     texts = {name: files[name] for name in reached}
     read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
-    return link(read, entries, resolve, commands=commands, reached=programs), texts, read
+    others = {name: text for name, text in texts.items() if name not in read}
+    return link(read, entries, resolve, commands=commands, reached=programs, others=others), texts, read
 
 
 def _convert(source: ParsedProgram, texts: Mapping[str, str], options: Options) -> dict[str, Conversion]:

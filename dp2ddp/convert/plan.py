@@ -63,6 +63,8 @@ def decide(facts: Facts, options: Options) -> Plan:
     idle: list[tuple[ast.stmt, str]] = []
     if facts.parallel and not facts.blockers:
         findings, idle = _reached(facts, findings)
+    if facts.wraps.idle and not facts.wraps.found and not facts.blockers:
+        findings = [_never_reached(facts, node) for node in facts.wraps.idle]
     if facts.wraps.found and not facts.blockers:
         findings = comments.left_out(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
@@ -83,6 +85,14 @@ def _reached(facts: Facts, findings: Sequence[Finding]) -> tuple[list[Finding], 
         else:
             left.append(finding.span)
     return reached, [part for part, span in spans if any(map(span.contains, left))]
+
+
+def _never_reached(facts: Facts, node: ast.expr) -> Note:
+    """All wraps are where no script comes to, as far as is seen: not in silence, as it may see too little."""
+    what = "no script is seen to come to this `DataParallel`, so nothing is converted"
+    return Note(
+        "DDP002", facts.source.span(node), what, "if one does, name it, or the function that does, with --entry"
+    )
 
 
 def _left_out(finding: Finding) -> Note:

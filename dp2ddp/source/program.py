@@ -63,6 +63,7 @@ class ParsedProgram:
         resolve: finds the file that an import means.
         commands: of these, the functions by which commands start them, by the file's name.
         reached: the names of the files that an entry may import, also of those that it picks at run time, by its name.
+        others: the texts of its files that say nothing of training, by name; names only pass through them.
     """
 
     files: Sequence[File]
@@ -70,6 +71,7 @@ class ParsedProgram:
     resolve: Resolve
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reached: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
     # Of lines that aren't ASCII, how many bytes come before each character.
@@ -267,12 +269,14 @@ def link(
     *,
     commands: Mapping[str, Sequence[str]] | None = None,
     reached: Mapping[str, Sequence[str]] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> ParsedProgram:
     """The files of one program, `texts` by name.
 
     Args:
         commands: of the entries, the functions by which commands start them.
         reached: the names of the files that each of them may import.
+        others: the texts of files that are of no matter, but for the names that pass through them.
 
     Raises:
         BadInput: one of them is no Python that this interpreter reads.
@@ -286,4 +290,4 @@ def link(
             ast.increment_lineno(file.tree, before)
         files.append(file)
         before += len(file.lines)
-    return ParsedProgram(files, entries, resolve, commands or {}, reached or {})
+    return ParsedProgram(files, entries, resolve, commands or {}, reached or {}, others or {})

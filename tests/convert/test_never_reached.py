@@ -165,3 +165,25 @@ def test_a_script_that_only_calls_what_is_inside_of_its_wrap_stays_one_process(c
         is_converted,
         not is_converted,
     )
+
+
+SOLVER = "from nets import build\n\nclass Solver:\n    def __init__(self):\n        self.net = build()\n"
+
+
+def test_names_pass_through_files_that_say_nothing_of_training() -> None:
+    files = {
+        "train.py": "from solvers import create\n\nif __name__ == '__main__':\n    print(create().net)\n",
+        "solvers/__init__.py": "from .solver import Solver\n\ndef create():\n    return Solver()\n",
+        "solvers/solver.py": SOLVER,
+        "nets.py": NETS,
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "ddp.setup()" in done["train.py"].new_text
+    assert "ddp.wrap_model" in done["nets.py"].new_text
+
+
+def test_a_wrap_to_which_no_script_is_seen_to_come_is_said() -> None:
+    done = convert_files({"train.py": "import nets\n", "nets.py": NETS}, ["train.py"], Options())
+    assert not done["nets.py"].changed
+    (note,) = done["nets.py"].notes
+    assert "no script is seen to come to this" in note.what

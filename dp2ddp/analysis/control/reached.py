@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from functools import cached_property, reduce
 from operator import or_
 from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
+from dp2ddp.errors import BadInput
 from dp2ddp.project.reachability import Reachability, Reached
+from dp2ddp.source import syntax
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
@@ -28,13 +31,18 @@ class Running:
         self._source = source
         self._names = names
         self._by_entry: dict[ast.Module, Reached] = {}
-        self._reachability = Reachability({file.name: file.tree for file in source.files})
+        trees: dict[str, ast.Module] = {}
+        for name, text in source.others.items():
+            with suppress(BadInput):  # nor can Python read it
+                trees[name] = syntax.shared(text, name)
+        self._reachability = Reachability(trees | {file.name: file.tree for file in source.files})
 
     def by(self, entry: ast.Module) -> Reached:
         """What one script can run."""
         if entry not in self._by_entry:
-            files = [self._source.file(module).name for module in self._names.reachable(entry)]
             name = self._source.file(entry).name
+            imported = (self._source.file(module).name for module in self._names.reachable(entry))
+            files = dict.fromkeys([*self._source.reached.get(name, ()), *imported])
             functions = self._source.commands.get(name, ())
             self._by_entry[entry] = self._reachability.of(name, files, self._source.resolve, functions, whole=True)
         return self._by_entry[entry]
