@@ -16,9 +16,12 @@ from typing import Any, Callable, ClassVar
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
+from dp2ddp_runtime.rank_zero.callsites import Call
 from dp2ddp_runtime.rank_zero.checkpoint import save
+from dp2ddp_runtime.rank_zero.journal import Journal
 from dp2ddp_runtime.rank_zero.main_only import Absent, main_first, main_only
 from dp2ddp_runtime.ranks import file_sync
 from dp2ddp_runtime.ranks.file_sync import PeerError
@@ -46,6 +49,19 @@ def _in_forked_child(path: Path) -> bytes:
 
 def test_forked_children_are_as_their_rank_and_leave_the_store_alone(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _in_forked_child, tmp_path / "a") == [b"nonexa a.0"] * 2
+
+
+def test_a_rank_that_is_far_behind_catches_up() -> None:
+    """A data set that asks for each of its files: rank 0 may have asked for all before another rank begins."""
+    store, call, count = dist.HashStore(), Call(True, "os.stat here", 1, "os.stat"), 30_000
+    rank_0, other = Journal(store), Journal(store)
+    for number in range(count):
+        rank_0.tell(call, "ok", number, soon=True)
+    rank_0.flush()
+    begin = time.process_time()
+    heard = [other.hear(call) for _ in range(count)]
+    assert [entry.value for entry in heard if entry] == [*range(count)]
+    assert time.process_time() - begin < 5, "it goes through all that is left for each"
 
 
 # --- main_only ---
