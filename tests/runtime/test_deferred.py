@@ -130,6 +130,7 @@ def looks() -> list[str]:
         "copied into": lambda x, y: torch.zeros(ROWS, 3, 8, 8).copy_(x),
         "set into": lambda x, y: _set_into(x),
         "stacked": lambda x, y: torch.cat([x, x]),
+        "one in a list": lambda x, y: torch.cat([x], 0)[:3] + torch.stack((x,), 1)[:3, 0],
         "as index": lambda x, y: torch.arange(10)[y],
         "embedding": lambda x, y: F.embedding(y, torch.eye(5)),
         "sorted": lambda x, y: y.sort().values,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Sequence
@@ -53,6 +54,11 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     rows_args, rows_kwargs = nesting.map_tensors(lambda each: _rows(each, batch), (args, kwargs))
     rows = func(*rows_args, **rows_kwargs)
 
+    def of_whole(index: int, whole: torch.Tensor) -> torch.Tensor:
+        """The same of the whole batch, which may stand in a list (`torch.cat([x])`)."""
+        whole_args, whole_kwargs = nesting.map_tensors(lambda each: whole, (args, kwargs))
+        return _pick(func(*whole_args, **whole_kwargs), index)
+
     def result(index: int, made: torch.Tensor) -> Deferred:
         dim = dims[index]
         assert dim is not None
@@ -61,7 +67,7 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
         made = made.reshape(size)  # a single row's dimension may have been squeezed away
         if one_of_many:
             return defer(made, batch.sizes, dim, any(each.allows_reordered_sum for each in found), tokens_of(found))
-        return defer_from(batch, made, dim, lambda whole: _pick(func(whole, *args[1:], **kwargs), index))
+        return defer_from(batch, made, dim, functools.partial(of_whole, index))
 
     if isinstance(rows, torch.Tensor):
         return result(0, rows)
