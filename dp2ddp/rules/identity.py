@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.spans import Span
 
 # Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
 _SEEDS = {
@@ -88,17 +89,14 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
         for value in facts.own_values.values:
             if value not in facts.alone.nodes:
-                span = facts.source.span(value)
-                yield ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
+                yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
             if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.alone.nodes:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
-                holes = {"kind": facts.source.span(one.func)}
-                yield ReplaceExpr(self.id, facts.source.span(one), reason, template, holes)
+                yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
         for call in facts.own_values.files:
             yield Note(
                 self.id,
@@ -115,6 +113,16 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                     "takes a seed from the system, another one on each rank",
                     "give it a number, or `ddp.broadcast(...)` of one",
                 )
+
+    def _shared(self, facts: Facts, value: ast.expr, template: str, holes: dict[str, Span]) -> Finding:
+        """Rank 0's on every rank; where there are no ranks yet, nobody can tell."""
+        span = facts.source.span(value)
+        if facts.before_launch(value):
+            what = "is worked out before the processes start, by each of them: another one on each rank"
+            todo = "give it a fixed value, or work it out below `ddp.setup()` and broadcast it"
+            return Note(self.id, span, what, todo)
+        reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
+        return ReplaceExpr(self.id, span, reason, template, holes)
 
 
 def _is_bare(call: ast.Call) -> bool:
