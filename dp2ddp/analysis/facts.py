@@ -162,7 +162,8 @@ class Facts:
     def unreached(self) -> list[tuple[ast.stmt, str]]:
         """Functions, methods, classes and main guards that no script with a wrap comes to, and what to call them."""
         entries = self.parallel_entries
-        return reduce(or_, map(self.running.by, entries)).left() if entries else []
+        analysed = [file.name for file in self.source.files]
+        return reduce(or_, map(self.running.by, entries)).left(analysed) if entries else []
 
     @cached_property
     def _wrapping(self) -> list[ast.AST]:

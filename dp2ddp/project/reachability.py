@@ -90,10 +90,10 @@ class Reached:
         found = {path: sorted({line for line in lines if self.has(path, line)}) for path, lines in wanted.items()}
         return {path: lines for path, lines in found.items() if lines}
 
-    def left(self) -> list[tuple[ast.stmt, str]]:
+    def left(self, paths: Iterable[str]) -> list[tuple[ast.stmt, str]]:
         """Functions, classes, methods of classes that are made, and main guards that don't run, with their names."""
         found: list[tuple[ast.stmt, str]] = []
-        for file in self._files.values():
+        for file in (self._files[path] for path in paths if path in self._files):
             functions = [unit for units in file.functions.values() for unit in units]
             for made in (each for several in file.classes.values() for each in several):
                 if made.header in self._live:

@@ -187,3 +187,13 @@ def test_a_wrap_to_which_no_script_is_seen_to_come_is_said() -> None:
     assert not done["nets.py"].changed
     (note,) = done["nets.py"].notes
     assert "no script is seen to come to this" in note.what
+
+
+def test_idle_parts_of_files_that_say_nothing_of_training_hide_nothing_elsewhere() -> None:
+    """Their lines are no lines of the program."""
+    words = "def unused(word):\n" + "    word += word\n" * 20
+    script = f"import words\nfrom nets import build\n\n{TRAIN}"
+    done = convert_files({"train.py": script, "words.py": words, "nets.py": NETS}, ["train.py"], Options())
+    assert "ddp.setup()" in done["train.py"].new_text
+    assert "ddp.save(" in done["train.py"].new_text
+    assert "ddp.wrap_model" in done["nets.py"].new_text

@@ -66,7 +66,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         ("batch = mover.cuda(x, y)", "batch = mover.cuda(x, y)"),
         ("batch = mover.cuda(*gpus)", "batch = mover.cuda(*gpus)"),
         # One move within another.
-        ("net.module(x.to('cuda:1')).to(1)", "net.module(x.to(ddp.device())).to(ddp.device())"),
+        ("net(x.to('cuda:1')).to(1)", "net(x.to(ddp.device())).to(ddp.device())"),
         ("nn.Linear(4, 2, device='cuda:1').cuda(1)", "nn.Linear(4, 2, device=ddp.device()).cuda()"),
         ("torch.cuda.synchronize(1)", "torch.cuda.synchronize(ddp.device())"),
         # An index for a parameter that means a device.
