@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -42,6 +43,7 @@ def test_the_picture_is_of_the_page_as_it_is(tmp_path: Path) -> None:
 
 
 def _take() -> None:
+    sys.path.insert(0, str(ROOT / "tests"))
     from browser import Browser
 
     with tempfile.TemporaryDirectory() as name:

@@ -54,7 +54,7 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     rows_args, rows_kwargs = nesting.map_tensors(lambda each: _rows(each, batch), (args, kwargs))
     rows = func(*rows_args, **rows_kwargs)
 
-    def of_whole(index: int, whole: torch.Tensor) -> torch.Tensor:
+    def of_whole(index: int, whole: torch.Tensor) -> Any:
         """The same of the whole batch, which may stand in a list (`torch.cat([x])`)."""
         whole_args, whole_kwargs = nesting.map_tensors(lambda each: whole, (args, kwargs))
         return _pick(func(*whole_args, **whole_kwargs), index)
