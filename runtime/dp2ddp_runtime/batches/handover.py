@@ -41,7 +41,7 @@ def _gathering(real: Any) -> Any:
     @functools.wraps(real)
     def hand_over(*args: Any, **kwargs: Any) -> Any:
         # Another thread's (one that reads batches ahead) is in its own turn, and what it hands on stays deferred.
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:  # (`current_thread` may make a `Thread`)
             for tensor in nesting.tensors([args[1:], kwargs]):
                 if isinstance(tensor, Deferred):
                     tensor.materialize()
