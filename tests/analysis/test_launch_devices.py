@@ -394,3 +394,11 @@ def test_settings_that_copy_a_missing_file_first_come_before_the_start() -> None
     result = converted(script.format("shutil.copyfile('c.example', 'c.yml')"))
     assert "ddp.setup()\n    args = load()\n" in result.new_text
     assert any("`--help` starts all of them" in note.what for note in result.notes)
+
+
+def test_the_devices_of_the_function_count() -> None:
+    """`data_parallel(net, x, ids)` splits over these GPUs, as a wrap does."""
+    script = _ARGS + "x = torch.rand(4, 4)\nprint(nn.parallel.data_parallel(nn.Linear(4, 2), x, {}))\n"
+    assert "ddp.setup(device_ids=args.gpus)\n" in converted(script.format("device_ids=args.gpus")).new_text
+    assert "ddp.setup(device_ids=[0, 1])\n" in converted(script.format("[0, 1]")).new_text
+    assert "ddp.setup()\n" in converted(script.format("None")).new_text

@@ -13,7 +13,7 @@ from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
 from dp2ddp.analysis.wraps.bypassed import are_bypassed
 from dp2ddp.analysis.wraps.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 _MOVES = frozenset({"cuda", "to"})
@@ -130,10 +130,10 @@ class Wraps:
         """The `device_ids` that models are wrapped with, and the calls that give them."""
         direct = [(wrap.device_ids, wrap.call) for wrap in self.models if wrap.device_ids is not None]
         known = {wrap.call for wrap in self.models}
-        others = [call for call in self.source.calls if call not in known and self._hands_device_ids(call)]
-        return direct + [
-            (given, c) for c in others if (given := keyword(c, "device_ids") or argument(c, 1, "device_ids"))
-        ]
+        others = [(call, 1) for call in self.source.calls if call not in known and self._hands_device_ids(call)]
+        others += [(call, 2) for call in self.functional if call not in self.written_out]
+        found = [(argument(call, place, "device_ids"), call) for call, place in others]
+        return direct + [(given, call) for given, call in found if given is not None]
 
     @cached_property
     def device_ids_written(self) -> frozenset[str]:
