@@ -8,7 +8,7 @@ from typing import Any
 import dp2ddp_runtime
 import pytest
 
-from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """
@@ -203,3 +203,17 @@ def test_what_leaves_a_temporary_folder_is_rank_0_s() -> None:
 def test_what_can_t_be_shared_is_noted(line: str, todo: str) -> None:
     conversion = convert_source(_HEAD + _NET + textwrap.dedent(line) + "\n", "train.py", Options())
     assert [todo in note.todo for note in conversion.notes if note.rule == "DDP019"] == [True]
+
+
+def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast() -> None:
+    """There are no ranks yet: each process would broadcast to itself."""
+    net = "net = nn.DataParallel(nn.Linear(4, 2))\nnet(pick())\n"
+    files = {
+        "train.py": f"import torch.nn as nn\nfrom samples import pick\n\n{net}",
+        "samples.py": "import numpy as np\n\nRNG = np.random.RandomState()\n\ndef pick():\n    return RNG.rand(8, 4)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "ddp.broadcast" not in done["samples.py"].new_text
+    (note,) = done["samples.py"].notes
+    assert (note.rule, note.span.start.line) == ("DDP019", 3)
+    assert "before the processes start" in note.what
