@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import joined, opposite
-from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import visible
 from dp2ddp.errors import BadInput
@@ -140,7 +139,11 @@ def _sets(facts: Facts, test: ast.expr, node: ast.AST) -> bool:
 def _bound_in(facts: Facts, name: ast.Name) -> ast.AST:
     """The function or module whose name this is."""
     function = facts.source.function(name)
-    return function if function is not None and name.id in local_names(function) else facts.source.module(name)
+    return (
+        function
+        if function is not None and name.id in facts.source.local_names(function)
+        else facts.source.module(name)
+    )
 
 
 class _Told(ast.NodeTransformer):

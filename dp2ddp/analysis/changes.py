@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import READERS
 from dp2ddp.analysis.roles import Class
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
 
 # The methods of lists, dictionaries and configurations that only read.
 _READING = frozenset(
-    {*dir(str), *"copy get _get_kwargs _get_args items keys values clone freeze dump dumps to_dict print_help".split()}
+    {
+        *dir(str),
+        *"copy get _get_kwargs _get_args items keys values clone freeze defrost dump dumps to_dict print_help".split(),
+    }
 )
 _WRITING = re.compile(
     "update|merge|parse|set|load|override|fill|apply|init|config|prepare|process|adjust|complete", re.IGNORECASE
@@ -134,7 +136,7 @@ def _read_at(facts: Facts, launch: Launch, names: Collection[str]) -> set[Hashab
     """What names stand for at the launch; modules and what libraries have aside."""
     assert launch.statement is not None
     function, module = facts.source.function(launch.statement), facts.source.module(launch.statement)
-    local = local_names(function) if function is not None else set()
+    local = facts.source.local_names(function) if function is not None else set()
     found: set[Hashable] = {(function, name) for name in names if name in local}
     targets = {name: facts.names.follow(module, name) for name in names if name not in local}
     for name, target in targets.items():
@@ -152,6 +154,6 @@ def _stored(node: ast.AST) -> set[str]:
 def _key(facts: Facts, name: ast.Name) -> Hashable:
     """Whose name this is: a function's, or a module's."""
     for scope in facts.source.scopes(name):
-        if isinstance(scope, FUNCTIONS) and name.id in local_names(scope):
+        if isinstance(scope, FUNCTIONS) and name.id in facts.source.local_names(scope):
             return scope, name.id
     return facts.names.target(name) or Own(facts.source.module(name), name.id)

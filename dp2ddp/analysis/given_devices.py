@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dp2ddp.analysis.control.conditions import negated, terms
@@ -97,7 +97,7 @@ def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
     """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and others where none is."""
     found: dict[str | None, list[str]] = {}
     passed: set[str] = set()  # what isn't true any more behind the `else`
-    for case in cases:
+    for case in _merged(cases):
         is_next = case.ids not in found or case.ids == [*found][-1]
         tests = [test for test in case.tests if test not in passed or not is_next]
         if not tests:
@@ -107,7 +107,7 @@ def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
         if text not in found.setdefault(case.ids, []):
             found[case.ids].append(text)
         if len(tests) == 1:
-            passed.add(ast.unparse(negated(ast.parse(tests[0], mode="eval").body)))
+            passed.add(_opposite(tests[0]))
     if {otherwise, *found} == {otherwise}:
         return otherwise
     if [*found] == [None] and len(found[None]) == 1 and found[None][0].startswith("not ") and otherwise is not None:
@@ -115,6 +115,34 @@ def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
     if otherwise is None and [[each] for each in found] == [*found.values()]:
         return f"{next(iter(found))} or None"
     return "".join(f"{ids} if {' or '.join(tests)} else " for ids, tests in found.items()) + str(otherwise)
+
+
+def _opposite(test: str) -> str:
+    return ast.unparse(negated(ast.parse(test, mode="eval").body))
+
+
+def _merged(cases: list[_Case]) -> list[_Case]:
+    """Cases one behind the other with the same devices as one: `a and b` and `a and not b` are `a`."""
+    merged: list[_Case] = []
+    for case in cases:
+        one = case
+        while merged and merged[-1].ids == one.ids:
+            tests = _either(merged[-1].tests, one.tests)
+            if tests is None:
+                break
+            one = replace(merged.pop(), tests=tests)
+        merged.append(one)
+    return merged
+
+
+def _either(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The tests that are true where all of `first` or all of `second` are; None where `or` has to say it."""
+    second = tuple(test for test in second if test != _opposite(" and ".join(first)))
+    only, other = set(first) - set(second), set(second) - set(first)
+    if not only or not other:
+        return second if other == set() else first
+    is_choice = len(only) == len(other) == 1 and {_opposite(test) for test in only} == other
+    return tuple(test for test in first if test in second) if is_choice else None
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.changes import is_changed
 from dp2ddp.analysis.control.caller_names import written_by_caller
-from dp2ddp.analysis.control.loops import local_names
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.roles.resolver import defaults
 from dp2ddp.source.names import Own
@@ -107,15 +106,24 @@ class _Told:
         return None if isinstance(value, ast.Starred) else value
 
     def _kept(self, node: ast.Attribute) -> list[ast.expr | None]:
-        """What `self.x` is set to, where it is set once in the program."""
-        stores = [
-            other
+        """All that `self.x` is set to, by what the object may be: of the class, of one that derives from it."""
+        classes = self._facts.resolver.classes
+        owner = _owner(self._facts, node)
+        assert owner is not None
+        family = {base for one in (owner, *classes.derived(owner)) for base in classes.lineage(one)}
+        stores = {
+            other: _owner(self._facts, other)
             for other in self._facts.source.nodes
             if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
-        ]
-        own = [other for other in stores if _owner(self._facts, other) is _owner(self._facts, node)]
-        above = self._facts.source.parent(own[0]) if len(own) == len(stores) == 1 else None
-        return [above.value if isinstance(above, ast.Assign) and own[0] in above.targets else None]
+        }
+        own = [other for other, of in stores.items() if of in family]
+        earlier = self._facts.before.nodes(self._launch)
+        others = {other for other, of in stores.items() if of is None}
+        if earlier.isdisjoint(own):  # the object is made later than the others are written to that come before
+            others -= earlier
+        set_by = [(other, self._facts.source.parent(other)) for other in own]
+        values = [above.value if isinstance(above, ast.Assign) and n in above.targets else None for n, above in set_by]
+        return [None] if others else [*values] or [None]
 
 
 class _Put(ast.NodeTransformer):
@@ -154,7 +162,7 @@ def _unseen(facts: Facts, launch: Launch, node: ast.expr) -> Iterator[tuple[ast.
             todo += ast.iter_child_nodes(part)
 
 
-def _owner(facts: Facts, node: ast.Attribute) -> ast.AST | None:
+def _owner(facts: Facts, node: ast.Attribute) -> ast.ClassDef | None:
     """The class of whose instance this is an attribute, by the method's first parameter."""
     function = facts.source.function(node)
     first = next(iter(function.args.args), None) if function is not None else None
@@ -208,7 +216,7 @@ def _means_the_same(facts: Facts, launch: Launch, name: ast.Name) -> bool:
         return False
     assert launch.statement is not None
     function, start = facts.source.function(name), facts.source.function(launch.statement)
-    if function is not None and function is not start and name.id in local_names(function):
+    if function is not None and function is not start and name.id in facts.source.local_names(function):
         return _handed_on(facts, launch, function, name.id)
     there = facts.source.module(launch.statement)
     if facts.source.module(name) is there:
@@ -231,7 +239,7 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
 def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
     """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
     function = facts.source.function(name)
-    local = function is not None and name.id in local_names(function)
+    local = function is not None and name.id in facts.source.local_names(function)
     target = facts.names.target(name)
     if not local and isinstance(target, Own):
         scope, wanted = target.module, target.name
@@ -257,7 +265,7 @@ def _is_set_from_outside(facts: Facts, target: object) -> bool:
 def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:
     """Whether a name that is bound is a function's or a module's own."""
     here = facts.source.scope(name)
-    in_function = isinstance(here, FUNCTIONS) and name.id in local_names(here)
+    in_function = isinstance(here, FUNCTIONS) and name.id in facts.source.local_names(here)
     return here is scope or (
         not in_function and not isinstance(here, ast.ClassDef) and facts.source.module(name) is scope
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -74,6 +74,7 @@ class ParsedProgram:
     others: Mapping[str, str] = field(default_factory=dict)
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
+    _locals: dict[ast.AST, Set[str]] = field(default_factory=dict)
     # Of lines that aren't ASCII, how many bytes come before each character.
     _wide: dict[int, list[int]] = field(default_factory=dict)
 
@@ -205,6 +206,17 @@ class ParsedProgram:
         while not isinstance(scope, (*FUNCTIONS, ast.Module)):
             scope = self.scope(scope)
         return None if isinstance(scope, ast.Module) else scope
+
+    def local_names(self, root: ast.Module | FunctionNode) -> Set[str]:
+        """The names that a function binds itself."""
+        if isinstance(root, ast.Module):
+            return frozenset()
+        if root not in self._locals:
+            parts = list(ast.walk(root))
+            shared = {name for n in parts if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+            bound = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            self._locals[root] = (bound | {a.arg for a in parts if isinstance(a, ast.arg)}) - shared
+        return self._locals[root]
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements in which `statement` stands."""

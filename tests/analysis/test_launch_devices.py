@@ -69,6 +69,7 @@ def test_devices_that_are_filled_in_too_late_are_not_given(way: str) -> None:
         "setattr(args, 'lr', 0.1)",
         "report(args)",
         "cfg.freeze()",
+        "cfg.defrost()\ncfg.MODEL.INIT = False\ncfg.freeze()",
     ],
 )
 def test_what_only_reads_leaves_the_devices_known(between: str) -> None:
@@ -113,6 +114,20 @@ FOLLOWED = {
         f"{_ARGS}trainer = Trainer(args)\n",
         "range(args.n_gpus)",
     ),
+    "an attribute that two classes have": (
+        "class Trainer:\n    def __init__(self, ids):\n        self.ids = ids\n"
+        "        self.net = nn.DataParallel(nn.Linear(4, 2), device_ids=self.ids)\n"
+        "class Other:\n    def __init__(self, ids):\n        self.ids = [ids]\n"
+        f"ids = [0, 1]\n{_ARGS}other = Other(3)\ntrainer = Trainer(ids)\n",
+        "ids",
+    ),
+    "an attribute of a base": (
+        "class Base:\n    def __init__(self, opt):\n        self.gpu_ids = opt.gpu_ids\n"
+        "class Model(Base):\n    def __init__(self, opt):\n        Base.__init__(self, opt)\n"
+        "        self.net = nn.DataParallel(nn.Linear(4, 2), self.gpu_ids)\n"
+        f"{_ARGS}args.gpu_ids = [0, 1]\nprint(args)\nmodel = Model(args)\n",
+        "args.gpu_ids",
+    ),
     "text": (
         "IDS = '0'\nnet = nn.Linear(4, 2)\nids = [int(i) for i in IDS.split(',')]\nnet = nn.DataParallel(net, ids)\n",
         "[int(i) for i in IDS.split(',')]",
@@ -126,6 +141,23 @@ def test_devices_are_followed_to_where_they_come_from(way: str) -> None:
     result = converted(script)
     assert f"ddp.setup(device_ids={ids})" in result.new_text
     assert not result.notes
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "class Slim(Trainer):\n    def reset(self):\n        self.ids = [0]\n",
+        "def narrow(trainer):\n    trainer.ids = [0]\n",
+    ],
+)
+def test_an_attribute_that_may_be_set_again_is_not_followed(other: str) -> None:
+    script = (
+        "class Trainer:\n    def __init__(self, opt):\n        self.ids = opt.ids\n    def build(self):\n"
+        f"        self.net = nn.DataParallel(nn.Linear(4, 2), self.ids)\n{other}{_ARGS}Trainer(args).build()\n"
+    )
+    result = converted(script)
+    assert "ddp.setup()\n" in result.new_text
+    assert "not known where the processes start" in result.notes[0].what
 
 
 def test_devices_of_another_file() -> None:
@@ -201,6 +233,15 @@ CONDITIONS = {
     ),
     f"if args.multi: {TWO}\nelse: {ALL}": "device_ids=[0, 1] if args.multi else None",
     f"if args.multi: {ALL}\nother = nn.DataParallel(nn.Linear(2, 2))": "",
+    f"if args.multi and args.cuda: {TWO}\nelif args.multi: {TWO}": "device_ids=[0, 1] if args.multi else [0]",
+    f"if args.multi:\n  if args.cuda: {ALL}\n  else: other = nn.DataParallel(net)": (
+        "device_ids=None if args.multi else [0]"
+    ),
+    f"if args.multi: {TWO}\nelse: other = nn.DataParallel(net, device_ids=[0, 1])": "device_ids=[0, 1]",
+    # where anything else ends the script
+    f"if args.multi: {ALL}\nelse: raise ValueError('no')": "",
+    f"if not args.multi:\n  print('no')\n  sys.exit(1)\nelse: {TWO}": "device_ids=[0, 1]",
+    f"if args.multi: {TWO}\nelif args.cuda: {TWO}\nelse: assert False, 'no'": "device_ids=[0, 1]",
     # what isn't known where the processes start, or may be something else further down
     f"if net.weight.numel() > 3: {ALL}": "",
     f"args.multi = find()\nif args.multi: {ALL}": "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from dp2ddp.analysis.control.loops import is_path, local_names
+from dp2ddp.analysis.control.loops import is_path
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
@@ -13,7 +13,7 @@ def written_by_caller(source: ParsedProgram, call: ast.Call, function: FunctionN
     """How the caller writes what `function` knows as `text`, None where it has no name there."""
     root = _root_of(text)
     index = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)} - {root}
-    if index & local_names(function):
+    if index & source.local_names(function):
         return None  # the caller has no such index
     parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     is_method = isinstance(source.parent(function), ast.ClassDef)

@@ -13,7 +13,7 @@ def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iter
     """What must be true for `node` to be reached within its function, from the inside out.
 
     Args:
-        raising: whether that something else raises is one of these conditions: it ends the script.
+        raising: whether that something else ends the script is one of these conditions.
     """
     for above in source.ancestors(node):
         if isinstance(node, ast.stmt):
@@ -21,7 +21,8 @@ def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iter
         if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
             return
         if isinstance(above, ast.If):
-            yield above.test if node in above.body else negated(above.test)
+            if raising or not _ends_the_script(above.orelse if node in above.body else above.body):
+                yield above.test if node in above.body else negated(above.test)
         elif isinstance(above, ast.IfExp) and node is not above.test:
             yield above.test if node is above.body else negated(above.test)
         node = above
@@ -44,16 +45,23 @@ def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.e
     going_on: list[ast.expr] = []
     leaving: list[ast.expr] = []
     while True:
-        if raising or not _raises(branch.body):
+        if raising or not _ends_the_script(branch.body):
             (leaving if _leaves(branch.body) else going_on).append(branch.test)
         if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
             branch = branch.orelse[0]
             continue
-        return going_on, leaving, not _leaves(branch.orelse) or (not raising and _raises(branch.orelse))
+        return going_on, leaving, not _leaves(branch.orelse) or (not raising and _ends_the_script(branch.orelse))
 
 
-def _raises(block: list[ast.stmt]) -> bool:
-    return bool(block) and isinstance(block[-1], ast.Raise)
+_EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
+
+
+def _ends_the_script(block: list[ast.stmt]) -> bool:
+    last = block[-1] if block else None
+    called = last.value if isinstance(last, ast.Expr) else None
+    if isinstance(last, ast.Assert):
+        return isinstance(last.test, ast.Constant) and not last.test.value
+    return isinstance(last, ast.Raise) or (isinstance(called, ast.Call) and ast.unparse(called.func) in _EXITS)
 
 
 def _leaves(block: list[ast.stmt]) -> bool:

@@ -299,12 +299,3 @@ def is_path(node: ast.expr) -> bool:
             return False
         node = node.value
     return isinstance(node, ast.Name)
-
-
-def local_names(root: ast.Module | FunctionNode) -> set[str]:
-    """The names that a function binds itself."""
-    if isinstance(root, ast.Module):
-        return set()
-    shared = {name for n in ast.walk(root) if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-    bound = {n.id for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return (bound | {a.arg for a in ast.walk(root) if isinstance(a, ast.arg)}) - shared

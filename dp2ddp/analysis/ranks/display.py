@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Callable
 
 from dp2ddp.analysis.control.callers import Callers
-from dp2ddp.analysis.control.loops import Loops, local_names
+from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
 from dp2ddp.source.names import Names
@@ -145,7 +145,7 @@ class Display:
         function = self.source.function(whole) if not isinstance(whole, FUNCTIONS) else whole
         scope: ast.AST = function or self.source.module(whole)
         if isinstance(whole, FUNCTIONS):
-            return target.id in local_names(whole)
+            return target.id in self.source.local_names(whole)
         inside = set(ast.walk(whole))
         uses = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == target.id)
         return all(n in inside or (not isinstance(whole, ast.If) and self._is_told(n)) for n in uses)

@@ -132,6 +132,7 @@ class Values:
                 found |= self._member_of_object(base.definition, node.attr)
             elif isinstance(base, Class):
                 found |= self._member_of_class(base.definition, node.attr)
+                found.update(self.classes.methods_of_class(base.definition, node.attr))
         return frozenset(found)
 
     def _member_of_object(self, definition: ast.ClassDef, name: str) -> frozenset[Role]:
