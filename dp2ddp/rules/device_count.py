@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.visible import means_all
+from dp2ddp.analysis.visible import means_all, only_value
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -159,7 +159,20 @@ print(f"{memory} bytes")
             loop = _over_devices(facts, call)
             if loop is not None:
                 yield from _told(facts, call, loop)
+            if loop is not None or _is_index(facts, call):
                 continue
+            kept = _kept(facts, call)
+            here = (use for use in kept if facts.source.module(use) is facts.source.module(call))
+            seen = [use for use in here if _over_devices(facts, use) is not None or _is_index(facts, use)]
+            for use in seen:
+                loop = _over_devices(facts, use)
+                if loop is not None:
+                    yield from _told(facts, use, loop)
+            if kept and len(seen) == len(kept):
+                continue
+            for use in seen:
+                text = facts.source.segment(call)
+                yield ReplaceExpr(self.id, facts.source.span(use), "a rank numbers the GPUs that it sees", text)
             span = facts.source.span(call)
             reason = "each rank sees only one GPU"
             if facts.beside_ddp:  # the script's own distributed training goes on with its own number
@@ -191,7 +204,34 @@ def _whether_any(facts: Facts, call: ast.Call) -> bool:
     return is_test or (isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not))
 
 
-def _over_devices(facts: Facts, call: ast.Call) -> ast.For | ast.comprehension | None:
+def _kept(facts: Facts, value: ast.expr) -> list[ast.expr]:
+    """Where a value is used that is kept under a name, or as an attribute that the program sets nowhere else."""
+    above = facts.source.parent(value)
+    target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
+    if isinstance(target, ast.Name):
+        same = (n for n in facts.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        return [n for n in same if n.id == target.id and only_value(facts, n) is value]
+    if not isinstance(target, ast.Attribute):
+        return []
+    parts = [n for n in facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == target.attr]
+    is_once = not any(n is not target and isinstance(n.ctx, ast.Store) for n in parts)
+    return [n for n in parts if n is not target] if is_once else []
+
+
+def _is_index(facts: Facts, count: ast.expr) -> bool:
+    """Whether one less than a number of devices is that of the last one: `get_device_name(count - 1)`."""
+    last = facts.source.parent(count)
+    if not (isinstance(last, ast.BinOp) and isinstance(last.op, ast.Sub) and last.left is count):
+        return False
+    return any(_names_device(facts, place) for place in (last, *_kept(facts, last)))
+
+
+def _names_device(facts: Facts, node: ast.expr) -> bool:
+    above = facts.source.parent(node)
+    return isinstance(above, ast.Call) and (facts.names.qualified(above.func) or "").startswith("torch.cuda.")
+
+
+def _over_devices(facts: Facts, call: ast.expr) -> ast.For | ast.comprehension | None:
     """The loop over the devices that a rank sees whose end a call is: `get_device_name(i)` for each of them."""
     counted = facts.source.parent(call)
     loop = facts.source.parent(counted) if counted is not None else None
@@ -201,12 +241,10 @@ def _over_devices(facts: Facts, call: ast.Call) -> ast.For | ast.comprehension |
         return None
     inside = facts.source.parent(loop) if isinstance(loop, ast.comprehension) else loop
     uses = [n for n in ast.walk(inside or loop) if isinstance(n, ast.Name) and n.id == loop.target.id]
-    calls = [above for above in map(facts.source.parent, uses) if isinstance(above, ast.Call)]
-    of_cuda = any((facts.names.qualified(above.func) or "").startswith("torch.cuda.") for above in calls)
-    return loop if of_cuda else None
+    return loop if any(_names_device(facts, use) for use in uses) else None
 
 
-def _told(facts: Facts, call: ast.Call, loop: ast.For | ast.comprehension) -> Iterator[Note]:
+def _told(facts: Facts, call: ast.expr, loop: ast.For | ast.comprehension) -> Iterator[Note]:
     """A note, unless what a loop finds out about the devices is only shown."""
     whole = facts.source.statement(loop)
     block = _without_upkeep(facts, [*loop.body, *loop.orelse]) if isinstance(loop, ast.For) else [whole]

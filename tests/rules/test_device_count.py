@@ -51,6 +51,30 @@ def test_what_is_told_of_each_device_a_rank_tells_of_its_own() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        (f"print(torch.cuda.get_device_name({_N} - 1))\n", None),
+        (f"last = {_N} - 1\nprint(torch.cuda.get_device_name(last), last)\n", None),
+        (f"n = {_N}\nfor i in range(n):\n    print(torch.cuda.get_device_name(i))\n", None),
+        (f"args.n = {_N}\nprint(torch.cuda.get_device_name(args.n - 1))\n", None),
+        (
+            f"n = {_N}\nprint(n, [torch.cuda.get_device_name(i) for i in range(n)])\n",
+            f"n = ddp.device_count()\nprint(n, [torch.cuda.get_device_name(i) for i in range({_N})])\n",
+        ),
+        (
+            f"args.n = {_N}\nprint(torch.cuda.get_device_name(args.n - 1), args.n)\n",
+            f"args.n = ddp.device_count()\nprint(torch.cuda.get_device_name({_N} - 1), args.n)\n",
+        ),
+        (f"others = {_N} - 1\nlr = 0.1 * others\n", "others = ddp.device_count() - 1\nlr = 0.1 * others\n"),
+    ],
+)
+def test_a_number_that_picks_a_gpu_is_one_that_a_rank_sees(lines: str, after: str | None) -> None:
+    result = convert_source(_HEAD + lines, "train.py", Options())
+    assert result.new_text.endswith("net = ddp.wrap_model(nn.Linear(4, 2))\n" + (after or lines))
+    assert not result.notes
+
+
 _MEMORY = "torch.cuda.get_device_properties(i).total_memory"
 
 
