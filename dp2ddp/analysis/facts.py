@@ -20,6 +20,7 @@ from dp2ddp.analysis.files.fetching import Fetching, Step
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
+from dp2ddp.analysis.given_devices import given_devices
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
 from dp2ddp.analysis.ranks.alone import Alone
@@ -118,7 +119,15 @@ class Facts:
         found = [
             launch for entry in self.parallel_entries for launch in self.launch_finder.find(entry, self._knows_devices)
         ]
-        return [placed(self, launch) for launch in found] if self.parallel and self.beside_ddp else found
+        if self.parallel and self.beside_ddp:
+            return [placed(self, launch) for launch in found]
+        return [self._above_constants(launch) for launch in found]
+
+    def _above_constants(self, launch: Launch) -> Launch:
+        """The place above a paragraph of constants, unless the processes have to be told one of them."""
+        above = self.launch_finder.above_constants(launch)
+        is_same = above is launch or given_devices(self, above) == given_devices(self, launch)
+        return above if is_same else launch
 
     def _knows_devices(self, launch: Launch) -> bool:
         """Whether the `device_ids` of all wraps are known at a place."""

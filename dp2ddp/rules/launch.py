@@ -11,6 +11,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.rewrite.edits import AddImport, Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import is_main_guard
 
 #: Why `ddp.setup()` is there, below the script's own choice of GPUs.
 NARROWED = "starts one process on each GPU that the script makes visible"
@@ -214,6 +215,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         given = given_devices(facts, launch)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
+        if launch.statement in launch.entry.body and any(map(is_main_guard, launch.entry.body)):
+            lines = ['if __name__ == "__main__":', f"    {lines[0]}"]  # other files may import this one
         if launch.test is not None:
             lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         which = NARROWED if launch.narrowed else "starts one process per device"
@@ -234,12 +237,6 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
             yield self._may_exist(facts, call)
-
-    def _import_above(self, facts: Facts, launch: Launch) -> Iterator[AddImport]:
-        """Above what prints while it is imported: which the ranks do, once the runtime is there, as after `setup`."""
-        for statement in facts.launch_finder.effects.imports_that_print(launch.entry.body):
-            if statement.lineno < launch.statement.lineno:  # type: ignore[union-attr]
-                yield AddImport(self.id, facts.source.span(statement), "what is printed by an import comes once")
 
     def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
         """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""

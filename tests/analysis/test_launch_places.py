@@ -27,6 +27,19 @@ PLACES = {
         "net = nn.DataParallel(Net())",
         "ddp.setup()",
     ),
+    "above a paragraph of constants, and its comment": (
+        "args = argparse.ArgumentParser().parse_args()\n\n<# data>\nkind = kinds[args.kind]\n"
+        "root = args.root\ndata = kind(root)\nsize = 3\n\nnet = nn.DataParallel(Net())",
+        "ddp.setup()",
+    ),
+    "below constants that stand with what settles something": (
+        "args = argparse.ArgumentParser().parse_args()\nroot = args.root\n<net = nn.DataParallel(Net(root))>",
+        "ddp.setup()",
+    ),
+    "below a constant that the processes are told": (
+        "args = argparse.ArgumentParser().parse_args()\n\nids = args.ids.split()\n<net = nn.DataParallel(Net(), ids)>",
+        "ddp.setup(device_ids=ids)",
+    ),
     "before seeding": ("seed = 1\n<torch.manual_seed(seed)>\nnet = nn.DataParallel(Net())", "ddp.setup()"),
     "in main, after its own parsing": (
         "def main():\n"
@@ -236,8 +249,16 @@ def test_place(name: str) -> None:
     indent = target[: len(target) - len(target.lstrip())]
     result = launched(script).new_text.splitlines()
     following = target.replace("<", "").replace(">", "")
-    assert result[result.index(following) - 1] == indent + call
+    above = [line for line in result[: result.index(following)] if line]
+    assert above[-1] == indent + call
     assert sum("ddp.setup" in line for line in result) == 1
+
+
+def test_importing_a_script_starts_no_processes() -> None:
+    guard = 'def main():\n    net = nn.DataParallel(Net())\nif __name__ == "__main__":\n    main()\n'
+    started = 'if __name__ == "__main__":\n    ddp.setup()\nnet = Net()'
+    assert started in launched(f"{_IMPORTS}net = Net()\n{guard}").new_text
+    assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}net = Net()\nnet = nn.DataParallel(net)\n").new_text
 
 
 def test_devices_that_are_not_known_get_a_note() -> None:

@@ -225,6 +225,29 @@ class LaunchFinder:
         calls = [c for c in _calls_in(statement) for f in self.resolver.functions_called(c) if f.definition is function]
         return given_to(calls[0])
 
+    def above_constants(self, launch: Launch) -> Launch:
+        """The place above the paragraph whose first lines only give names to values; as it is where there is none."""
+        if launch.statement is None:
+            return launch
+        block = self.source.block(launch.statement)
+        first = block.index(launch.statement)
+        while first and self._is_joined(block[first - 1], block[first]):
+            first -= 1
+            if not self._names_values(block[first]):
+                return launch
+        bound = frozenset().union(*map(bound_names, block[first : block.index(launch.statement)]))
+        return replace(launch, statement=block[first], visible=launch.visible - bound)
+
+    def _is_joined(self, statement: ast.stmt, following: ast.stmt) -> bool:
+        """Whether no blank line is between two statements."""
+        start = min([following.lineno, *(each.lineno for each in getattr(following, "decorator_list", ()))])
+        return all(line.strip() for line in self.source.lines[statement.end_lineno : start - 1])
+
+    def _names_values(self, statement: ast.stmt) -> bool:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        is_inert = self.effects.inert(statement) and not self.settings.settles(statement)
+        return bool(targets) and all(isinstance(target, ast.Name) for target in targets) and is_inert
+
     def later(self, launch: Launch) -> Iterator[Launch]:
         """The places from `launch` on, in the order in which they run: before each statement, also of `main()` and of
         constructors, where those go on to wrap a model."""
