@@ -86,8 +86,7 @@ class Facts:
     @cached_property
     def blockers(self) -> list[Blocker]:
         """What keeps the whole script from being converted."""
-        found = [Blocker(node, why) for node, why in self.wraps.refused]
-        return [*found, *self.replicas.blockers(sync_bn=self.sync_bn)]
+        return list(self.replicas.blockers(sync_bn=self.sync_bn))
 
     @cached_property
     def replicas(self) -> Replicas:

@@ -17,6 +17,7 @@ from dp2ddp.project.modules import Layout
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import AddImport, Edit, InsertBefore, Note, at
 from dp2ddp.rules import Options, all_rules, check_ignored
+from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import too_deep, with_room
 from dp2ddp.source.program import File, ParsedProgram, link, parse
@@ -145,13 +146,47 @@ def _conversions(source: ParsedProgram, texts: Mapping[str, str], options: Optio
             for name, text in texts.items()
             for left in [notes.get(name, [])]
         }
-    beside = any(map(refusals.uses_data_parallel, source.files))
-    for file in source.files:
-        refusals.refuse(file, allow_ddp=options.allow_ddp, beside=beside)
+    _refuse(source, options)
     planned = plan(source, options)
     if sys.version_info < (3, 10):
         _refuse_misplaced(source, planned.edits)
     return {file.name: _convert_file(file, texts[file.name], source, planned, options) for file in source.files}
+
+
+def _refuse(source: ParsedProgram, options: Options) -> None:
+    """Refuses a program that sets up distributed training itself.
+
+    Raises:
+        BadInput: it does. Where --allow-ddp would not do, it says all that would be in its way.
+    """
+    for file in source.files:
+        refusals.refuse(file, allow_ddp=True)
+    beside = any(map(refusals.uses_data_parallel, source.files))
+    for file in source.files if not options.allow_ddp else ():
+        try:
+            refusals.refuse(file, beside=beside)
+        except BadInput as error:
+            found = _beside_ddp(source, options) if beside else []
+            if not found:
+                raise
+            told = "; and ".join(found)
+            todo = f"start that with torchrun; --allow-ddp converts what is beside it once this is mended: {told}"
+            raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
+
+
+def _beside_ddp(source: ParsedProgram, options: Options) -> list[str]:
+    """All that keeps a program from being converted with --allow-ddp."""
+    try:
+        planned = plan(source, replace(options, allow_ddp=True))
+    except BadInput as error:
+        return [str(error)]
+    notes = planned.notes if planned.refused else ()
+    return [in_brief(note, source.where_line(note.span.start.line)) for note in notes]
+
+
+def in_brief(note: Note, where: str) -> str:
+    """A reason why nothing is converted, as one among several."""
+    return f"{where}: {note.what.removesuffix(NOTHING)}; {note.todo}"
 
 
 def _left_behind(file: File, converted: set[str]) -> list[Note]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -205,26 +205,25 @@ def convert_group(programs: Sequence[Program], options: Options, *, lenient: boo
 
 def _set_aside(outcome: Outcome) -> bool:
     """Sets the scripts aside that stop the conversion of all; returns whether there were any."""
-    stops = {
-        path: why
-        for path, conversion in outcome.conversions.items()
-        if (why := why_refused(path, conversion)) is not None
-    }
-    stopped = [(program, stops[path]) for program in outcome.programs for path in program.files if path in stops]
-    reasons = {program.entry: (program, why) for program, why in reversed(stopped)}
-    outcome.blocked += [reasons[program.entry] for program in outcome.programs if program.entry in reasons]
-    outcome.programs = [program for program in outcome.programs if program.entry not in reasons]
+    reasons = {program.entry: why_refused(program.files, outcome.conversions) for program in outcome.programs}
+    stopped = [(program, why) for program in outcome.programs if (why := reasons[program.entry]) is not None]
+    outcome.blocked += stopped
+    outcome.programs = [program for program in outcome.programs if reasons[program.entry] is None]
     if not outcome.programs:
         outcome.conversions = {}
-    return bool(reasons)
+    return bool(stopped)
 
 
-def why_refused(path: str, conversion: Conversion) -> BadInput | None:
-    """What in the file at `path` keeps its program from being converted, None if nothing does."""
-    if not conversion.refused or not conversion.notes:
+def why_refused(files: Iterable[str], conversions: Mapping[str, Conversion]) -> BadInput | None:
+    """All that keeps a program of these files from being converted, None if nothing does."""
+    found = [(path, note) for path in files for note in conversions[path].notes if conversions[path].refused]
+    if not found:
         return None
-    note = conversion.notes[0]
-    return BadInput(path, line=note.span.start.line, what=note.what, todo=note.todo, rule=note.rule)
+    (path, first), *others = found
+    places = (("" if where == path else f"{where} ") + f"line {note.span.start.line}" for where, note in others)
+    more = (pipeline.in_brief(note, place) for place, (_, note) in zip(places, others))
+    todo = "; and ".join([first.todo, *more])
+    return BadInput(path, line=first.span.start.line, what=first.what, todo=todo, rule=first.rule)
 
 
 def _parts(

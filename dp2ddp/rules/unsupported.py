@@ -10,6 +10,9 @@ from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Finding, InsertBefore, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
 
+#: Ends what is said of each reason.
+NOTHING = "; nothing was converted"
+
 
 class UnsupportedRule(Rule):
     """A use of DataParallel that can't be converted is named, and the script is left as it is."""
@@ -96,7 +99,7 @@ picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for blocker in facts.blockers:
-            what = f"{blocker.why}; nothing was converted"
+            what = blocker.why + NOTHING
             yield Note(self.id, facts.source.span(blocker.node), what, blocker.todo)
         if facts.blockers:
             return
@@ -121,20 +124,19 @@ picked = net(torch.ones(8, 4)).gather(1, torch.zeros(8, 1).long())  # a tensor's
     def _stopped(self, facts: Facts, copy: Copy) -> Iterator[Finding]:
         """A run that comes to the script's own copy of DataParallel ends there; those that don't are converted."""
         assert copy.instead is not None
-        step, plain = facts.source.brief(copy.step.func), facts.source.where(copy.instead)
+        name, plain = copy.unit.name, facts.source.where(copy.instead)
         yield InsertBefore(
             self.id,
             facts.source.span(facts.source.statement(copy.use)),
-            f"`{copy.name}` would copy the model onto all GPUs in every process",
+            f"`{name}` would copy the model onto all GPUs in every process",
             [
                 "if ddp.world_size() > 1:",
-                f'    raise NotImplementedError("{copy.name} copies the model in every process: use nn.DataParallel")',
+                f'    raise NotImplementedError("{name} copies the model in every process: use nn.DataParallel")',
             ],
         )
         yield Note(
             self.id,
             facts.source.span(copy.use),
-            f"`{copy.name}` copies the model onto several GPUs by itself (`{step}`, {facts.source.where(copy.step)}): "
-            "in several processes, a run that comes here ends with an error",
-            f"choose the way that leads to `nn.DataParallel` ({plain}), or take it in the place of `{copy.name}`",
+            f"{copy.why}: in several processes, a run that comes here ends with an error",
+            f"choose the way that leads to `nn.DataParallel` ({plain}), or take it in the place of `{name}`",
         )

@@ -132,9 +132,12 @@ class ParsedProgram:
 
     def where(self, node: ast.AST) -> str:
         """The place of `node` as messages have it: the line, and in a program of several files the file."""
-        file = self.file(node)
-        line = node.lineno - file.before  # type: ignore[attr-defined]
-        return f"line {line}" if len(self.files) == 1 else f"{file.name}:{line}"
+        return self.where_line(node.lineno)  # type: ignore[attr-defined]
+
+    def where_line(self, line: int) -> str:
+        """The place of a line of the program, as `where`."""
+        file = self.file_of_line(line)
+        return f"line {line - file.before}" if len(self.files) == 1 else f"{file.name}:{line - file.before}"
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

@@ -472,10 +472,25 @@ def test_without_the_option_the_line_says_what_it_does() -> None:
         converted(_FULL, allow=False)
     assert str(raised.value) == (
         "train.py:7: sets up distributed training already: imports DistributedDataParallel; "
-        "--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+        "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     )
     with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
         converted("net = DDP(Net())\n", allow=False)
+
+
+def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
+    own = "class Own(nn.DataParallel):\n    def {}(self, *args):\n        pass\n"
+    changed = own.format("gather") + own.replace("Own", "Other").format("scatter")
+    late = "net = Own(nn.Linear(4, 2)) if args.one else Other(nn.Linear(4, 2))\n"
+    with pytest.raises(BadInput) as raised:
+        converted(f"{changed}{late}{_FULL}", allow=False)
+    told = str(raised.value)
+    assert "imports DistributedDataParallel; start that with torchrun; --allow-ddp converts what is beside it" in told
+    first = "once this is mended: line 12: `Own` changes how `DataParallel` works (`gather`); wrap the model in plain"
+    assert first in told
+    assert "; and line 15: `Other` changes how `DataParallel` works (`scatter`); wrap the model in plain" in told
+    with pytest.raises(BadInput, match=r"once this is mended: train\.py:12: it can't be told on what condition"):
+        converted(_ALWAYS, allow=False)
 
 
 def test_frameworks_are_refused_all_the_same() -> None:

@@ -290,3 +290,67 @@ def test_what_guards_the_patch_guards_synchronised_batch_norm(patch: str, kept: 
     conversion = converted(_PATCHED + patch, sync_bn=True)
     assert f", sync_bn={kept})" in conversion.new_text
     assert "patch_replication_callback(net)" not in conversion.new_text
+
+
+_BALANCED = """\
+import argparse
+import torch
+import torch.nn as nn
+
+
+class Balanced(nn.DataParallel):
+    def __init__(self, first, *args, **kwargs):
+        self.first = first
+        super().__init__(*args, **kwargs)
+
+    def scatter(self, inputs, kwargs, device_ids):
+        return super().scatter(inputs, kwargs, device_ids[self.first :])
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--first", type=int, default=-1)
+args = parser.parse_args()
+net = nn.Linear(4, 2)
+if args.first >= 0:
+    net = Balanced(args.first, net)
+else:
+    net = nn.DataParallel(net)
+"""
+
+
+def test_a_class_that_changes_data_parallel_and_is_chosen_by_an_option_stays_beside_the_plain_wrap() -> None:
+    done = convert_source(_BALANCED, "train.py", Options())
+    assert "    net = ddp.wrap_model(net)\n" in done.new_text
+    assert "class Balanced(nn.DataParallel):" in done.new_text
+    raising = 'raise NotImplementedError("Balanced copies the model in every process: use nn.DataParallel")'
+    assert f"    if ddp.world_size() > 1:\n        {raising}\n    net = Balanced(" in done.new_text
+    (note,) = done.notes
+    assert note.what.startswith("`Balanced` changes how `DataParallel` works (`scatter`): in several processes, a run")
+    always = convert_source(
+        _BALANCED.replace("    net = nn.DataParallel(net)", "    net.cuda()"), "train.py", Options()
+    )
+    assert always.refused
+    assert "which takes whole batches (no list with a part for each GPU), then convert again" in always.notes[0].todo
+
+
+def test_a_class_below_one_that_derives_from_data_parallel_may_change_it() -> None:
+    script = (
+        "import torch.nn as nn\nclass Base(nn.DataParallel):\n    pass\nclass Own(Base):\n"
+        "    def scatter(self, inputs, kwargs, device_ids):\n        return inputs, kwargs\nnet = {}(nn.Linear(4, 2))\n"
+    )
+    done = convert_source(script.format("Own"), "train.py", Options())
+    assert [note.span.start.line for note in done.notes if done.refused] == [4]
+    assert "class Base(ddp.WrappedModel):" in convert_source(script.format("Base"), "train.py", Options()).new_text
+
+
+def test_functions_that_are_applied_in_parallel_become_a_module_first() -> None:
+    apart = (
+        "from functools import partial\nfrom torch.nn.parallel import scatter, parallel_apply, gather\n"
+        "def spread(f, x, params, ids):\n    replicas = [partial(f, params=p) for p in params]\n"
+        "    return gather(parallel_apply(replicas, scatter([x], ids)), ids[0])\n"
+        "y = spread(f, x, params, [0, 1])\n"
+    )
+    done = convert_source(apart, "train.py", Options())
+    assert [note.todo for note in done.notes] == [
+        "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
+    ]

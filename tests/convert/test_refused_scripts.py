@@ -107,6 +107,13 @@ def test_a_directory_with_nothing_but_refused_scripts_is_refused() -> None:
     assert not Path("../none").exists()
 
 
+def test_a_directory_names_all_reasons_of_a_script() -> None:
+    Path("bad.py").write_text(f"{BAD}from sync import patch_replication_callback\npatch_replication_callback(net)\n")
+    result = run(".", "-o", "../refused-all", "--force")
+    (line,) = (line for line in result.stderr.splitlines() if "bad.py:3" in line)
+    assert "; and line 9: `patch_replication_callback(net)` synchronises BatchNorm" in line
+
+
 def test_a_wrap_left_behind_by_an_earlier_conversion_is_refused() -> None:
     assert run("good.py", "--in-place").exit_code == 0
     Path("late.py").write_text("import torch.nn as nn\nimport good\nnet = nn.DataParallel(good.net.module)\n")

@@ -68,7 +68,7 @@ def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None
     if found not in own:
         todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
     elif beside or uses_data_parallel(file):
-        todo = "--allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+        todo = "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     else:
         todo = "dp2ddp converts scripts that use nn.DataParallel alone"
     raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)

@@ -16,6 +16,7 @@ from typing import Union
 from dp2ddp.analysis.control.reached import Running, means
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
+from dp2ddp.analysis.wraps.written_out import step
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
@@ -26,6 +27,11 @@ _COPYING = frozenset({"replicate", "parallel_apply"})
 _PATCH = "patch_replication_callback"
 _QUEUES = frozenset({"Queue", "SimpleQueue", "put"})
 _TORCHS_OWN = "take torch's BatchNorm in its place, and convert with --sync-bn"
+_PLAIN = "wrap the model in plain `nn.DataParallel`, then convert again"
+# Where batches may be no tensors, or what runs on each GPU no module, that alone would not do.
+_PLAIN_BATCHES = _PLAIN.replace(",", ", which takes whole batches (no list with a part for each GPU),")
+
+_MODULE = "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
 _Unit = Union[ast.ClassDef, FunctionNode]
 
 
@@ -35,23 +41,23 @@ class Blocker:
 
     node: ast.AST
     why: str
-    todo: str = "wrap the model in plain `nn.DataParallel`, then convert again"
+    todo: str = _PLAIN
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A use of a class or function of the script that copies a model onto several GPUs by itself.
+    """A use of a class or function of the script that works on several GPUs in a way of its own.
 
     Attributes:
         use: where it is called, or handed on.
-        name: what it is called.
-        step: the call of torch's function in it.
+        unit: the class or function.
+        why: what it does.
         instead: the `nn.DataParallel(...)` that other runs come to instead, None if there is none.
     """
 
     use: ast.expr
-    name: str
-    step: ast.Call
+    unit: _Unit
+    why: str
     instead: ast.Call | None
 
 
@@ -68,10 +74,16 @@ class Replicas:
     def blockers(self, *, sync_bn: bool) -> Iterator[Blocker]:
         """What can't be converted. Packages that synchronise BatchNorm can, `sync_bn` given."""
         brief = self._source.brief
-        for copy in self.copies:
-            if copy.instead is None:
-                why = f"`{copy.name}` copies a model onto several GPUs by itself (`{brief(copy.step.func)}`, "
-                yield Blocker(copy.use, f"{why}{self._source.where(copy.step)}), which every process would do")
+        yield from (Blocker(node, why, _PLAIN_BATCHES) for node, why in self._wraps.refused)
+        blocking = {copy.unit: copy for copy in reversed(self.copies) if copy.instead is None}
+        for unit, copy in reversed(blocking.items()):
+            if unit in self._wraps.changed:
+                todo = _PLAIN_BATCHES if "`scatter`" in copy.why else _PLAIN
+                yield Blocker(self._wraps.changed[unit].base, copy.why, todo)
+            else:
+                called = {step(self._names, node) for node in ast.walk(unit)}
+                todo = _PLAIN if "replicate" in called else _MODULE
+                yield Blocker(copy.use, f"{copy.why}, which every process would do", todo)
         for call in self.loose:
             why = f"`{brief(call.func)}` works on several GPUs, which every process would do"
             yield Blocker(call, why)
@@ -88,14 +100,15 @@ class Replicas:
 
     @cached_property
     def copies(self) -> list[Copy]:
-        """Where the script's own copies of DataParallel are used, in order."""
-        units: dict[_Unit, ast.Call] = {}
+        """Where the script's own copies of DataParallel, and classes that change it, are used, in order."""
+        units: dict[_Unit, str] = {unit: changed.why for unit, changed in self._wraps.changed.items()}
         for call in self._source.calls:
             unit = self._unit(call) if self._takes_devices(call, _COPYING) else None
-            if unit is not None:
-                units.setdefault(unit, call)
-        found = {use: (unit, step) for unit, step in units.items() for use in self._uses(unit)}
-        return [Copy(use, found[use][0].name, found[use][1], self._instead(use)) for use in in_order(found)]
+            if unit is not None and unit not in units:
+                where = f"`{self._source.brief(call.func)}`, {self._source.where(call)}"
+                units[unit] = f"`{unit.name}` copies a model onto several GPUs by itself ({where})"
+        found = {use: unit for unit in units for use in self._uses(unit)}
+        return [Copy(use, found[use], units[found[use]], self._instead(use)) for use in in_order(found)]
 
     @property
     def loose(self) -> list[ast.Call]:

@@ -50,6 +50,14 @@ class Wrap:
     device_ids: ast.expr | None
 
 
+@dataclass(frozen=True)
+class Changed:
+    """A class that changes how `DataParallel` works: where it names it, and why it can't be converted."""
+
+    base: ast.expr
+    why: str
+
+
 class Wraps:
     """Finds every use of `DataParallel` in what a script can run."""
 
@@ -64,6 +72,7 @@ class Wraps:
         self.type_checks: list[ast.expr] = []  # `DataParallel` named to ask for a type, or to tell one
         self.values: list[ast.expr] = []  # `DataParallel` handed on, derived from, or called with what isn't known
         self.refused: list[tuple[ast.AST, str]] = []  # uses of `DataParallel` that can't be converted, and why
+        self.changed: dict[ast.ClassDef, Changed] = {}  # classes that derive from it, and change how it works
         self.functional: list[ast.Call] = []  # what gives the outputs of a model that is split for one call
         self.written_out: dict[ast.Call, WrittenOut] = {}  # by those of them that are `gather`
         self._find()
@@ -145,8 +154,12 @@ class Wraps:
         if self.names.qualified(call.func) == "functools.partial":
             return bool(call.args) and self.resolver.holds(call.args[0], Wrapper)
         classes = (role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class))
-        hands = self.resolver.holds(call.func, Wrapper) or any(map(self.resolver.classes.is_wrapper, classes))
+        hands = self.resolver.holds(call.func, Wrapper) or any(map(self._is_wrapper, classes))
         return hands and self.running.runs(call)
+
+    def _is_wrapper(self, definition: ast.ClassDef) -> bool:
+        lineage = self.resolver.classes.lineage(definition)
+        return self.resolver.classes.is_wrapper(definition) and self.changed.keys().isdisjoint(lineage)
 
     def _reference(self, node: ast.expr) -> None:
         """Sort a use of `DataParallel` that is no call."""
@@ -158,20 +171,14 @@ class Wraps:
         elif isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             self.refused.append((node, "`DataParallel` itself is exchanged"))
         elif isinstance(above, ast.ClassDef):
-            why = self._why_not_derived(above)
-            if why and self._is_used(above):
-                self.refused.append((node, why))
-            elif not why:
+            for definition in (above, *self.resolver.classes.derived(above)):
+                why = self._why_not_derived(definition)
+                if why:
+                    self.changed[definition] = Changed(node if definition is above else definition.bases[0], why)
+            if above not in self.changed:
                 self.values.append(node)
         else:
             self.values.append(node)
-
-    def _is_used(self, definition: ast.ClassDef) -> bool:
-        """Whether anything that runs names a class, but for its own body. (What isn't used may stay as it is.)"""
-        own = set(ast.walk(definition))
-        named = (n for n in self.source.nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in own)
-        uses = (n for n in named if Class(definition) in self.resolver.roles(n))
-        return any(map(self.running.runs, uses))
 
     def _why_not_derived(self, definition: ast.ClassDef) -> str:
         """Why a class that derives from `DataParallel` can't derive from `ddp.WrappedModel`; empty where it can."""

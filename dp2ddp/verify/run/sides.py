@@ -112,10 +112,9 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
     if any(conversion.converted_before for conversion in done.values()):
         todo = "give the original, and this file as --converted"
         raise BadInput(entry, what="a converted script, not an original", todo=todo)
-    for path, conversion in done.items():
-        why = programs.why_refused(path, conversion)
-        if why is not None:
-            raise notebooks.placed(why, sources.source(path))
+    why = programs.why_refused(done, done)
+    if why is not None:
+        raise notebooks.placed(why, sources.source(why.file))
     changed = {path: conversion for path, conversion in done.items() if conversion.changed}
     if not changed:
         raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
