@@ -218,7 +218,7 @@ def to_run(report: Report) -> Running:
         commands=[name for each in report.started for name in report.commands.get(each.name, ())],
         vendored=report.vendored,
         starts=kinds,
-        confused=any(confuses_torchrun(each.conversion.new_text) for each in report.files),
+        confused=next(filter(None, (confuses_torchrun(each.conversion.new_text) for each in report.files)), ""),
     )
     names = [each.name for each in scripts]
     if written or not names:

@@ -63,7 +63,7 @@ class Running(NamedTuple):
         commands: what starts functions that were converted.
         vendored: whether the runtime was copied beside the scripts.
         starts: how many processes a start of each script means.
-        confused: whether torchrun would take one of the scripts' options for its own.
+        confused: one of the scripts' options that torchrun would take for its own.
     """
 
     scripts: Sequence[str]
@@ -71,7 +71,7 @@ class Running(NamedTuple):
     commands: Sequence[str] = ()
     vendored: bool = False
     starts: Sequence[Starts] = ()
-    confused: bool = False
+    confused: str = ""
 
 
 # By `torchrun --help` of torch 2.13. Each may be written with `-` or `_`, so argparse takes what begins one of them for
@@ -83,10 +83,13 @@ _OF_TORCHRUN = (
 ).split()
 
 
-def confuses_torchrun(text: str) -> bool:
-    """Whether a script's text has an option, such as `--log`, which torchrun takes for one of its own."""
-    options = {found.replace("_", "-") for found in re.findall(r"""["']--(\w[\w-]*)["']""", text)}
-    return any(name.startswith(option) and name != option for name in _OF_TORCHRUN for option in options)
+def confuses_torchrun(text: str) -> str:
+    """The first of a script's options, such as `--log`, that torchrun takes for one of its own; empty if none."""
+    for option in re.findall(r"""["']--(\w[\w-]*)["']""", text):
+        name = option.replace("_", "-")
+        if any(its.startswith(name) and its != name for its in _OF_TORCHRUN):
+            return f"--{option}"
+    return ""
 
 
 #: How to run a notebook that stays one.
@@ -98,17 +101,19 @@ def is_notebook(output: str | None) -> bool:
     return output is not None and output.endswith(".ipynb")
 
 
-def steps(script: str, starts: Starts, *, confused: bool = False) -> Iterator[Step]:
-    """How to run a script that was converted; `confused`: torchrun would take one of its options."""
+def steps(script: str, starts: Starts, *, confused: str = "") -> Iterator[Step]:
+    """How to run a script that was converted; `confused`: the option that torchrun would take for its own."""
     quoted = shlex.quote(script)
-    apart = "-- " if confused else ""
     yield Step(f"python {quoted}", starts.value)
-    # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
-    if starts is Starts.VISIBLE:
-        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}{quoted}")
-    elif starts is not Starts.BESIDE:
+    if starts is Starts.BESIDE:
+        return
+    apart, why = ("-- ", [f"--: torchrun would take {confused} for its own"]) if confused else ("", [])
+    if starts is not Starts.VISIBLE:
         which = {Starts.GIVEN: "device_ids it has", Starts.NARROWED: "GPUs it makes visible", Starts.ASKED: "these are"}
-        yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=N {apart}{quoted}", f"N: how many {which[starts]}")
+        why.insert(0, f"N: how many {which[starts]}")
+    count = "gpu" if starts is Starts.VISIBLE else "N"
+    # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
+    yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node={count} {apart}{quoted}", "; ".join(why))
 
 
 def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:

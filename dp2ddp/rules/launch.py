@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import given_devices
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
+from dp2ddp.analysis.roles import Module
 from dp2ddp.rewrite.edits import AddImport, Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import is_main_guard
@@ -212,6 +213,14 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield AddImport(
                 self.id, facts.source.span(statement), "what modules print while they are imported comes once"
             )
+        for call in _built_early(facts, above):
+            yield Note(
+                self.id,
+                facts.source.span(call),
+                "this is built while a module is imported, before the processes start: each draws weights of its own, "
+                "and only a model that is wrapped gets rank 0's",
+                "build it in a function that is called below `ddp.setup()`",
+            )
         given = given_devices(facts, launch)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -251,3 +260,19 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         text = f"__h_f__{'.makedirs' * is_single}({', '.join([*given, 'exist_ok=True'])})"
         reason = "all processes come here, before they know each other"
         return ReplaceExpr(self.id, facts.source.span(call), reason, text, holes)
+
+
+def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
+    """The models that modules build while they are imported, unless a seed makes them one on all ranks."""
+    built: dict[ast.stmt, ast.Call] = {}
+    for statement in above:
+        for node in facts.launch_finder.effects.runs(statement):
+            if not isinstance(node, ast.Call):
+                continue
+            if facts.names.qualified(node.func) == "torch.manual_seed":
+                yield from built.values()
+                return
+            is_imported = isinstance(statement, (ast.Import, ast.ImportFrom)) and facts.source.function(node) is None
+            if is_imported and facts.resolver.holds(node, Module):
+                built.setdefault(facts.source.statement(node), node)
+    yield from built.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.convert.pipeline import Conversion, convert_source
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
 from dp2ddp.rules import Options
 
 _IMPORTS = "import argparse\nimport os\nimport torch\nimport torch.nn as nn\n"
@@ -252,6 +252,32 @@ def test_place(name: str) -> None:
     above = [line for line in result[: result.index(following)] if line]
     assert above[-1] == indent + call
     assert sum("ddp.setup" in line for line in result) == 1
+
+
+_NETS = (
+    "import torch\nimport torch.nn as nn\nclass Net(nn.Module):\n"
+    "    def __init__(self):\n        self.layer = nn.Linear(4, 2)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("nets", "train", "lines"),
+    [
+        ("net = Net()\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 7]),
+        ("def build():\n    return Net()\nlayer = Net\nloss = nn.MSELoss()\n", "", []),
+        ("torch.manual_seed(0)\nnet = Net()\n", "", []),
+        ("net = Net()\n", "torch.manual_seed(0)\n", []),
+        ("def seed():\n    torch.manual_seed(0)\nseed()\nnet = Net()\n", "", []),
+    ],
+)
+def test_a_model_that_is_built_while_a_module_is_imported_is_noted(nets: str, train: str, lines: list[int]) -> None:
+    files = {
+        "train.py": f"{_IMPORTS}{train}import nets\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "nets.py": _NETS + nets,
+    }
+    done = convert_files(files, ["train.py"], Options())
+    notes = [note for note in done["nets.py"].notes if "before the processes start" in note.what]
+    assert [note.span.start.line for note in notes] == lines
 
 
 def test_importing_a_script_starts_no_processes() -> None:

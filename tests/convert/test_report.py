@@ -173,8 +173,11 @@ def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) ->
     ("option", "apart"), [("--log", "-- "), ("--log_", "-- "), ("--master", "-- "), ("--lr", ""), ("--log-dir", "")]
 )
 def test_options_that_torchrun_would_take_are_kept_from_it(option: str, apart: str) -> None:
-    assert running.confuses_torchrun(f"parser.add_argument('{option}')") == bool(apart)
-    lines = [step.command for step in running.steps("t.py", running.Starts.VISIBLE, confused=bool(apart))]
+    confused = running.confuses_torchrun(f"parser.add_argument('{option}')")
+    assert confused == (option if apart else "")
+    steps = list(running.steps("t.py", running.Starts.VISIBLE, confused=confused))
+    assert steps[-1].what == (f"--: torchrun would take {option} for its own" if apart else "")
+    lines = [step.command for step in steps]
     assert lines[1] == f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu {apart}t.py"
 
 
