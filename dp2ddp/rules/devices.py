@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
+from dp2ddp.analysis.visible import only_value
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in
@@ -195,10 +196,20 @@ def build(net, args):
             return asks and isinstance(given.orelse, ast.Constant) and given.orelse.value == "cpu"
         return is_indexed(given)
 
-    def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
+    def _is_this_device(self, facts: Facts, node: ast.expr | None) -> bool:
+        """Whether a device is this rank's as it is written: a name of one included, whose own line sees to it."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
             return True  # of a tensor, which lives here
-        return isinstance(node, ast.Call) and facts.names.qualified(node.func) == "torch.cuda.current_device"
+        if isinstance(node, ast.Name):
+            return self._is_this_device(facts, only_value(facts, node))
+        if isinstance(node, ast.IfExp):
+            return self._is_this_device(facts, node.body) and self._is_this_device(facts, node.orelse)
+        path = facts.names.qualified(node.func) if isinstance(node, ast.Call) else None
+        if path == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1:
+            given = node.args[0]
+            choices = [given.body, given.orelse] if isinstance(given, ast.IfExp) else [given]
+            return all(is_indexed(each) or _is_text(each) for each in choices)
+        return path == "torch.cuda.current_device"
 
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
@@ -283,6 +294,10 @@ def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast
 def _is_zero(node: ast.expr) -> bool:
     """Whether a device is the first, the only one that a rank has."""
     return isinstance(node, ast.Constant) and (node.value == "cuda:0" or (type(node.value) is int and not node.value))
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _takes_device(facts: Facts, func: ast.Attribute, given: ast.expr) -> bool:

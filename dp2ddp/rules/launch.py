@@ -224,8 +224,10 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         given = given_devices(facts, launch)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
-        if launch.statement in launch.entry.body and any(map(is_main_guard, launch.entry.body)):
-            lines = ['if __name__ == "__main__":', f"    {lines[0]}"]  # other files may import this one
+        apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
+        is_importable = len(apart) < len(launch.entry.body) and not facts.launch_finder.effects.comes_to_a_wrap(*apart)
+        if launch.statement in apart and is_importable:
+            lines = ['if __name__ == "__main__":', f"    {lines[0]}"]
         if launch.test is not None:
             lines = [f"if {launch.test}:", f"    ddp.setup({', '.join([*arguments, 'beside_ddp=True'])})"]
         which = NARROWED if launch.narrowed else "starts one process per device"

@@ -284,6 +284,9 @@ def test_importing_a_script_starts_no_processes() -> None:
     guard = 'def main():\n    net = nn.DataParallel(Net())\nif __name__ == "__main__":\n    main()\n'
     started = 'if __name__ == "__main__":\n    ddp.setup()\nnet = Net()'
     assert started in launched(f"{_IMPORTS}net = Net()\n{guard}").new_text
+    # Importing these trains, or builds what trains.
+    wrapped = "net = Net()\nnet = nn.DataParallel(net)\nif __name__ == '__main__':\n    train(net)\n"
+    assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}{wrapped}").new_text
     assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}net = Net()\nnet = nn.DataParallel(net)\n").new_text
 
 

@@ -128,3 +128,21 @@ def test_a_device_that_is_compared_stays_and_is_noted_where_options_name_it(test
 @pytest.mark.parametrize("line", ["y = y.cuda(x.get_device())", "torch.cuda.set_device(x.get_device())"])
 def test_the_device_of_a_tensor_is_this_rank_s(line: str) -> None:
     assert converted(line).endswith(f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("device", "stays"),
+    [
+        ("torch.cuda.current_device()", True),
+        ("torch.device('cuda')", True),
+        ("torch.device('cuda' if torch.cuda.is_available() else 'cpu')", True),
+        ("torch.device('cuda:0') if torch.cuda.is_available() else torch.device('cpu')", True),
+        ("torch.device(args.device)", False),
+        ("args.gpu", False),
+    ],
+)
+def test_a_device_that_the_script_has_by_a_name_is_this_rank_s(device: str, stays: bool) -> None:
+    lines = "device = {}\nstate = torch.load('net.pt', lambda storage, loc: storage.cuda({}))\n"
+    script = "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + lines
+    new = convert_source(script.format(device, "device"), "train.py", Options(select=frozenset({"DDP004"}))).new_text
+    assert new.endswith(lines.format(device, "device" if stays else ""))
