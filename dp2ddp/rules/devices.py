@@ -10,7 +10,7 @@ from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.analysis.visible import only_value
-from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
@@ -23,6 +23,7 @@ _CHOOSING = tuple(
 #: What an option is by default: the current device is this rank's.
 _OPTION = '"cuda"'
 _REASON = "each rank has its own device"
+_BY_SETUP = "each rank's device is set by `ddp.setup()`, further down"
 
 
 class DevicesRule(Rule):
@@ -34,7 +35,8 @@ class DevicesRule(Rule):
     why = (
         "Under DataParallel the script puts its batches on its first GPU, whichever that is. With one process per "
         'GPU, each sees only its own, as `cuda:0` (`ddp.setup` sees to that). So `.cuda()`, `.cuda(0)`, `"cuda"` '
-        'and `"cuda:0"` stay; only indices that are, or may be, different change.'
+        'and `"cuda:0"` stay; only indices that are, or may be, different change. '
+        "A line that makes a GPU the current one before the processes start goes."
     )
     examples = (
         Example(
@@ -96,6 +98,18 @@ def build(net, args):
         if not facts.parallel:
             return
         gone = self._dropped(facts)
+        for call in () if facts.beside_ddp else _chosen_early(facts):
+            statement = facts.source.statement(call)
+            gone.update(ast.walk(statement))
+            yield RemoveStatement(self.id, facts.source.span(statement), _BY_SETUP, drop_empty_if=True)
+            others = [entry for entry in facts.source.entry_trees if entry not in facts.parallel_entries]
+            if any(facts.running.comes_to(entry, call) for entry in others):
+                yield Note(
+                    self.id,
+                    facts.source.span(call),
+                    "scripts that wrap no model come here, too, and no longer choose this GPU",
+                    "choose it in those scripts themselves, or by CUDA_VISIBLE_DEVICES",
+                )
         yield from self._several(facts, gone)
         options = False
         for node in facts.source.nodes:
@@ -280,6 +294,16 @@ def build(net, args):
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written
+
+
+def _chosen_early(facts: Facts) -> Iterator[ast.Call]:
+    """The lines that choose the current GPU before the processes start: a rank would take one that isn't its own."""
+    before = facts.before.nodes(*facts.launches)
+    for call in facts.source.calls:
+        path = facts.names.qualified(call.func)
+        is_line = isinstance(facts.source.parent(call), ast.Expr)
+        if path in ("torch.cuda.set_device", "torch.accelerator.set_device_index") and is_line and call in before:
+            yield call
 
 
 def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast.AST]:

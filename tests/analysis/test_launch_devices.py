@@ -443,3 +443,50 @@ def test_the_devices_of_the_function_count() -> None:
     assert "ddp.setup(device_ids=args.gpus)\n" in converted(script.format("device_ids=args.gpus")).new_text
     assert "ddp.setup(device_ids=[0, 1])\n" in converted(script.format("[0, 1]")).new_text
     assert "ddp.setup()\n" in converted(script.format("None")).new_text
+
+
+_OPTIONS = """\
+import argparse
+import torch
+
+class Options:
+    def parse(self):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--gpu_ids", default="0")
+        opt = parser.parse_args()
+        opt.gpu_ids = [int(i) for i in opt.gpu_ids.split(",")]
+        if len(opt.gpu_ids) > 0:
+            torch.cuda.set_device(opt.gpu_ids[0])
+        return opt
+"""
+_TRAIN = """\
+import torch.nn as nn
+from options import Options
+
+opt = Options().parse()
+net = nn.Linear(4, 2)
+if len(opt.gpu_ids) > 0:
+    net = nn.DataParallel(net, opt.gpu_ids)
+"""
+
+
+def test_a_gpu_that_options_make_the_current_one_is_left_to_the_start() -> None:
+    files = {"train.py": _TRAIN, "options.py": _OPTIONS}
+    done = convert_files(files, ["train.py"], Options())
+    start = "ddp.setup(device_ids=opt.gpu_ids if len(opt.gpu_ids) > 0 else [0])"
+    assert f"opt = Options().parse()\n{start}\nnet = " in done["train.py"].new_text
+    assert done["options.py"].new_text.endswith('split(",")]\n        return opt\n')
+    assert not any(each.notes for each in done.values())
+    files["show.py"] = "from options import Options\nprint(Options().parse())\n"
+    (note,) = convert_files(files, ["train.py", "show.py"], Options())["options.py"].notes
+    assert "no longer choose this GPU" in note.what
+
+
+def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
+    script = (
+        "import argparse\nimport torch\nimport torch.distributed as dist\nimport torch.nn as nn\n"
+        "args = argparse.ArgumentParser().parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
+        "if args.distributed:\n    dist.init_process_group('nccl')\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+    )
+    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
+    assert "torch.cuda.set_device(ddp.device(args.local_rank))\n" in new

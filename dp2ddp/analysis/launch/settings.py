@@ -31,12 +31,13 @@ _TOGETHER = tuple(
     "os.popen os.remove os.unlink os.rename os.replace os.rmdir os.symlink shutil. tempfile. sqlite3. h5py. threading. "
     "multiprocessing. concurrent. urllib. requests. builtins.input cv2.imwrite".split()
 )
-# ...and what is none of that.
+# ...and what is none of that. (A line that chooses the current GPU before the processes start goes.)
 _ALONE = tuple(
-    "torch.manual_seed torch.cuda.manual_seed torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device "
-    "torch.use_deterministic_algorithms torch.autograd. "
-    "torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser transformers.logging. "
-    "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
+    "torch.manual_seed torch.cuda.manual_seed torch.cuda.set_device torch.accelerator.set_device_index "
+    "torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device torch.use_deterministic_algorithms "
+    "torch.autograd. torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser "
+    "transformers.logging. random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count "
+    "urllib.parse.".split()
 )
 #: Libraries that don't write into what they are given.
 READERS = tuple(
