@@ -7,13 +7,26 @@ import os
 from pathlib import Path
 from types import ModuleType
 
+from dp2ddp.rules import Options
+
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures"
 MNIST = ROOT.parent / "shared" / "mnist"  # 10,000 of MNIST's digits, where the tests' machine has them
 
 
 # The fixtures that print a training loss for each epoch and a test accuracy at the end.
-CLASSIFIERS = ("mnist_functions", "mnist_loss_in_model", "mnist_script", "mnist_seeded", "mnist_trainer")
+CLASSIFIERS = (
+    "mnist_distill",
+    "mnist_files",
+    "mnist_functions",
+    "mnist_loss_in_model",
+    "mnist_own_ddp",
+    "mnist_script",
+    "mnist_trainer",
+)
+
+# How a fixture is converted, where that isn't the default: it can set up DDP itself.
+OPTIONS = {"mnist_own_ddp": Options(allow_ddp=True)}
 
 
 # The fixtures of several files: each has its conversion in a folder of its own, `NAME_ddp`.

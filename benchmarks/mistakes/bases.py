@@ -77,7 +77,7 @@ BASES: Mapping[str, Base] = MappingProxyType(
             _fixture("mnist_loss_in_model", "--epochs=2"),
             _fixture("mnist_rnn", "--epochs=2", "--log_interval=2"),
             _fixture("mnist_script", "--epochs=2"),
-            _fixture("mnist_seeded", "--epochs=3", "--batch-size=30"),
+            _fixture("mnist_files", "--epochs=3", "--batch-size=30"),
             _fixture("mnist_trainer", "--epochs=2"),
             _fixture("mnist_vae", "--epochs=2", "--batch-size=24", "--log-interval=2"),
             _fixture("mnist_weighted", "--epochs=2"),

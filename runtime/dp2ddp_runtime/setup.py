@@ -20,13 +20,15 @@ from .batches import handover
 from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
-from .rank_zero import checkpoint, doors
+from .rank_zero import checkpoint, doors, early_files
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
 _show_output = hold_until_setup()
 if file_sync.is_handless_child:
     doors.install(None)
 devices.take_own()
+_launched_as = None if launcher.JOINED in os.environ else launcher.rank_here()
+_go_on_with_files = None if _launched_as is None else early_files.watch(_launched_as)
 
 
 def setup(
@@ -126,6 +128,8 @@ def _check_that_none_met(place: world.World) -> None:
 def _join(place: world.World, backend: str | None, init_method: str | None, timeout: float | timedelta | None) -> None:
     """Join the process group, and keep its store for what must not be a collective (`file_sync`)."""
     os.environ[launcher.JOINED] = str(place.pid)
+    if _go_on_with_files is not None:
+        _go_on_with_files()
     if place.world_size == 1:
         return
     if timeout is not None:

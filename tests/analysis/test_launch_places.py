@@ -372,7 +372,7 @@ def test_a_parameter_is_not_the_global_of_its_name() -> None:
     [
         "os.makedirs('runs/1')",
         "os.path.exists('runs') or os.mkdir('runs')",
-        "log = open('log.txt', 'w')",
+        "log = open('log.txt', 'a')",
         "net = nn.Linear(4, 2)",
         "seed = random.randint(0, 9)",
         "writer = SummaryWriter('runs')",

@@ -21,7 +21,7 @@ _WRAPS = [
         "wrap forgotten",
         _WRAP,
         plant("segment", "ddp.wrap_model(UNet().cuda())", "UNet().cuda()", 1, ("model.module.state", "model.state")),
-        plant("mnist_seeded", "        model = ddp.wrap_model(model)\n", "", 1),
+        plant("mnist_files", "        model = ddp.wrap_model(model)\n", "", 1),
     ),
     *kind(
         "one of two models left over",

@@ -43,7 +43,7 @@ _NUMBERS = [
             None,
         ),
         plant(
-            "mnist_seeded",
+            "mnist_files",
             "loss_sum += F.cross_entropy(logits, y).item()",
             f"loss_sum += F.cross_entropy(logits{_OWN}, y{_OWN}).item()",
             None,

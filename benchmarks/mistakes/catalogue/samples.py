@@ -54,6 +54,6 @@ MISTAKES: list[Mistake] = [
         "another split",
         f"{_SAMPLE}, split, different batch, other rows",
         plant("stopping", "[50, 25])", "[50, 25], generator=torch.Generator().manual_seed(1))", 1),
-        plant("mnist_seeded", "n_val = len(full) // 10", "n_val = len(full) // 5", 1),
+        plant("mnist_files", "n_val = len(full) // 10", "n_val = len(full) // 5", 1),
     ),
 ]

@@ -117,6 +117,12 @@ def _folder_by_hydra() -> list[str]:
     return [f"hydra.{kind}.dir='{quoted}'"]
 
 
+def rank_here() -> int | None:
+    """This process's rank, if the launcher has started it."""
+    place = environment()
+    return int(place["RANK"]) if "LAUNCHER" in place else None
+
+
 def launchers_store() -> Any:
     """In a rank: the store that the launcher hosts; None if another launcher, such as torchrun, started this rank.
 
