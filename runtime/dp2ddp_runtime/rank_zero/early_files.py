@@ -20,8 +20,8 @@ _real_open: Any = builtins.open
 def watch(rank: int) -> Callable[[], None]:
     """From now on what is opened for writing goes nowhere, as the launcher has written it.
 
-    On rank 0 it is written as ever where the launcher can't have meant it: the file isn't there, as its name has a
-    time in it, or it is no file.
+    Where it can't have done so, as nothing is there (a time is in the name, or the script has moved it on since), and
+    where it is no file but a device, a rank writes as ever.
 
     Returns:
         what `setup` calls: open files of rank 0 go on where the launcher's end. (What the launcher has not flushed by
@@ -31,11 +31,9 @@ def watch(rank: int) -> Callable[[], None]:
 
     @functools.wraps(_real_open)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or not set(str(mode)) & set("wax+") or kwargs.get("opener"):
+        reads = isinstance(file, int) or not set(str(mode)) & set("wax+")
+        if reads or kwargs.get("opener") or not Path(os.fsdecode(file)).is_file():
             return _real_open(file, mode, *args, **kwargs)
-        if not Path(os.fsdecode(file)).is_file():
-            is_own = rank == 0 or os.path.exists(file)
-            return _real_open(file, mode, *args, **kwargs) if is_own else handles.nowhere(file, mode, *args, **kwargs)
         if rank != 0 or "+" in mode:
             made = handles.nowhere(file, mode, *args, **kwargs)
         else:
