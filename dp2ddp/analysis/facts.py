@@ -17,6 +17,7 @@ from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
 from dp2ddp.analysis.files.fetching import Fetching, Step
+from dp2ddp.analysis.files.folders import Folders
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
@@ -269,6 +270,12 @@ class Facts:
             s for s in self.fetching.in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)
         ]
 
+    @cached_property
+    def fetched_to(self) -> list[ast.stmt]:
+        """The statements that make the folders of these steps, on all ranks."""
+        made = Folders(self.fetching, Ingredients(self.provenance)).of(self.steps)
+        return [each for each in made if each not in self.alone.nodes and not self.before_launch(each)]
+
     def in_fetch(self, node: ast.AST) -> bool:
         """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""
         return node in self._fetching_nodes
@@ -296,7 +303,7 @@ class Facts:
         """Whether every rank runs a line, and equally often."""
         return node not in self.alone.nodes and not self.before_launch(node)
 
-    def before_launch(self, node: ast.expr) -> bool:
+    def before_launch(self, node: ast.expr | ast.stmt) -> bool:
         """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and
         in the function where they start, what stands above."""
         function = self.source.function(node)

@@ -34,10 +34,11 @@ def _fetch_slowly(url: str, path: str) -> None:
     with open("fetched", "a") as log:
         log.write(f"{world.rank()}\n")
     content = Path(url).read_bytes()
+    time.sleep(0.2)
     with open(path, "wb") as file:
         file.write(content[: len(content) // 2])
         file.flush()
-        time.sleep(0.3)
+        time.sleep(0.2)
         file.write(content[len(content) // 2 :])
 
 
@@ -129,6 +130,25 @@ def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path,
     """
     assert _results(ranks, body, tmp_path, n=3, per_machine=2) == ["inside" * 1000] * 3
     assert sorted(_fetched(tmp_path)) == ["0", "2"]
+
+
+@pytest.mark.parametrize(("folder", "fetching"), [("data", ["0"]), ("data{MACHINE}", ["0", "2"])])
+def test_a_download_finds_its_folder_on_each_machine(
+    ranks: Any, tmp_path: Path, folder: str, fetching: list[str]
+) -> None:
+    """On one disk for all machines, and on one of each."""
+    (tmp_path / "source").write_bytes(bytes(200))
+    body = f"""
+        root = f"{folder}"
+        if not os.path.exists(root):
+            os.mkdir(root)
+        name = os.path.join(root, "data.bin")
+        if not os.path.exists(name):
+            urllib.request.urlretrieve("source", name)
+        result = len(open(name, "rb").read())
+    """
+    assert _results(ranks, body, tmp_path, n=3, per_machine=2) == [200] * 3
+    assert sorted(_fetched(tmp_path)) == fetching
 
 
 def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
