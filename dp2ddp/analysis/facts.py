@@ -27,6 +27,7 @@ from dp2ddp.analysis.ranks.alone import Alone
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
+from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
@@ -205,7 +206,11 @@ class Facts:
 
     @cached_property
     def _clocks(self) -> Clocks:
-        return Clocks(self.source, self.names, lambda: [*filter(self._is_told, self.own_values.values)])
+        return Clocks(self.source, self.names, self._same_to_all)
+
+    def _same_to_all(self) -> list[ast.expr]:
+        """Values of a rank's own that make no difference: rank 0's, and such as only rank 0 uses, or answers for."""
+        return [*filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
 
     def _is_told(self, value: ast.expr) -> bool:
         """Whether a value is rank 0's for sure: where a rank may be alone, nobody tells it."""
@@ -216,8 +221,8 @@ class Facts:
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
         ingredients = Ingredients(self.provenance)
-        shared = self.files.shared
-        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, shared)
+        uses, shared = RankZeroUses(ingredients, self.writers), self.files.shared
+        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, uses, shared)
 
     @cached_property
     def callers(self) -> Callers:

@@ -166,6 +166,27 @@ def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
     assert _results(ranks, body, tmp_path) == [[*range(6)]] * 2
 
 
+def test_names_of_a_rank_s_own_that_are_only_written_are_rank_0_s(ranks: Any, tmp_path: Path) -> None:
+    body = """
+        run = f"{time.time()} {os.getpid()}"
+        if not os.path.exists(run):
+            os.makedirs(os.path.join(run, "old"))
+        with open(os.path.join(run, "log"), "w") as file:
+            file.write("begun\\n")
+        for epoch in range(3):
+            open(os.path.join(run, "log"), "a").write(f"{epoch}\\n")
+            torch.save(epoch, os.path.join(run, "last.pt"))
+            shutil.move(os.path.join(run, "last.pt"), os.path.join(run, f"{epoch}.pt"))
+        os.rmdir(os.path.join(run, "old"))
+        result = 1
+    """
+    assert "broadcast" not in _converted(body)
+    assert _results(ranks, body, tmp_path) == [1, 1]
+    (run,) = tmp_path.iterdir()
+    assert sorted(os.listdir(run)) == ["0.pt", "1.pt", "2.pt", "log"]
+    assert (run / "log").read_text().split() == ["begun", "0", "1", "2"]
+
+
 def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
     body = """
         if not os.path.exists("data.bin"):
