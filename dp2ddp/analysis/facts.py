@@ -17,6 +17,7 @@ from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
 from dp2ddp.analysis.files.fetching import Fetching, Step
+from dp2ddp.analysis.files.folders import Folders
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
@@ -27,6 +28,7 @@ from dp2ddp.analysis.ranks.alone import Alone
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
+from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
@@ -212,7 +214,11 @@ class Facts:
 
     @cached_property
     def _clocks(self) -> Clocks:
-        return Clocks(self.source, self.names, lambda: [*filter(self._is_told, self.own_values.values)])
+        return Clocks(self.source, self.names, self._same_to_all)
+
+    def _same_to_all(self) -> list[ast.expr]:
+        """Values of a rank's own that make no difference: rank 0's, and such as only rank 0 uses, or answers for."""
+        return [*filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
 
     def _is_told(self, value: ast.expr) -> bool:
         """Whether a value is rank 0's for sure: where a rank may be alone, nobody tells it."""
@@ -223,8 +229,8 @@ class Facts:
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
         ingredients = Ingredients(self.provenance)
-        shared = self.files.shared
-        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, shared)
+        uses, shared = RankZeroUses(ingredients, self.writers), self.files.shared
+        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, uses, shared)
 
     @cached_property
     def callers(self) -> Callers:
@@ -277,6 +283,12 @@ class Facts:
             s for s in self.fetching.in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)
         ]
 
+    @cached_property
+    def fetched_to(self) -> list[ast.stmt]:
+        """The statements that make the folders of these steps, on all ranks."""
+        made = Folders(self.fetching, Ingredients(self.provenance)).of(self.steps)
+        return [each for each in made if each not in self.alone.nodes and not self.before_launch(each)]
+
     def in_fetch(self, node: ast.AST) -> bool:
         """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""
         return node in self._fetching_nodes
@@ -304,7 +316,7 @@ class Facts:
         """Whether every rank runs a line, and equally often."""
         return node not in self.alone.nodes and not self.before_launch(node)
 
-    def before_launch(self, node: ast.expr) -> bool:
+    def before_launch(self, node: ast.expr | ast.stmt) -> bool:
         """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and
         in the function where they start, what stands above."""
         function = self.source.function(node)

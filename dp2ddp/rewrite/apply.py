@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Union
 
 import libcst as cst
 
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.rewrite import fstrings, templates
+from dp2ddp.rewrite.aligned import Place, aligned
 from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.rewrite.imports import place_imports, runtime_name
 from dp2ddp.rewrite.locate import EditWithHoles, Located, locate, show
@@ -48,7 +49,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
         return text
     head, body, tail, tree = _split(text)
     short = shortened(body, tree, edits)
-    module, positions = _parse(short.text)
+    module, positions, places = _parse(short.text)
     located = locate(positions, edits)
     runtime = runtime_name(module, text)
     place_imports(module, positions, located, edits, runtime)
@@ -57,21 +58,21 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     for node, asked in located.statements.items():
         if asked and node not in rewriter.whole:
             raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
-    return head + short.whole(changed.code) + tail
+    return head + short.whole(aligned(changed, places)) + tail
 
 
-def _parse(body: str) -> tuple[cst.Module, Positions]:
+def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
     try:
         module = cst.parse_module(body)
     except cst.ParserSyntaxError as error:
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    code, positions = written(module)
+    code, positions, places = written(module)
     if code != body:
         pairs = enumerate(zip(body, code))
         same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
         line = len(_NEWLINE.findall(body[:same])) + 1
         raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
-    return module, positions
+    return module, positions, places
 
 
 def _split(text: str) -> tuple[str, str, str, ast.Module]:
@@ -114,6 +115,8 @@ class _Rewriter(cst.CSTTransformer):
             assert isinstance(original_node, cst.BaseExpression)
             assert isinstance(updated_node, cst.BaseExpression)
             return self._expression(original_node, updated_node)
+        if isinstance(original_node, cst.ParenthesizedWhitespace):
+            return original_node  # the very same, by which its place is known
         if isinstance(original_node, cst.FormattedString) and isinstance(updated_node, cst.FormattedString):
             return fstrings.keep_labels(original_node, updated_node)
         if isinstance(original_node, (cst.Module, cst.IndentedBlock)):

@@ -13,6 +13,8 @@ import libcst as cst
 from libcst.metadata import CodePosition, CodeRange, PositionProvider
 from libcst.metadata.position_provider import PositionProvidingCodegenState
 
+from dp2ddp.rewrite.aligned import Brackets, Place
+
 Positions = Mapping[cst.CSTNode, CodeRange]
 
 
@@ -43,6 +45,24 @@ class _Recording:
 
 
 class _State(PositionProvidingCodegenState):
+    def __init__(self, module: cst.Module, provider: PositionProvider) -> None:
+        super().__init__(module.default_indent, module.default_newline, provider)
+        self.brackets = Brackets()
+
+    def add_token(self, value: str) -> None:
+        super().add_token(value)
+        self.brackets.add(value, self.column)
+
+    def before_codegen(self, node: cst.CSTNode) -> None:
+        super().before_codegen(node)
+        self.brackets.enter(node)
+        if type(node) is cst.ParenthesizedWhitespace:
+            self.brackets.places[id(node)] = self.brackets.at(sum(map(len, self.indent_tokens)))[0]
+
+    def after_codegen(self, node: cst.CSTNode) -> None:
+        super().after_codegen(node)
+        self.brackets.enter(_NOTHING)
+
     def _update_position(self, value: str) -> None:
         if "\n" in value or "\r" in value:
             super()._update_position(value)
@@ -55,9 +75,12 @@ class _State(PositionProvidingCodegenState):
         return _Recording(self, node, start_node, end_node)
 
 
-def written(module: cst.Module) -> tuple[str, Positions]:
-    """The text of a module, and where each of its nodes lies, white space around it left out."""
+_NOTHING = cst.Pass()
+
+
+def written(module: cst.Module) -> tuple[str, Positions, Mapping[int, Place]]:
+    """The text of a module, where each of its nodes lies, white space around it left out, and where its lines break."""
     provider = PositionProvider()
-    state = _State(module.default_indent, module.default_newline, provider)
+    state = _State(module, provider)
     module._codegen(state)
-    return "".join(state.tokens), cast("Positions", provider._computed)
+    return "".join(state.tokens), cast("Positions", provider._computed), state.brackets.places

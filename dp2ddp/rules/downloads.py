@@ -9,6 +9,8 @@ from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr, WrapStatement
 from dp2ddp.rules.base import Decisions, Example, Rule
 
+_HEADER = "with ddp.main_first():"
+
 
 class DownloadsRule(Rule):
     """ "If it is missing, fetch it" is one step, of one rank of each machine; the others then find the files."""
@@ -90,12 +92,15 @@ net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
                     "all ranks download at the same time here",
                     "download before the model is wrapped, in a `with ddp.main_first():` of its own",
                 )
+        for folder in facts.fetched_to:
+            reason = "what is downloaded on each machine needs its folder there"
+            yield WrapStatement(self.id, facts.source.span(folder), reason, _HEADER)
         done: set[ast.AST] = set()
         for step in facts.steps:
             if step.statement not in done:
                 done.update(ast.walk(step.statement))
                 reason = "one rank of each machine downloads, then the others read"
-                yield WrapStatement(self.id, facts.source.span(step.statement), reason, "with ddp.main_first():")
+                yield WrapStatement(self.id, facts.source.span(step.statement), reason, _HEADER)
             for func in facts.fetching.once(step):
                 span = facts.source.span(func)
                 reason = "the other ranks have nothing to fetch any more"

@@ -29,9 +29,9 @@ class IdentityRule(Rule):
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
         "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's; a generator that takes its seed from the "
-        "system is given one that rank 0 draws. Times that are only printed, or tell how "
-        "long something took, stay as they are; so do temporary files and folders, which each rank fills and deletes "
-        "itself."
+        "system is given one that rank 0 draws. Times that are only printed, tell how long something took, or name "
+        "what is only written, which rank 0 does, stay as they are; so do temporary files and folders, which each rank "
+        "fills and deletes itself."
     )
     examples = (
         Example(

@@ -101,25 +101,61 @@ def test_replaced_expressions(source: str, snippet: str, template: str, holes: d
     ast.parse(new)
 
 
-def test_holes_come_with_their_own_edits_and_their_layout() -> None:
+def test_lines_stay_aligned_with_their_bracket() -> None:
+    """Those of what is wrapped, of what stands behind a shorter name, in a block; others stay where they are."""
     source = dedent("""
-        loader = DataLoader(dataset,  # the digits
-                            batch_size = 64,
-                            pin_memory=torch.cuda.is_available())
+        loader = each(
+            DataLoader(Images(root, "[(",
+                              # said
+                              {1: 2,
+                               3: 4}), f"{(root)}(",
+                         pin_memory=torch.cuda.is_available()),
+            ends=1)
+        hangs = each(DataLoader(
+            dataset,
+            64), 3,
+                     4)
+        torch.save(net.state_dict(
+                   ), name(1,
+                           2),
+            "net.pt")
+        fetch(DataLoader(a,
+                         b), c,
+              d)
     """)
-    call = source[source.index("DataLoader") :].rstrip("\n")
+    ends = [("DataL", ",\n    ends"), ("DataLoader(\n", ", 3,"), ("DataLoader(a", ", c,")]
+    calls = [source[source.index(start) : source.index(end)] for start, end in ends]
+    statement = source[source.index("fetch(") :].rstrip("\n")
     new = apply(
         source,
         [
-            replaced(source, call, "ddp.shard_loader(__h_it__)", it=call),
+            *(replaced(source, call, "ddp.shard_loader(__h_it__)", it=call) for call in calls),
             replaced(source, "torch.cuda.is_available()", "True"),
+            replaced(source, "torch.save", "ddp.save"),
+            WrapStatement("DDP000", at(source, statement), WHY, "with first():"),
         ],
     )
     assert new == dedent("""
         import dp2ddp_runtime as ddp
-        loader = ddp.shard_loader(DataLoader(dataset,  # the digits
-                            batch_size = 64,
-                            pin_memory=True))
+        loader = each(
+            ddp.shard_loader(DataLoader(Images(root, "[(",
+                                               # said
+                                               {1: 2,
+                                                3: 4}), f"{(root)}(",
+                                          pin_memory=True)),
+            ends=1)
+        hangs = each(ddp.shard_loader(DataLoader(
+            dataset,
+            64)), 3,
+                     4)
+        ddp.save(net.state_dict(
+                   ), name(1,
+                           2),
+          "net.pt")
+        with first():
+            fetch(ddp.shard_loader(DataLoader(a,
+                                              b)), c,
+                  d)
     """)
 
 

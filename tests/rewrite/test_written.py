@@ -17,6 +17,6 @@ TEXTS = ["x = 1\r\ny = '''\r\na'''\r\n", "if x:\n\tpass", "# only\n\n", "", "\n"
 @pytest.mark.parametrize("text", [*TEXTS, *(pytest.param(s.read_text(), id=s.parent.name) for s in SCRIPTS)])
 def test_as_libcst_has_it(text: str) -> None:
     module = cst.parse_module(text)
-    code, positions = written(module)
+    code, positions, _ = written(module)
     assert code == module.code
     assert dict(positions) == dict(MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider))

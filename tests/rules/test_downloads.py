@@ -214,6 +214,47 @@ STEPS = {
             data = Few("data", download=True)
         """,
     ),
+    "folders that it goes to": (
+        """
+        def fetch(root):
+            zipped = "b.zip"
+            if not os.path.exists(zipped):
+                os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))
+        if not os.path.isdir("raw"):
+            os.makedirs("raw")
+        if not os.path.exists("raw/a.zip"):
+            os.system("wget -O raw/a.zip " + url)
+        os.makedirs("rawer")
+        data = os.path.join("in", "b")
+        try:
+            os.mkdir(data)
+        except FileExistsError:
+            pass
+        os.mkdir("out")
+        fetch(data)
+        """,
+        """
+        def fetch(root):
+            zipped = "b.zip"
+            with ddp.main_first():
+                if not os.path.exists(zipped):
+                    os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))
+        with ddp.main_first():
+            if not os.path.isdir("raw"):
+                os.makedirs("raw")
+            if not os.path.exists("raw/a.zip"):
+                os.system("wget -O raw/a.zip " + url)
+        os.makedirs("rawer")
+        data = os.path.join("in", "b")
+        with ddp.main_first():
+            try:
+                os.mkdir(data)
+            except FileExistsError:
+                pass
+        os.mkdir("out")
+        fetch(data)
+        """,
+    ),
     "a branch that takes all ranks": (
         """
         if not os.path.exists(path):

@@ -12,7 +12,7 @@ from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """
-import argparse, logging, os, random, shutil, socket, tempfile, time, uuid
+import argparse, json, logging, os, random, shutil, socket, tempfile, time, uuid
 from datetime import datetime
 from pathlib import Path
 import numpy as np
@@ -24,13 +24,13 @@ _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 
 #: Text after the imports, and what must be in its conversion (twice where it says so).
 SHARED = {
-    "chain": (_NET + 'torch.save(net, f"{datetime.now():%Y}.pt")', "{ddp.broadcast(datetime.now()):%Y}"),
+    "chain": (_NET + 'torch.load(f"{datetime.now():%Y}.pt")', "{ddp.broadcast(datetime.now()):%Y}"),
     "methods": (
-        _NET + 'd = Path("runs") / datetime.now().strftime("%H").replace("1", "2")\nd.mkdir()',
+        _NET + 'd = Path("runs") / datetime.now().strftime("%H").replace("1", "2")\nopen(d / "x")',
         '/ ddp.broadcast(datetime.now().strftime("%H").replace("1", "2"))',
     ),
     "through names": (
-        _NET + 'stamp = time.time()\nname = "run%d" % stamp\nout = "x/" + name\nos.makedirs(out)',
+        _NET + 'stamp = time.time()\nname = "run%d" % stamp\nout = "x/" + name\nos.chdir(out)',
         "stamp = ddp.broadcast(time.time())",
     ),
     "through functions": (
@@ -39,18 +39,18 @@ SHARED = {
         "name or ddp.broadcast(uuid.uuid4().hex)",
     ),
     "through parameters": (
-        "def store(path):\n    torch.save(net, path)\n" + _NET + 'store(f"{socket.gethostname()}_{os.getpid()}.pt")',
+        "def store(path):\n    torch.load(path)\n" + _NET + 'store(f"{socket.gethostname()}_{os.getpid()}.pt")',
         "{ddp.broadcast(socket.gethostname())}_{ddp.broadcast(os.getpid())}",
     ),
     "through attributes": (
         "class Run:\n    def __init__(self):\n        self.name = time.ctime()\n"
-        "    def save(self):\n        torch.save(net, self.name)\n" + _NET + "Run().save()",
+        "    def save(self):\n        torch.load(self.name)\n" + _NET + "Run().save()",
         "self.name = ddp.broadcast(time.ctime())",
     ),
     "through properties": (
         "class Run:\n    def __init__(self):\n        self._name = time.ctime()\n"
         "    @property\n    def name(self):\n        return self._name\n"
-        "    def __getitem__(self, key):\n        return key\n" + _NET + "torch.save(net, Run().name)",
+        "    def __getitem__(self, key):\n        return key\n" + _NET + "torch.load(Run().name)",
         "self._name = ddp.broadcast(time.ctime())",
     ),
     "through items": (
@@ -75,36 +75,35 @@ SHARED = {
         "def store(d):\n    torch.save(net, d + '/x')\n" + _NET + "store('runs')\nstore(tempfile.mkdtemp())",
         "store(ddp.broadcast(tempfile.mkdtemp()))",
     ),
-    "log file": (_NET + 'logging.basicConfig(filename=time.ctime())', "filename=ddp.broadcast(time.ctime())"),
     "before the launch": (
-        "stamp = time.ctime()\nout = os.path.join('runs', stamp)\n" + _NET + "torch.save(net, out)",
-        "ddp.save(net, ddp.broadcast(out))",
+        "stamp = time.ctime()\nout = os.path.join('runs', stamp)\n" + _NET + "torch.load(out)",
+        "torch.load(ddp.broadcast(out))",
     ),
     "an option's default": (
         "parser = argparse.ArgumentParser()\nparser.add_argument('--run-name', default=time.ctime())\n"
-        "args = parser.parse_args()\n" + _NET + "run = 'runs/' + args.run_name\nPath(run).mkdir()",
+        "args = parser.parse_args()\n" + _NET + "run = 'runs/' + args.run_name\ntorch.load(run)",
         "'runs/' + ddp.broadcast(args.run_name)",
     ),
     "an option that is overwritten": (
         "def parse():\n    p = argparse.ArgumentParser()\n    args = p.parse_args()\n"
         "    args.out = args.out + time.ctime()\n"
-        "    return args\nargs = parse()\n" + _NET + "torch.save(net, os.path.join(args.out, 'x.pt'))",
+        "    return args\nargs = parse()\n" + _NET + "torch.load(os.path.join(args.out, 'x.pt'))",
         "os.path.join(ddp.broadcast(args.out), 'x.pt')",
     ),
     "a global of main's": (
         "STAMP = time.ctime()\ndef main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
-        "    torch.save(net, STAMP)\nif __name__ == '__main__':\n    main()",
-        "ddp.save(net, ddp.broadcast(STAMP))",
+        "    torch.load(STAMP)\nif __name__ == '__main__':\n    main()",
+        "torch.load(ddp.broadcast(STAMP))",
     ),
     "an argument of main's": (
         "def main(stamp):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
-        "    torch.save(net, stamp)\nmain(time.ctime())",
-        "ddp.save(net, ddp.broadcast(stamp))",
+        "    torch.load(stamp)\nmain(time.ctime())",
+        "torch.load(ddp.broadcast(stamp))",
     ),
     "before the launch, within try": (
         "try:\n    stamp = time.ctime()\n    print(stamp)\n    args = argparse.ArgumentParser().parse_args()\n"
-        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.save(net, stamp)\nfinally:\n    print('end')",
-        "ddp.save(net, ddp.broadcast(stamp))",
+        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(stamp)\nfinally:\n    print('end')",
+        "torch.load(ddp.broadcast(stamp))",
     ),
 }  # fmt: skip
 
@@ -126,6 +125,20 @@ LEFT = [
     "class Meter:\n    def update(self, val):\n        self.sum = val\n" + _NET
     + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.sum)\n"
     "torch.save(net, f'{net(x).sum():.0f}.pt')",
+    # Rank 0 writes there, and nobody else looks: `open`, log handlers, folders, questions, reports, through functions.
+    "from torch.utils.tensorboard import SummaryWriter\n"
+    "def begin(name, root='logs'):\n    stamp = datetime.now().strftime('%y')\n    log = logging.getLogger(name)\n"
+    "    os.makedirs(root, exist_ok=True)\n"
+    "    log.addHandler(logging.FileHandler(os.path.join(root, '{}_{}.log'.format(name, stamp))))\n    return log\n"
+    "class Run:\n    def __init__(self, root):\n        self.out = Path(root) / time.ctime()\n"
+    "        self.told = {'stamp': time.ctime()}\n"
+    "        if not os.path.exists(self.out):\n            os.mkdir(self.out)\n"
+    "    def save(self):\n        torch.save(net, self.out / 'net.pt')\n"
+    "        with open(os.path.join('told', self.told['stamp']), 'w') as file:\n"
+    "            file.write(time.ctime())\n            json.dump(self.told, file)\n"
+    + _NET + "begin('a').info('begun %s', time.ctime())\nrun = Run('runs')\nrun.save()\n"
+    "writer = SummaryWriter(os.path.join(run.out, 'x'))\nwriter.add_text(time.ctime(), 'a')\n"
+    "logging.basicConfig(filename=time.ctime())",
     _NET + "t = time.strftime('%H')\nlogging.info('begun %s', t)\nlogging.info(f'runs/{t}')",
 ]  # fmt: skip
 

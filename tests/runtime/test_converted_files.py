@@ -34,10 +34,11 @@ def _fetch_slowly(url: str, path: str) -> None:
     with open("fetched", "a") as log:
         log.write(f"{world.rank()}\n")
     content = Path(url).read_bytes()
+    time.sleep(0.2)
     with open(path, "wb") as file:
         file.write(content[: len(content) // 2])
         file.flush()
-        time.sleep(0.3)
+        time.sleep(0.2)
         file.write(content[len(content) // 2 :])
 
 
@@ -131,6 +132,25 @@ def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path,
     assert sorted(_fetched(tmp_path)) == ["0", "2"]
 
 
+@pytest.mark.parametrize(("folder", "fetching"), [("data", ["0"]), ("data{MACHINE}", ["0", "2"])])
+def test_a_download_finds_its_folder_on_each_machine(
+    ranks: Any, tmp_path: Path, folder: str, fetching: list[str]
+) -> None:
+    """On one disk for all machines, and on one of each."""
+    (tmp_path / "source").write_bytes(bytes(200))
+    body = f"""
+        root = f"{folder}"
+        if not os.path.exists(root):
+            os.mkdir(root)
+        name = os.path.join(root, "data.bin")
+        if not os.path.exists(name):
+            urllib.request.urlretrieve("source", name)
+        result = len(open(name, "rb").read())
+    """
+    assert _results(ranks, body, tmp_path, n=3, per_machine=2) == [200] * 3
+    assert sorted(_fetched(tmp_path)) == fetching
+
+
 def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
     body = """
         last, steps, result = time.time(), 0, []
@@ -144,6 +164,27 @@ def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
     """
     assert "broadcast" not in _converted(body)
     assert _results(ranks, body, tmp_path) == [[*range(6)]] * 2
+
+
+def test_names_of_a_rank_s_own_that_are_only_written_are_rank_0_s(ranks: Any, tmp_path: Path) -> None:
+    body = """
+        run = f"{time.time()} {os.getpid()}"
+        if not os.path.exists(run):
+            os.makedirs(os.path.join(run, "old"))
+        with open(os.path.join(run, "log"), "w") as file:
+            file.write("begun\\n")
+        for epoch in range(3):
+            open(os.path.join(run, "log"), "a").write(f"{epoch}\\n")
+            torch.save(epoch, os.path.join(run, "last.pt"))
+            shutil.move(os.path.join(run, "last.pt"), os.path.join(run, f"{epoch}.pt"))
+        os.rmdir(os.path.join(run, "old"))
+        result = 1
+    """
+    assert "broadcast" not in _converted(body)
+    assert _results(ranks, body, tmp_path) == [1, 1]
+    (run,) = tmp_path.iterdir()
+    assert sorted(os.listdir(run)) == ["0.pt", "1.pt", "2.pt", "log"]
+    assert (run / "log").read_text().split() == ["begun", "0", "1", "2"]
 
 
 def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:

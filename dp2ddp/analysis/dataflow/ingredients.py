@@ -48,15 +48,18 @@ class Ingredients:
 
     def _of_call(self, call: ast.Call) -> Iterator[ast.expr]:
         """What the script's own function gives back; of any other one what it is given, and its object."""
-        called = self.provenance.resolver.functions_called(call)
-        for function in called:
-            yield from self._held.get(function.definition, ())
-        if not called:
+        yield from self.given_back(call)
+        if not self.provenance.resolver.functions_called(call):
             # (A method is no attribute that holds something: `x.sum()` is not a meter's `sum`.)
             if isinstance(call.func, ast.Attribute):
                 yield call.func.value
             yield from call.args
             yield from (given.value for given in call.keywords)
+
+    def given_back(self, call: ast.Call) -> list[ast.expr]:
+        """What the script's own functions that a call may call return."""
+        called = self.provenance.resolver.functions_called(call)
+        return [value for function in called for value in self._held.get(function.definition, ())]
 
     def held(self, node: ast.expr) -> list[ast.expr]:
         """What a name, an attribute or an item holds."""

@@ -119,6 +119,11 @@ class Fetching:
         asked = given is not None and not (isinstance(given, ast.Constant) and not given.value)
         return True if asked else None
 
+    def needs_folder(self, call: ast.Call) -> bool:
+        """Whether the folder that a call fetches to has to be there: other functions make it."""
+        function = self.writers.catalogue.of(self.names.qualified(call.func))
+        return function is not None and function.does in ("fetches", "runs") and "looks" not in function.marks
+
     def _is_data_set(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of this script that derives from one of torchvision's data sets."""
         made = [role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class)]
@@ -157,7 +162,7 @@ class Fetching:
                 if not isinstance(above, ast.If):
                     found = above
                     guarded = next((tuple(h.body) for h in getattr(above, "handlers", ()) if inner in h.body), guarded)
-                elif self._asks_files(above.test) and not self._leaves_names(above):
+                elif self.asks_files(above.test) and not self._leaves_names(above):
                     found = self.source.chain_head(above)
                     guarded = tuple(above.body if inner in above.body else above.orelse)
             inner = above if isinstance(above, ast.stmt) else inner
@@ -187,11 +192,11 @@ class Fetching:
         for index, earlier in enumerate(function.body):
             if not isinstance(earlier, ast.If) or earlier.orelse or earlier.lineno >= statement.lineno:
                 continue
-            if self._asks_files(earlier.test) and isinstance(earlier.body[-1], (ast.Return, ast.Raise)):
+            if self.asks_files(earlier.test) and isinstance(earlier.body[-1], (ast.Return, ast.Raise)):
                 return tuple(function.body[index + 1 :])
         return ()
 
-    def _asks_files(self, test: ast.expr) -> bool:
+    def asks_files(self, test: ast.expr) -> bool:
         """Whether a test asks for files, itself or by functions of the script, or by a name that holds the answer."""
         parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
         values = [v for n in parts if isinstance(n, ast.Name) for v in self.listings.provenance.of(n)]

@@ -15,16 +15,16 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import given_to, keyword, names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
-_SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
+SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
 _MAKING_BARS = (*PROGRESS_BARS, "tqdm.trange", "tqdm.auto.trange", "logging.getLogger")
 #: What makes plain values of plain values.
-_PLAIN = (
+PLAIN = (
     "builtins.", "time.", "datetime.", "math.", "os.path.basename", "os.get_terminal_size", "shutil.get_terminal",
     "torch.cuda.device_count", "torch.cuda.get_device_", "torch.cuda.mem_get_info", "torch.cuda.memory_",
     "torch.cuda.max_memory_",
 )  # fmt: skip
 _LOSS = re.compile(r"torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)")
-_EFFECTS = frozenset("builtins.open builtins.input builtins.exec builtins.eval builtins.next builtins.setattr".split())
+EFFECTS = frozenset("builtins.open builtins.input builtins.exec builtins.eval builtins.next builtins.setattr".split())
 
 
 class Display:
@@ -127,7 +127,7 @@ class Display:
             return False
         path = self.names.qualified(call.func)
         if path is not None:
-            return path.startswith(_SHOWING) or path == "time.sleep"
+            return path.startswith(SHOWING) or path == "time.sleep"
         called = self.resolver.functions_called(call)
         if called:
             return all(self._is_showing(function.definition) for function in called)
@@ -175,7 +175,7 @@ class Display:
     def _is_plain_call(self, call: ast.Call) -> bool:
         path = self.names.qualified(call.func)
         if path is not None:
-            return path.startswith(_PLAIN) and path not in _EFFECTS
+            return path.startswith(PLAIN) and path not in EFFECTS
         return isinstance(call.func, ast.Attribute) and (
             hasattr(str, call.func.attr) or call.func.attr in ("item", "total_seconds", "get_lr", "get_last_lr")
         )

@@ -1,7 +1,8 @@
 """Values that each rank has for itself (the time, its process id, a random name) and that end in a path or a seed.
 
-Where such a value only tells how long something took, or is printed, nothing needs to agree. But a checkpoint that
-rank 0 saved under its own time is never found under another rank's, and by a seed of the clock's the ranks diverge.
+Where such a value only tells how long something took, is printed, or names what is only written, nothing needs to
+agree. But a checkpoint that rank 0 saved under its own time is never found under another rank's, and by a seed of the
+clock's the ranks diverge.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch
+from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import ParsedProgram
@@ -34,6 +36,7 @@ class OwnValues:
         values: expressions that have to be rank 0's, in the order of the text. They run after the launch: what is taken
             before it is named where it is used.
         files: calls that make a file or folder on each rank where there should be one.
+        of_rank_0: values that may differ, as only rank 0 uses them.
     """
 
     source: ParsedProgram
@@ -42,9 +45,11 @@ class OwnValues:
     launches: Sequence[Launch]
     ingredients: Ingredients
     catalogue: Catalogue
+    uses: RankZeroUses
     shared: Collection[ast.Call]
     values: list[ast.expr] = field(default_factory=list)
     files: list[ast.expr] = field(default_factory=list)
+    of_rank_0: list[ast.expr] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         own = {c for c in self.source.calls if self.catalogue.does(self.names.qualified(c.func), "own")}
@@ -54,6 +59,9 @@ class OwnValues:
         before = self.before.nodes(*self.launches)
         ends = [end for end in self._ends() if end not in before]
         for node in sorted(self._origins(ends, made, before), key=lambda n: (n.lineno, n.col_offset)):
+            if node not in self.shared and self.uses.only(node):
+                self.of_rank_0.append(node)
+                continue
             is_file = node in self.shared and not self._stays(node)
             (self.files if is_file else self.values).append(self._with_methods(node))
 

@@ -187,6 +187,7 @@ def own_files() -> Iterator[None]:
 def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
 
+    Rank 0 begins, and the first ranks of other machines follow, so that machines which share a disk fetch once.
     For "if it is missing, fetch it" as a whole: the others then find that nothing is missing. What is written in the
     body by `open`, `save` and `main_only` is written by local rank 0 of each machine.
 
@@ -198,11 +199,13 @@ def main_first() -> Iterator[None]:
     if store is None:  # also inside of another one
         yield
         return
-    key, is_first = f"{file_sync.next_turn('first')}/{world.rank() - world.local_rank()}", world.local_rank() == 0
-    told = None if is_first else file_sync.hear(store, key, "local rank 0 in main_first()")
-    if told is not None:
-        raise error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
+    turn, is_first, told = file_sync.next_turn("first"), world.local_rank() == 0, None
+    machine = world.rank() - world.local_rank()
+    if not world.is_main():  # the first of another machine waits as well: it may look at the very same disk
+        told = file_sync.hear(store, f"{turn}/{0 if is_first else machine}", "local rank 0 in main_first()")
     try:
+        if told is not None:
+            raise error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
         with file_sync.not_together("local"):
             yield
     except BaseException as error:
@@ -210,4 +213,4 @@ def main_first() -> Iterator[None]:
         raise
     finally:
         if is_first:
-            file_sync.tell(store, key, told)
+            file_sync.tell(store, f"{turn}/{machine}", told)
