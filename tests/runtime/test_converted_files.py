@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import textwrap
 import time
@@ -65,25 +64,6 @@ def _fetched(folder: Path) -> list[str]:
     return (folder / "fetched").read_text().split()
 
 
-@pytest.mark.parametrize("listing", ["sorted(os.listdir(root))", "[f for f in os.listdir(root) if f != 'x']"])
-def test_all_ranks_go_over_rank_0_s_list(ranks: Any, tmp_path: Path, listing: str) -> None:
-    for rank, files in enumerate(["abc", "bd"]):
-        (tmp_path / str(rank)).mkdir()
-        for name in files:
-            (tmp_path / str(rank) / name).touch()
-    body = f"""
-        root = str(RANK)
-        result = []
-        for name in {listing}:
-            if os.path.exists(os.path.join(root, name)):
-                result.append(name)
-            result.append(net(torch.ones(1, 4)).shape[0])
-    """
-    first, second = _results(ranks, body, tmp_path)
-    assert first == second
-    assert sorted(map(str, first)) == ["1", "1", "1", "a", "b", "c"]
-
-
 GUARDED = {
     "a question": """
         if not os.path.exists("data.bin"):
@@ -96,13 +76,6 @@ GUARDED = {
             os.makedirs("made")
             urllib.request.urlretrieve("source", path)
         get("data.bin")
-    """,
-    "no question": """
-        urllib.request.urlretrieve("source", "data.bin")
-    """,
-    "a loop without a question": """
-        for name in ["data.bin"]:
-            urllib.request.urlretrieve("source", name)
     """,
 }
 
@@ -129,36 +102,6 @@ def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path,
     """
     assert _results(ranks, body, tmp_path, n=3, per_machine=2) == ["inside" * 1000] * 3
     assert sorted(_fetched(tmp_path)) == ["0", "2"]
-
-
-def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
-    body = """
-        last, steps, result = time.time(), 0, []
-        for i in range(6):
-            if RANK:
-                time.sleep(0.05)
-            if time.time() - last > 0.1:
-                print("step", i)
-                last = time.time()
-            result.append(i)
-    """
-    assert "broadcast" not in _converted(body)
-    assert _results(ranks, body, tmp_path) == [[*range(6)]] * 2
-
-
-def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
-    body = """
-        if not os.path.exists("data.bin"):
-            urllib.request.urlretrieve("nowhere", "data.bin")
-        result = 1
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(tmp_path / "fetched")
-    with pytest.raises(AssertionError) as raised:
-        _results(ranks, body, tmp_path)
-    failures: dict[int, str] = raised.value.failures  # type: ignore[attr-defined]
-    assert sorted(failures) == [0, 1]
-    assert all("FileNotFoundError" in text for text in failures.values())
 
 
 def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path: Path) -> None:
