@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
 from dp2ddp.cli import main
 from dp2ddp.convert.findings import NOTE, Found
@@ -36,12 +36,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-
-
 def run(*arguments: str) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, ["check", *arguments])
+    return command("check", *arguments)
 
 
 def findings(*arguments: str) -> Any:
@@ -102,7 +98,7 @@ def test_what_needs_no_conversion_is_fine() -> None:
 
 
 def test_a_converted_script_is_fine(folder: Path) -> None:
-    assert CliRunner().invoke(main, ["convert", "train.py", "--in-place"]).exit_code == 0
+    assert command("convert", "train.py", "--in-place").exit_code == 0
     assert run("train.py").exit_code == 0
 
 
@@ -191,7 +187,7 @@ def test_the_fixes_of_sarif_are_the_conversion(folder: Path) -> None:
         region = part["deletedRegion"]
         assert (region["startColumn"], region["endColumn"]) == (1, 1)
         lines[region["startLine"] - 1 : region["endLine"] - 1] = [part["insertedContent"]["text"]]
-    CliRunner().invoke(main, ["convert", "train.py", "--in-place"])
+    command("convert", "train.py", "--in-place")
     assert "".join(lines) == (folder / "train.py").read_text()
 
 

@@ -10,16 +10,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import command as run
 
 import dp2ddp
-from dp2ddp.cli import main
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.plan import Plan
 from dp2ddp.convert.plan import plan as real_plan
@@ -64,14 +61,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = Path("train.py")
     path.write_text(SCRIPT)
     return path
-
-
-# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-
-
-def run(*args: str, given: str | bytes | None = None) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, args, input=given)
 
 
 def here() -> list[str]:

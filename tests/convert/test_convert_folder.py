@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
 from dp2ddp import __version__
-from dp2ddp.cli import main
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion, Entries
 from dp2ddp.errors import BadInput
@@ -36,7 +34,6 @@ FILES = {
     "README.md": "OLD DataParallel",
 }
 SPAN = Span.of(1, 0, 1, 1)
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 def new(text: str) -> str:
@@ -85,7 +82,7 @@ def read(folder: Path | str) -> dict[str, str]:
 
 
 def run(*args: str) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, ["convert", *args])
+    return command("convert", *args)
 
 
 CONVERTED = {path: new(text) if path not in ("unrelated.py", "README.md") else text for path, text in FILES.items()}
@@ -266,8 +263,8 @@ def test_without_any_wrap_all_is_copied(project: Path) -> None:
 def test_notes_on_imported_files_are_shown(project: Path) -> None:
     write(project, {"plain.py": "x = 1  # ODD\n"})
     note = "1 note for a person to look at:\n  project/plain.py:1  DDP008  it is odd; look at it\n"
-    for command in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
-        said = run(*command).stderr
+    for given in (["project", "-o", "out"], ["project/train.py", "-o", "one/"]):
+        said = run(*given).stderr
         assert "project/plain.py: not converted\n" in said
         assert note in said
     assert run("project/train.py", "--strict", "-o", "strict/").exit_code == 1

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
-from dp2ddp.cli import main
 from dp2ddp.convert.findings import CHANGE, NOTE, Found
 from dp2ddp.convert.formats import JSON_VERSION, as_github, as_gitlab, as_sarif
 
@@ -40,11 +38,10 @@ COMMANDS = [
     ["convert", "."],
     ["convert", ".", "-o", "../formatted", "--force"],
 ]
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner(**_SEPARATE).invoke(main, arguments)
+    result = command(*arguments)
     assert result.exit_code in (0, 1, 2), result.output
     return result
 

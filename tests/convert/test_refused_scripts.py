@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-
-from dp2ddp.cli import main
+from click.testing import Result
+from commands import command
 
 GOOD = "import torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 BAD = """\
@@ -26,11 +23,10 @@ net = Own(nn.Linear(4, 2))
 """
 WHY = "bad.py:3  DDP016  `Own` changes how `DataParallel` works (`scatter`); nothing was converted; wrap the model in"
 LAST = "nothing was written: what can't be converted is named above\n"
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 def run(*args: str, given: str | None = None) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, ["convert", *args], input=given)
+    return command("convert", *args, given=given)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import textwrap
 import time
@@ -66,25 +65,6 @@ def _fetched(folder: Path) -> list[str]:
     return (folder / "fetched").read_text().split()
 
 
-@pytest.mark.parametrize("listing", ["sorted(os.listdir(root))", "[f for f in os.listdir(root) if f != 'x']"])
-def test_all_ranks_go_over_rank_0_s_list(ranks: Any, tmp_path: Path, listing: str) -> None:
-    for rank, files in enumerate(["abc", "bd"]):
-        (tmp_path / str(rank)).mkdir()
-        for name in files:
-            (tmp_path / str(rank) / name).touch()
-    body = f"""
-        root = str(RANK)
-        result = []
-        for name in {listing}:
-            if os.path.exists(os.path.join(root, name)):
-                result.append(name)
-            result.append(net(torch.ones(1, 4)).shape[0])
-    """
-    first, second = _results(ranks, body, tmp_path)
-    assert first == second
-    assert sorted(map(str, first)) == ["1", "1", "1", "a", "b", "c"]
-
-
 GUARDED = {
     "a question": """
         if not os.path.exists("data.bin"):
@@ -97,13 +77,6 @@ GUARDED = {
             os.makedirs("made")
             urllib.request.urlretrieve("source", path)
         get("data.bin")
-    """,
-    "no question": """
-        urllib.request.urlretrieve("source", "data.bin")
-    """,
-    "a loop without a question": """
-        for name in ["data.bin"]:
-            urllib.request.urlretrieve("source", name)
     """,
 }
 
@@ -149,21 +122,6 @@ def test_a_download_finds_its_folder_on_each_machine(
     """
     assert _results(ranks, body, tmp_path, n=3, per_machine=2) == [200] * 3
     assert sorted(_fetched(tmp_path)) == fetching
-
-
-def test_what_is_only_shown_asks_nobody(ranks: Any, tmp_path: Path) -> None:
-    body = """
-        last, steps, result = time.time(), 0, []
-        for i in range(6):
-            if RANK:
-                time.sleep(0.05)
-            if time.time() - last > 0.1:
-                print("step", i)
-                last = time.time()
-            result.append(i)
-    """
-    assert "broadcast" not in _converted(body)
-    assert _results(ranks, body, tmp_path) == [[*range(6)]] * 2
 
 
 def test_names_of_a_rank_s_own_that_are_only_written_are_rank_0_s(ranks: Any, tmp_path: Path) -> None:

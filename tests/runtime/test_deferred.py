@@ -290,45 +290,6 @@ def test_batches_in_inference_mode(ranks: RankPool) -> None:
     assert ranks(2, in_inference_mode) == [[True]] * 2
 
 
-def adversarial() -> list[list[float]]:
-    torch.manual_seed(0)
-    net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
-    x, y = batch()
-    x.requires_grad_()
-    F.cross_entropy(net(x), y).backward()
-    assert x.grad is not None
-    step = x + 0.1 * x.grad.sign()
-    (slope,) = torch.autograd.grad(net(step).sum(), step)
-    return [
-        x.grad.flatten()[:5].tolist(),
-        slope.flatten()[:5].tolist(),
-        [p.grad.sum().item() for p in net.parameters()],
-    ]
-
-
-def test_gradients_by_the_input(ranks: RankPool) -> None:
-    one, other = ranks(2, adversarial)
-    (alone,) = ranks(1, adversarial_alone)
-    assert one == other
-    for got, expected in zip(one, alone):
-        assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def adversarial_alone() -> list[list[float]]:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
-    x, y = data()
-    x.requires_grad_()
-    F.cross_entropy(net(x), y).backward()
-    step = x + 0.1 * x.grad.sign()
-    (slope,) = torch.autograd.grad(net(step).sum(), step)
-    return [
-        x.grad.flatten()[:5].tolist(),
-        slope.flatten()[:5].tolist(),
-        [p.grad.sum().item() for p in net.parameters()],
-    ]
-
-
 def used_late() -> str:
     """After the loop, in the next iteration, in another loader's loop, after `break`, under `no_grad`."""
     whole_x, whole_y = data(12)
@@ -464,22 +425,6 @@ def test_inputs_that_no_loader_made_are_compared(ranks: RankPool) -> None:
     for error in ranks(2, other_inputs, False):
         assert "the tensor that is argument 1 of the wrapped model is different on rank 0 and rank 1" in error
         assert error.startswith("test_deferred.py:")
-
-
-def called_more_often() -> None:
-    net = model.wrap_model(nn.Linear(3, 2))
-    for _ in range(4 + world.rank()):
-        net(torch.ones(4, 3))
-    operations.broadcast(1)
-
-
-def test_a_model_that_is_called_more_often_on_one_rank(ranks: RankPool) -> None:
-    with pytest.raises(RankError) as raised:
-        ranks(2, called_more_often)
-    for message in raised.value.failures.values():
-        assert "ddp.broadcast" in message
-        assert "the wrapped model's outputs" in message
-        assert message.count("test_deferred.py:") >= 2
 
 
 def with_all_large_outputs() -> dict[str, list[Any]]:

@@ -64,11 +64,6 @@ def plain(run: Run, x: Tensor, y: Tensor) -> None:
     run.update(F.cross_entropy(run.net(x), y))
 
 
-def weighted(run: Run, x: Tensor, y: Tensor) -> None:
-    weight = torch.linspace(1, 2, 10, device=x.device)
-    run.update(F.cross_entropy(run.net(x), y, weight=weight, ignore_index=3))
-
-
 def metrics(run: Run, x: Tensor, y: Tensor) -> None:
     out = run.net(x)
     loss = F.cross_entropy(out, y)
@@ -76,18 +71,6 @@ def metrics(run: Run, x: Tensor, y: Tensor) -> None:
     correct = (out.argmax(1) == y).sum()
     run.told += torch.stack([correct, loss.detach() * len(y), out.softmax(1).amax(1).mean()])
     run.steps += y.size(0)
-
-
-def half(run: Run, x: Tensor, y: Tensor) -> None:
-    with torch.autocast("cuda", torch.float16):
-        loss = F.cross_entropy(run.net(x), y)
-    run.update(loss)
-
-
-def bfloat(run: Run, x: Tensor, y: Tensor) -> None:
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = F.cross_entropy(run.net(x), y)
-    run.update(loss)
 
 
 def scaled(run: Run, x: Tensor, y: Tensor) -> None:
@@ -108,19 +91,6 @@ def accumulated(run: Run, x: Tensor, y: Tensor) -> None:
     if run.steps % 2 == 0:
         run.optimizer.step()
         run.optimizer.zero_grad()
-
-
-def clipped(run: Run, x: Tensor, y: Tensor) -> None:
-    run.optimizer.zero_grad()
-    F.cross_entropy(run.net(x), y).backward()
-    nn.utils.clip_grad_norm_(run.net.parameters(), 1.0)
-    run.optimizer.step()
-
-
-def several_losses(run: Run, x: Tensor, y: Tensor) -> None:
-    out = run.net(x)
-    again = run.net(0.5 * x)
-    run.update(F.cross_entropy(out, y) + 0.1 * F.mse_loss(out, F.one_hot(y, 10).float()) + (out - again).abs().mean())
 
 
 def large_output(run: Run, x: Tensor, y: Tensor) -> None:
@@ -173,14 +143,9 @@ def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[
     ("step", "of_original", "of_rank"),
     [
         (plain, 0, 0),
-        (weighted, 0, 0),
         (metrics, 0, 0),
-        (half, 0, 0),
-        (bfloat, 0, 0),
         (scaled, 1, 1),
         (accumulated, 0, 0),
-        (clipped, 0, 0),
-        (several_losses, 0, 0),
         (large_output, 0, 0),
         (evaluated, 0, 0),
         (looked_at, 1, 1),

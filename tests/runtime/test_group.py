@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.model.wrapped import wrap_model
 from dp2ddp_runtime.ranks import group
@@ -88,3 +90,14 @@ def test_variables_are_hidden_and_found_again(monkeypatch: pytest.MonkeyPatch) -
     assert [name for name in os.environ if "RANK" in name or "WORLD" in name or "MASTER" in name] == ["MY_RANK"]
     assert world.environment()["RANK"] == "1"
     assert world.environment()["TORCHELASTIC_RUN_ID"] == "x"
+
+
+def _joined_through_file() -> tuple[int, bool]:
+    setup = importlib.import_module("dp2ddp_runtime.setup")  # as an attribute of the package that is the function
+    setup.setup(init_method="file://" + os.environ["RANK_POOL_STORE"], backend="gloo")
+    operations.barrier()
+    return world.rank(), world.current().store is not None
+
+
+def test_ranks_meet_through_a_file_too(ranks: RankPool) -> None:
+    assert ranks(2, _joined_through_file, join=False) == [(0, True), (1, True)]

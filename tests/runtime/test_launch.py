@@ -424,32 +424,6 @@ def test_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.gpu_variables([], 2) == [{}, {}]
 
 
-def test_a_launchers_rank_takes_its_gpu_before_cuda_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.1 remembers how many devices it has counted."""
-    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    monkeypatch.setattr(os, "environ", env)
-    read: list[int] = []
-
-    def visible() -> int:
-        return len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(","))
-
-    def count() -> int:
-        read.append(visible())
-        return read[0]
-
-    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", count, raising=False)
-    monkeypatch.setattr(torch.cuda, "_device_count_nvml", visible)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    devices.take_own()
-    assert torch.cuda.is_available()
-    assert (torch.cuda.device_count(), read) == (3, [])
-    devices.choose_device(None, world.World(1, 1, 2, 2))
-    assert (torch.cuda.device_count(), read[0], env["CUDA_VISIBLE_DEVICES"]) == (1, 1, "1")
-    devices.ask_cuda()
-    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in env
-    devices._forget_count()
-
-
 def test_how_torch_asks_for_gpus_is_the_user_s_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     check, place = "PYTORCH_NVML_BASED_CUDA_CHECK", {"RANK": "1", "WORLD_SIZE": "2"}
     for given in ({**place, check: "0"}, {**place, check: "1"}, {}, {world.PLACE: json.dumps(place)}):
@@ -519,10 +493,6 @@ def test_ranks_that_share_a_gpu_use_gloo(
         warnings.simplefilter("always")
         assert devices.choose_backend(place) == backend
     assert [f"{ranks} ranks share {gpus} GPU" in str(each.message) for each in told] == [True] * (backend == "gloo")
-
-
-def test_on_the_cpu_ranks_use_gloo() -> None:
-    assert devices.choose_backend(world.World(world_size=2, local_world_size=2)) == "gloo"
 
 
 def test_a_script_that_is_no_file_cannot_be_started_again() -> None:

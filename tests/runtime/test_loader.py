@@ -286,58 +286,6 @@ def test_workers_of_ranks_have_seeds_of_their_own_unless_all_load_all(ranks: Ran
     assert first == second == worker_seeds(True, False)
 
 
-class Gaps(Dataset[int]):
-    """A sample of each rank's rows of the second batch can't be loaded."""
-
-    def __len__(self) -> int:
-        return 13
-
-    def __getitem__(self, index: int) -> int:
-        if index in (5, 8):
-            raise LookupError("no sample")
-        return index
-
-
-def read_over_gaps(workers: int) -> list[Any]:
-    batches = iter(loaders.shard_loader(DataLoader(Gaps(), 5, num_workers=workers)))
-    found: list[Any] = [len(batches)]
-    for _ in range(3):
-        try:
-            found.append(described(next(batches)))
-        except LookupError:  # with workers its text isn't the original's
-            found.append("no sample")
-    return found
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_can_not_be_loaded_is_passed_over(ranks: RankPool, workers: int) -> None:
-    """On every rank: the batches behind it are still cut as they should be."""
-    expected = read_over_gaps(workers)
-    assert expected == [3, ("torch.int64", [0, 1, 2, 3, 4]), "no sample", ("torch.int64", [10, 11, 12])]
-    first, second = ranks(2, read_over_gaps, workers)
-    assert first == expected
-    assert second == expected
-
-
-def broken_sample() -> str:
-    class Broken(Dataset[int]):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> int:
-            raise LookupError("no sample")
-
-    state = torch.get_rng_state()
-    loader = loaders.shard_loader(DataLoader(Broken(), 4))
-    with pytest.raises(LookupError):
-        next(iter(loader))
-    return str(torch.equal(state, torch.get_rng_state()))
-
-
-def test_a_sample_that_raises_leaves_nothing_behind(ranks: RankPool) -> None:
-    assert ranks(2, broken_sample) == ["False", "False"]  # the loader draws its base seed, as the original's does
-
-
 def waits_before_forking() -> list[int]:
     """How often three passes of a loader wait for gloo's threads: without workers, with them, with lasting ones."""
     waits: list[None] = []

@@ -9,13 +9,9 @@ from typing import Any, Callable
 import pytest
 import torch
 from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 Make = Callable[..., Any]
 
@@ -33,19 +29,9 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.tensor(float(index)) + (torch.rand(()) if self.noisy else 0)
 
 
-def zipped(make: Make) -> Iterator[Any]:
-    yield from zip(make(11), make(7))
-
-
 def zipped_with_a_cycle(make: Make) -> Iterator[Any]:
     for _ in range(2):
         yield from enumerate(zip(make(11), itertools.cycle(make(5))))
-
-
-def a_part_of_each_epoch(make: Make) -> Iterator[Any]:
-    loader = make(13)
-    for _ in range(3):
-        yield from itertools.islice(loader, 2)
 
 
 def next_until_it_stops(make: Make) -> Iterator[Any]:
@@ -58,36 +44,6 @@ def next_until_it_stops(make: Make) -> Iterator[Any]:
             batches = iter(loader)
             batch = next(batches)
         yield batch
-
-
-def two_that_run_out_apart(make: Make) -> Iterator[Any]:
-    sources = [make(9), make(5, batch=2)]
-    open_ones = [iter(loader) for loader in sources]
-    for step in range(12):
-        which = step % 2
-        try:
-            batch = next(open_ones[which])
-        except StopIteration:
-            open_ones[which] = iter(sources[which])
-            batch = next(open_ones[which])
-        yield batch
-
-
-def the_first_batch_again_and_again(make: Make) -> Iterator[Any]:
-    loader = make(9)
-    for _ in range(4):
-        yield next(iter(loader))
-
-
-def forever(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
-def a_generator_left_open(make: Make) -> Iterator[Any]:
-    batches = forever(make(9))
-    for _ in range(7):
-        yield next(batches)
 
 
 def validation_every_other_step(make: Make) -> Iterator[Any]:
@@ -119,13 +75,8 @@ def left_early(make: Make) -> Iterator[Any]:
 
 
 SHAPES = [
-    zipped,
     zipped_with_a_cycle,
-    a_part_of_each_epoch,
     next_until_it_stops,
-    two_that_run_out_apart,
-    the_first_batch_again_and_again,
-    a_generator_left_open,
     validation_every_other_step,
     two_iterators_over_one_loader,
     left_early,
@@ -162,39 +113,3 @@ def test_every_loop_gets_the_originals_batches(ranks: RankPool, n: int, workers:
         original = drawn(index, workers, noisy, lambda loader: loader)
         for result in per_rank:
             assert result[index] == original, shape.__name__
-
-
-def trained(wrap: Make, share: Make) -> list[torch.Tensor]:
-    """Steps on two loaders at once, as semi-supervised scripts do, with a validation in between."""
-    rng.seed_everything(3)
-    torch.set_default_dtype(torch.float64)
-    try:
-        net = wrap(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        labelled = share(DataLoader(Numbers(11), 4, shuffle=True))
-        others = iter(share(DataLoader(Numbers(50), 8, shuffle=True)))
-        check = share(DataLoader(Numbers(5), 3))
-        for _ in range(2):
-            for x in labelled:
-                more = next(others)
-                out, hidden = net(x[:, None].double() / 11), net(more[:, None].double() / 50)
-                optimizer.zero_grad()
-                (out.square().mean() + hidden.std()).backward()
-                optimizer.step()
-                with torch.no_grad():
-                    scores = [net(batch[:, None].double()) for batch in check]
-        return [*(value.detach() for value in net.state_dict().values()), *scores]
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def trained_on_ranks() -> list[torch.Tensor]:
-    return trained(models.wrap_model, loaders.shard_loader)
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_two_loaders_at_once_train_the_same(ranks: RankPool, n: int) -> None:
-    expected = trained(lambda module: EmulatedDataParallel(module, n=n), lambda loader: loader)
-    for result in ranks(n, trained_on_ranks):
-        for got, wanted in zip(result, expected):
-            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)

@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import dp2ddp_runtime as ddp
 import pytest
 import torch
 from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks.exchange import exchange
-from rank_pool import RankError, RankPool
-from scenarios import SCENARIOS, Tensors, mlp, run_all
+from rank_pool import RankPool
+from scenarios import SCENARIOS, Tensors, run_all
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
@@ -312,63 +310,6 @@ def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPoo
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
-class WithLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.layer(x), y)
-
-
-class Branched(nn.Module):
-    """Features, and the logits made of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        features = self.features(x).relu()
-        return features, self.head(features)
-
-
-def loss_of(net: Any, kind: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if kind == "returned":
-        return net(x, y).mean()
-    if kind == "branched":
-        features, logits = net(x)
-        return features.square().mean() + logits.square().mean()
-    return F.mse_loss(net(x), y)
-
-
-NETS = {"returned": WithLoss, "branched": Branched, "plain": mlp}
-
-
-def trained_on_a_batch(rows: int, kind: str, wrap: Any) -> Tensors:
-    """The gradients of a mean over one batch of a loader."""
-    torch.manual_seed(0)
-    x, y = torch.rand(rows, 4, dtype=torch.double), torch.rand(rows, 3, dtype=torch.double)
-    net = wrap(NETS[kind]().double())
-    for batch in loaders.shard_loader(DataLoader(TensorDataset(x, y), rows)):
-        loss_of(net, kind, *batch).backward()
-    return [param.grad for param in net.parameters()]
-
-
-def on_ranks(rows: int, kind: str) -> Tensors:
-    return trained_on_a_batch(rows, kind, models.wrap_model)
-
-
-@pytest.mark.parametrize("kind", NETS)
-@pytest.mark.parametrize(("n", "rows"), [(2, 7), (2, 1), (3, 7), (3, 4), (3, 2)])
-def test_a_mean_over_an_uneven_batch_is_data_parallels(ranks: RankPool, n: int, rows: int, kind: str) -> None:
-    """Over the samples; but a loss that the model returns is a mean over replicas."""
-    expected = trained_on_a_batch(rows, kind, lambda module: EmulatedDataParallel(module, n=n))
-    for result in ranks(n, on_ranks, rows, kind):
-        for grad, wanted in zip(result, expected):
-            torch.testing.assert_close(grad, wanted, rtol=1e-12, atol=1e-14)
-
-
 def unequal_outputs() -> str:
     net = models.wrap_model(Uneven())
     with pytest.raises(RuntimeError, match=r"different numbers of tensors on different ranks: \[1, 2\]"):
@@ -414,7 +355,43 @@ def test_it_prints_as_the_original_does(ranks: RankPool) -> None:
     assert ranks(2, printed) == [f"DataParallel: {nn.DataParallel(nn.Linear(2, 1))}"] * 2
 
 
-def test_the_first_failed_rank_is_told(ranks: RankPool) -> None:
-    with pytest.raises(RankError, match="ZeroDivisionError"):
-        ranks(2, divmod, 1, 0)
-    assert pickle.loads(pickle.dumps(ranks(2, divmod, 7, 2))) == [(3, 1)] * 2
+# --- the functional form ---
+
+
+def _steps(module: nn.Module, call) -> list[torch.Tensor]:
+    """Parameters after each of a few steps, with batches that don't split evenly."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for size in (6, 5, 4, 1, 7):
+        optimizer.zero_grad()
+        call(torch.randn(size, 4, dtype=torch.float64)).pow(2).sum().backward()
+        optimizer.step()
+        found.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
+    return found
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def train_functionally() -> tuple[list[torch.Tensor], list[str]]:
+    module = _module()
+    return _steps(module, lambda x: ddp.data_parallel(module, x)), list(module.state_dict())
+
+
+def test_functional_form_trains_as_data_parallel(ranks: RankPool) -> None:
+    module = _module()
+    emulated = EmulatedDataParallel(module, n=3)
+    expected = _steps(module, emulated)
+    for got, keys in ranks(3, train_functionally):
+        assert keys == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        for mine, theirs in zip(got, expected):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_functional_form_alone_is_the_module() -> None:
+    module = _module()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    assert torch.equal(ddp.data_parallel(module, (x,)), copy.deepcopy(module)(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
@@ -34,3 +35,18 @@ def test_with_one_rank_values_are_themselves() -> None:
     value = [object()]
     assert operations.broadcast(value) is value
     assert operations.gather(value)[0] is value
+
+
+def test_a_name_of_a_newer_version_says_what_to_do() -> None:
+    with pytest.raises(
+        AttributeError, match=rf"dp2ddp_runtime {ddp.__version__} has no 'later': .* install the dp2ddp"
+    ):
+        ddp.later()
+    with pytest.raises(ImportError):
+        from dp2ddp_runtime import later  # noqa: F401
+
+
+def test_what_python_asks_for_is_not_there_in_the_usual_way() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'dp2ddp_runtime' has no attribute '__wrapped__'$"):
+        ddp.__wrapped__  # noqa: B018
+    assert all(hasattr(ddp, name) for name in ddp.__all__)

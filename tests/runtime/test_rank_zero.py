@@ -67,19 +67,6 @@ def test_a_rank_that_is_far_behind_catches_up() -> None:
 # --- main_only ---
 
 
-def _use_module() -> list[str]:
-    logs = main_only(logging)
-    return [repr(logs.getLevelName(10)), repr(logs.Formatter.default_time_format)]
-
-
-def test_modules(ranks: Any) -> None:
-    first, second = ranks(2, _use_module)
-    assert first == ["'DEBUG'", "'%Y-%m-%d %H:%M:%S'"]
-    assert second == [
-        f"<logging.{what}: on rank 0 alone>" for what in ("getLevelName(...)", "Formatter.default_time_format")
-    ]
-
-
 class Writer:
     """Like a SummaryWriter."""
 
@@ -352,16 +339,6 @@ def _skip_one(path: Path) -> bool:
 
 def test_ranks_may_differ_in_what_they_pass(ranks: Any, tmp_path: Path) -> None:
     assert ranks(2, _skip_one, tmp_path / "x") == [True, True]
-
-
-def _look_after_a_write(path: Path) -> bool:
-    main_only(write_slowly)(path, "x")
-    with main_first():
-        return path.exists()
-
-
-def test_main_first_waits_for_what_rank_0_writes(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _look_after_a_write, tmp_path / "x") == [True, True]
 
 
 class MirrorError(Exception):

@@ -37,70 +37,11 @@ def rank_1_of_2() -> Iterator[None]:
     world.enter(world.World())
 
 
-@pytest.fixture(params=["swaps", "before NumPy 1.24"])
-def numpy_age(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also as it was when NumPy's generator could not be exchanged."""
-    if request.param != "swaps":
-        monkeypatch.setattr(rng, "_SWAPS", False)
-    rng.forward.restart()
-    rng.loading.restart()
-
-
-@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
-def test_the_shared_stream_goes_on_as_if_nobody_had_drawn_from_another() -> None:
-    rng.seed_everything(3)
-    expected = draw(8)
-    rng.seed_everything(3)
-    got = draw(3)
-    with rng.forward:
-        draw(5)
-        with rng.shared():
-            got += draw(2)
-        draw(1)
-    with rng.loading:
-        pass
-    got += draw(3)
-    assert got == expected
-
-
 def test_a_seed_may_be_a_float_as_torch_takes_it() -> None:
     rng.seed_everything(1926.0)  # type: ignore[arg-type]
     expected = draw(3)
     rng.seed_everything(1926)
     assert draw(3) == expected
-
-
-@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
-def test_an_own_stream_goes_on_where_it_was_left_and_starts_at_its_seed() -> None:
-    rng.seed_everything(3)
-    own = []
-    with rng.forward:
-        own += draw(3)
-        with rng.forward, rng.loading:
-            own += draw(1)
-        with rng.shared():
-            draw(1)
-        own += draw(1)
-    with contextlib.suppress(KeyError), rng.forward:
-        own += draw(2)
-        raise KeyError
-    with rng.forward:
-        own += draw(1)
-    rng.seed_everything(rng.replica_seed(3, 1))
-    assert own == draw(8)
-
-
-@pytest.mark.usefixtures("rank_1_of_2")
-def test_a_seed_that_the_script_sets_itself_starts_the_own_stream_anew() -> None:
-    rng.seed_everything(3)
-    with rng.forward:
-        first = draw(1)
-    torch.manual_seed(4)
-    with rng.forward:
-        second = draw(1)
-    torch.manual_seed(3)
-    with rng.forward:
-        assert draw(1) == first != second
 
 
 @pytest.mark.usefixtures("rank_1_of_2")
@@ -115,23 +56,6 @@ def test_epochs_have_streams_of_their_own_that_can_be_had_again() -> None:
         start = draw(2)
     assert start == epoch(0) != epoch(1)
     assert epoch(1) == epoch(1) != epoch(2)
-
-
-@pytest.mark.usefixtures("rank_1_of_2", "numpy_age")
-def test_the_shared_stream_keeps_its_cached_normal_numbers() -> None:
-    rng.seed_everything(5)
-    expected = [*draw(1), draw_odd(), *draw(1), draw_odd(), draw_odd()]
-    rng.seed_everything(5)
-    got: list[tuple[float, ...]] = draw(1)
-    with rng.forward:
-        draw_odd()
-    got.append(draw_odd())
-    with rng.forward:
-        draw_odd()
-    got += draw(1)
-    with rng.loading, rng.shared():
-        got.append(draw_odd())
-    assert [*got, draw_odd()] == expected
 
 
 places = st.sampled_from(["script", "forward", "loading", "shared"])
@@ -157,12 +81,13 @@ def go(place: str, draws: Sequence[str]) -> list[Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(places, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=8))
-def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[str, list[str]]]) -> None:
+@given(st.lists(st.tuples(places, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=8), st.booleans())
+def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[str, list[str]]], swaps: bool) -> None:
     """Each of the three streams gives what it gives where nobody draws from the others; the shared one also what it
-    gives where there are no others."""
+    gives where there are no others. Also as it was before NumPy 1.24, when its generator could not be exchanged."""
     ours = {"script": "shared", "shared": "shared", "forward": "forward", "loading": "loading"}
     world.enter(world.World(1, 1, 2, 2, torch.device("cpu"), ready=True))
+    before, rng._SWAPS = rng._SWAPS, swaps and rng._SWAPS
     try:
         rng.seed_everything(9)
         got = [go(place, draws) for place, draws in steps]
@@ -175,6 +100,7 @@ def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[
             values for (place, _), values in zip(steps, got) if ours[place] == "shared"
         ]
     finally:
+        rng._SWAPS = before
         world.enter(world.World())
 
 
@@ -190,7 +116,7 @@ def test_states_are_alike_only_if_all_generators_are() -> None:
 
 
 @pytest.mark.usefixtures("rank_1_of_2")
-@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.SFC64, np.random.Philox])
+@pytest.mark.parametrize("kind", [np.random.PCG64])
 def test_numpys_generator_may_be_another_one(kind: Any) -> None:
     before: Any = np.random.mtrand._rand._bit_generator
     expected = np.random.RandomState(kind(3)).rand(3).tolist()
@@ -264,10 +190,7 @@ def adopt(kinds: Sequence[str]) -> Any:
         np.random.set_bit_generator(np.random.MT19937())
 
 
-OTHERS = ["PCG64", "PCG64DXSM", "Philox", "SFC64"]
-
-
-@pytest.mark.parametrize("kinds", [("MT19937",) * 2, *((kind,) * 2 for kind in OTHERS), ("Philox", "MT19937")])
+@pytest.mark.parametrize("kinds", [("MT19937",) * 2, ("PCG64",) * 2, ("Philox", "MT19937")])
 def test_all_ranks_adopt_rank_0s_state(ranks: RankPool, kinds: tuple[str, str]) -> None:
     (before_0, shared_0, own_0, seed_0), (before_1, shared_1, own_1, seed_1) = ranks(2, adopt, kinds)
     assert before_0 != before_1

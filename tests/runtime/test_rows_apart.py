@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.batches.deferred import Deferred
 from dp2ddp_runtime.ranks import rng
 from dp2ddp_runtime.ranks.exchange import Divergence
-from rank_pool import RankError, RankPool
+from rank_pool import RankPool
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 
@@ -355,20 +354,3 @@ def copies() -> list[Any]:
 
 def test_copies_keep_it_and_other_loaders_have_no_rows(ranks: RankPool) -> None:
     assert ranks(2, copies) == [[True] * 5 + [[[0, 1, 2, 3], [4, 5, 6, 7]]]] * 2
-
-
-class Broken(Images):
-    def __getitem__(self, index: int) -> Any:
-        if index == 10 and world.rank():
-            raise LookupError("no sample")
-        return super().__getitem__(index)
-
-
-def broken() -> int:
-    return len(list(loaders.shard_loader(DataLoader(Broken(), 4, collate_fn=detection), rows=True)))
-
-
-def test_a_sample_that_can_not_be_loaded_is_an_error_on_all_ranks(ranks: RankPool) -> None:
-    with pytest.raises(RankError, match="no sample") as caught:
-        ranks(2, broken)
-    assert len(caught.value.failures) == 2
