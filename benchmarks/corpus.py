@@ -105,8 +105,9 @@ def _measure_group(repository: str, group: Sequence[Program], options: Options) 
         outcome = programs.convert_group(group, options, lenient=True)
         seconds = (time.perf_counter() - start) / len(group)
         for program, error in outcome.refused:
-            yield Script(repository, program.entry, refused=_reason(error), seconds=seconds)
-        for program, error in outcome.blocked:
+            if not error.rule:  # a file can't be read, and nobody can convert it
+                yield Script(repository, program.entry, refused=_reason(error), seconds=seconds)
+                continue
             left = [f"{error.file}:{error.line}"]
             yield Script(repository, program.entry, compiled=True, idempotent=True, wraps_left=left, seconds=seconds)
         if outcome.programs:

@@ -167,11 +167,11 @@ def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
 @click.pass_context
 def check(ctx: click.Context, /, inputs: Sequence[str], entries: Sequence[str], form: str, **asked: Any) -> None:
     """Lists what would be converted."""
-    from dp2ddp.convert import check as checking
+    from dp2ddp import convert as conversion
     from dp2ddp.convert import formats
 
     with progress.shown("reading", wanted=not terminal.is_quiet()):
-        found = checking.check(inputs, _options(**asked), entries)
+        found = conversion.check(inputs, _options(**asked), entries)
     terminal.show_results(filter(None, [formats.FORMATS[form](found)]))
     terminal.show_messages([formats.in_sum(found)])
     ctx.exit(FOUND if found else 0)

@@ -12,7 +12,7 @@ import libcst as cst
 from libcst.codemod import CodemodCommand, CodemodContext, SkipFile
 
 from dp2ddp.codemods.once import once, prepare
-from dp2ddp.convert import folder, programs
+from dp2ddp.convert import job, programs
 from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.convert.programs import Outcome
 from dp2ddp.convert.request import Request
@@ -123,4 +123,4 @@ def _conversion(name: str, text: str, options: Options) -> tuple[Conversion, lis
 @lru_cache(maxsize=4)
 def _project(root: Path, options: Options) -> Outcome:
     request = Request([str(root)], options)
-    return once(repr(request), lambda: folder.outcome_of(request)[1])
+    return once(repr(request), lambda: job.converted(request, []).outcome)

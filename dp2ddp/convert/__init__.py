@@ -1,12 +1,19 @@
-"""`dp2ddp convert`: scripts or a whole project in, and out again."""
+"""`dp2ddp convert` and `dp2ddp check`: scripts or a whole project, converted, or looked at."""
 
 from __future__ import annotations
 
-from dp2ddp.convert import page, pipeline, scripts
-from dp2ddp.convert.request import NOTES_OPEN, Request, folders
-from dp2ddp.errors import BadInput
+from collections.abc import Iterator, Sequence
 
-__all__ = ["NOTES_OPEN", "Request", "run"]
+from dp2ddp.command import progress
+from dp2ddp.convert import job as jobs
+from dp2ddp.convert import page, pipeline, reporting, writing
+from dp2ddp.convert.findings import Found, found_in, in_order, refusal
+from dp2ddp.convert.job import Job
+from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request, folders
+from dp2ddp.errors import BadInput, blamed
+from dp2ddp.rules import Options
+
+__all__ = ["NOTES_OPEN", "Request", "check", "run"]
 
 
 def run(request: Request) -> int:
@@ -21,8 +28,61 @@ def run(request: Request) -> int:
         raise BadInput(directories[0], what="a directory among several inputs", todo="give one directory, or scripts")
     pipeline.check_rules(request.options)
     page.check(request)
-    if not directories:
-        return scripts.convert(request)
-    from dp2ddp.convert import folder  # with what a single script doesn't need: ignore files, commands
+    given = jobs.given(request)
+    writing.check(request, given)
+    with page.on_refusal(request):
+        job = jobs.converted(request, given)
+    outputs: dict[str, str] = {}
+    if not job.outcome.is_refused:
+        progress.doing("writing")
+        outputs = writing.write(job)
+    with blamed(**{"written": "yes"} if outputs else {}):
+        report = reporting.of_job(job, outputs)
+        page.write(report, request)
+        reporting.show(report, request)
+    if job.outcome.is_refused:
+        return REFUSED
+    is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
+    return NOTES_OPEN if request.strict and is_open else 0
 
-    return folder.convert(request)
+
+def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) -> list[Found]:
+    """What a conversion would change in scripts and directories, and what needs a person; nothing is written.
+
+    Args:
+        inputs: scripts and directories.
+        options: how they would be converted.
+        entries: the scripts of a directory that are started, as for `convert`.
+
+    Returns:
+        In the order of the lines; each line and rule once.
+
+    Raises:
+        BadInput: an input can't be read.
+    """
+    pipeline.check_rules(options)
+    directories = folders(inputs)
+    if entries and (len(directories) != 1 or len(inputs) > 1):
+        raise BadInput("--entry", what="the input is no single directory", todo="give one, or the scripts themselves")
+
+    def looked_at(names: Sequence[str], entries: Sequence[str] = ()) -> Iterator[Found]:
+        request = Request(names, options, entries=entries)
+        yield from _found(jobs.converted(request, jobs.given(request), lenient=True))
+
+    files = [name for name in inputs if name not in directories]
+    found = list(looked_at(files)) if files else []
+    for name in directories:
+        found += looked_at([name], entries)
+    for notebook in (notebook for name in directories for notebook in jobs.notebooks_of(name)):
+        try:
+            found += looked_at([notebook])
+        except BadInput as error:
+            found.append(refusal(notebook, error))
+    return in_order(found)
+
+
+def _found(job: Job) -> Iterator[Found]:
+    for path, conversion in job.outcome.conversions.items():
+        yield from found_in(conversion, job.names.shown(path))
+    for program, error in job.outcome.refused:
+        yield refusal(job.names.shown(program.entry), job.names.renamed(error))

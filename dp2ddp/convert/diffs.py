@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from click import style
 
@@ -20,10 +20,10 @@ _COLORS = {"+": "green", "-": "red"}
 _HEADING = re.compile(r"[A-Za-z_]")
 
 
-def show(changes: Iterable[tuple[TextFile, Conversion]], names: Mapping[str, str]) -> None:
-    """Shows the diffs on standard output, in colors on a terminal; `names`: what to call files."""
-    for source, conversion in changes:
-        text = diff(names[source.name], source.text, conversion.new_text)
+def show(changes: Iterable[tuple[str, TextFile, Conversion]]) -> None:
+    """Shows the diffs of files, by what to call these, on standard output; in colors on a terminal."""
+    for name, source, conversion in changes:
+        text = diff(name, source.text, conversion.new_text)
         if not text:
             continue
         if terminal.is_colored(to_error=False):

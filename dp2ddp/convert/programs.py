@@ -74,19 +74,17 @@ class Outcome:
         programs: the scripts that were converted, with their files.
         conversions: by path, of all files of these programs.
         refused: the scripts that were left as they are, and why.
-        blocked: the scripts with a use of `DataParallel` that can't be converted, where those are left as they are.
         idle: the scripts that never come to a wrap, and need no conversion.
     """
 
     programs: list[Program] = field(default_factory=list)
     conversions: dict[str, Conversion] = field(default_factory=dict)
     refused: list[tuple[Program, BadInput]] = field(default_factory=list)
-    blocked: list[tuple[Program, BadInput]] = field(default_factory=list)
     idle: list[Program] = field(default_factory=list)
 
     def entries(self) -> set[str]:
         """All scripts that were asked for."""
-        left = [program for program, _ in (*self.refused, *self.blocked)]
+        left = [program for program, _ in self.refused]
         return {program.entry for program in (*self.programs, *self.idle, *left)}
 
     @property
@@ -175,8 +173,7 @@ def convert(
         outcome.programs += part.programs
         outcome.conversions.update(part.conversions)
         outcome.refused += part.refused
-        outcome.blocked += part.blocked
-        advance(len(part.programs) + len(part.refused) + len(part.blocked))
+        advance(len(part.programs) + len(part.refused))
     for program in outcome.idle:
         untouched = {path: Conversion(text) for path, text in program.files.items()}
         outcome.conversions = {**untouched, **outcome.conversions}
@@ -207,7 +204,7 @@ def _set_aside(outcome: Outcome) -> bool:
     """Sets the scripts aside that stop the conversion of all; returns whether there were any."""
     reasons = {program.entry: why_refused(program.files, outcome.conversions) for program in outcome.programs}
     stopped = [(program, why) for program in outcome.programs if (why := reasons[program.entry]) is not None]
-    outcome.blocked += stopped
+    outcome.refused += stopped
     outcome.programs = [program for program in outcome.programs if reasons[program.entry] is None]
     if not outcome.programs:
         outcome.conversions = {}

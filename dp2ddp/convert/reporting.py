@@ -8,17 +8,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from click import style
 
 from dp2ddp.command import terminal
 from dp2ddp.convert.findings import CHANGE, Found, found_in, in_order, refusal
+from dp2ddp.convert.job import Job
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.request import Request
 from dp2ddp.convert.running import Running, Starts, confuses_torchrun, how_to_run, how_to_run_commands, starts
 from dp2ddp.errors import BadInput
+from dp2ddp.project import vendor
 from dp2ddp.rules import rule
 
 #: What is said of a script that was asked for, and that needs no conversion.
@@ -136,6 +138,40 @@ class Report:
             "left_out": dict(self.left_out),
             "imported_by": {name: list(files) for name, files in self.touched.items()},
         }
+
+
+def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
+    """What became of a job, of which the files `outputs` (by path) were written."""
+    conversions, outcome, shown = job.outcome.conversions, job.outcome, job.names.shown
+    programs = {program.entry: program.files for program in outcome.programs}
+    idle = [program.entry for program in outcome.idle]
+
+    def done(path: str) -> File:
+        state = IDLE if path in idle else of_program(programs.get(path, ()), conversions)
+        return File(shown(path), outputs.get(path), conversions[path], state)
+
+    request, tree = job.request, job.tree
+    started = list(programs) if tree is not None else list(job.given)
+    listed = [*started, *(path for path in idle if path not in started)]
+    others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in listed)
+    written = None if tree is None or not request.writes or outcome.is_refused else request.output or str(tree.root)
+    beside = [Path(place).parent for path in started for place in (outputs.get(path), shown(path)) if place]
+    beside += [Path(top) for top in (tree and tree.root, written) if top]
+    return Report(
+        [done(path) for path in started],
+        [done(path) for path in [*listed, *others]],
+        request.vendored,
+        outcome.is_refused,
+        [*map(job.names.renamed, job.warnings), *vendor.older(beside)],
+        unreached(conversions, shown),
+        directory=None if tree is None else request.inputs[0],
+        output=written,
+        total=0 if tree is None else len(tree.files) + len(job.extra()),
+        left_alone=[(shown(program.entry), job.names.renamed(error)) for program, error in outcome.refused],
+        left_out={} if tree is None else tree.reasons,
+        touched={shown(path): list(map(shown, files)) for path, files in job.touched.items()},
+        commands={shown(path): names for path, names in job.commands.items()},
+    )
 
 
 def show(report: Report, request: Request) -> None:

@@ -8,15 +8,19 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project import commands, wrapcalls
-from dp2ddp.project.modules import Layout
+from dp2ddp.project.modules import Layout, module_name, stem
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.reachability import Reachability
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
 from dp2ddp.source.nodes import is_main_guard
+
+if TYPE_CHECKING:
+    from dp2ddp.project.tree import Tree
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
@@ -29,28 +33,98 @@ _TEST_TOOLS = frozenset({"unittest", "pytest", "nose", "absl.testing", "torch.te
 
 
 @dataclass(frozen=True)
-class Guess:
-    """What was found out about a project's scripts.
+class Entries:
+    """The scripts of a project that are converted, and what was found out about the others.
 
     Attributes:
-        entries: the scripts, sorted.
+        entries: the scripts; those that were found, sorted.
         wraps: the lines of the wraps, for each file that has some.
         unread: the files that name `DataParallel` but can't be read as Python, and why.
-        commands: of the entries that a command of the project starts: its function, and the command's name.
+        commands: of the entries that are started by functions: these, and the commands that start them.
         tests: the unit tests that come to a wrap, which are no entries.
         unfollowed: lines of files that name `DataParallel` in a way that can't be followed.
     """
 
     entries: Sequence[str]
-    wraps: Mapping[str, Sequence[int]]
-    unread: Sequence[BadInput]
+    wraps: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    unread: Sequence[BadInput] = ()
     commands: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     tests: Sequence[str] = ()
     unfollowed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    @property
+    def functions(self) -> dict[str, list[str]]:
+        """The scripts, each with those of its functions that are started from outside."""
+        return {path: list(self.commands.get(path, ())) for path in self.entries}
+
+    def hidden(self, converted: Collection[str]) -> Iterator[BadInput]:
+        """Files outside of the scripts that were converted, in which a wrap may be hidden."""
+        for path, lines in self.unfollowed.items():
+            if path not in converted:
+                what = "may mean DataParallel, which can't be told without running it"
+                todo = "name the class plainly (nn.DataParallel), or check what becomes of this line"
+                yield BadInput(path, line=lines[0], what=what, todo=todo)
+
+
+def choose(names: Sequence[str], tree: Tree, sources: PythonFiles, layout: Layout) -> Entries:
+    """The scripts that `--entry` names; those that come to a wrap if it names none.
+
+    Args:
+        names: `FILE`, relative to the project or to the current folder, or `module:function`.
+
+    Raises:
+        BadInput: there is no such file; or there is something to convert, but no script to begin with.
+    """
+    installed = commands.read(tree.root, tree.files)
+    if names:
+        return _named(names, started(sources, installed), sources)
+    found = guess(sources, layout, installed)
+    if not found.entries and found.wraps:
+        path, lines = next(iter(found.wraps.items()))
+        test = f", but for the test {found.tests[0]}" if found.tests else ""
+        what = f"found no script to start that reaches the DataParallel at {path}:{lines[0]}{test}"
+        todo = "name it with --entry FILE, or a function with --entry module:function"
+        raise BadInput(str(sources.root), what=what, todo=todo)
+    if not found.entries and found.unread:
+        raise found.unread[0]
+    return found
+
+
+def _named(names: Sequence[str], installed: Mapping[str, Mapping[str, str]], sources: PythonFiles) -> Entries:
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        path, function = _entry(name, sources)
+        starts = found.setdefault(path, {})
+        if function:
+            call = f"python -c 'from {module_name(path, sources)} import {function}; {function}()'"
+            starts[function] = installed.get(path, {}).get(function, call)
+    return Entries(list(found), commands={path: starts for path, starts in found.items() if starts})
+
+
+def _entry(name: str, sources: PythonFiles) -> tuple[str, str]:
+    """The file that a name means, and the function, if it names one."""
+    path = _file(name, sources)
+    if path is not None:
+        return path, ""
+    module, _, function = name.rpartition(":")
+    path = _file(module, sources) or (commands.module_file(module, "", sources) if module else None)
+    if path is not None:
+        return path, function
+    what = f"no Python file {name!r} in {sources.root}"
+    raise BadInput("--entry", what=what, todo="name it by its path in the project, or a function as module:function")
+
+
+def _file(name: str, sources: PythonFiles) -> str | None:
+    for place in (sources.root / name, name):
+        if os.path.isfile(place):
+            path = os.path.relpath(os.path.abspath(place), os.path.abspath(sources.root)).replace(os.sep, "/")
+            if path in sources:
+                return path
+    return None
+
 
 @with_room
-def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Guess:
+def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Entries:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
     A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
@@ -85,7 +159,7 @@ class _Guesser:
         self._trees: dict[str, ast.Module | None] = {}
         self._unread: dict[str, BadInput] = {}
 
-    def guess(self, installed: Iterable[commands.Command]) -> Guess:
+    def guess(self, installed: Iterable[commands.Command]) -> Entries:
         named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
         wraps = self._wraps(named)
         near = set(self._importers(wraps))
@@ -94,7 +168,7 @@ class _Guesser:
         tests = [path for path in using if path not in by_command and self._is_test(path)]
         imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
         kept = (path for path in using if path not in imported or path in by_command or self._has_guard(path))
-        return Guess(
+        return Entries(
             sorted(path for path in kept if path not in tests),
             wraps,
             [self._unread[path] for path in named if path in self._unread],
@@ -163,11 +237,11 @@ class _Guesser:
         """The files that may reach one of `wraps`, by the words in their imports; these themselves included."""
         words = {path: _imported_words(self._sources.data(path)) for path in self._sources}
         found = dict.fromkeys(wraps)
-        news = {_module_name(path) for path in wraps}
+        news = {os.fsencode(stem(path)) for path in wraps}
         while news:
             more = [p for p in words if p not in found and (words[p] is None or not news.isdisjoint(words[p] or ()))]
             found.update(dict.fromkeys(more))
-            news = {_module_name(path) for path in more}
+            news = {os.fsencode(stem(path)) for path in more}
         return list(found)
 
     def _is_script(self, path: str) -> bool:
@@ -227,9 +301,3 @@ def _imported_words(data: bytes) -> frozenset[bytes] | None:
     if any(mark in data for mark in _DYNAMIC):
         return None
     return frozenset(word for statement in _IMPORT.findall(data) for word in _WORD.findall(statement))
-
-
-def _module_name(path: str) -> bytes:
-    folder, name = posixpath.split(path)
-    stem = posixpath.splitext(name)[0]
-    return os.fsencode(posixpath.basename(folder) if stem == "__init__" else stem)

@@ -7,7 +7,7 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from dp2ddp.errors import BadInput
@@ -222,6 +222,24 @@ class Layout:
         for path in sorted(self._files):
             found[posixpath.dirname(path)].append(path)
         return found
+
+
+def stem(path: str) -> str:
+    """What a file's module is called, a package's file by its folder."""
+    folder, name = posixpath.split(path)
+    return posixpath.basename(folder) if name == _INIT and folder else posixpath.splitext(name)[0]
+
+
+def module_name(path: str, files: Collection[str]) -> str:
+    """What to call a file's module where it is imported, with the packages around it."""
+    folder = posixpath.dirname(path)
+    parts = [stem(path)]
+    if posixpath.basename(path) == _INIT:
+        folder = posixpath.dirname(folder)
+    while _join(folder, _INIT) in files:
+        parts.append(posixpath.basename(folder))
+        folder = posixpath.dirname(folder)
+    return ".".join(reversed(parts))
 
 
 def _search_path(entry: str, added: Sequence[Addition]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from dp2ddp.project.code_units import (
     last_name,
 )
 from dp2ddp.project.importing import STAR
+from dp2ddp.project.modules import stem
 
 #: Classes of others that call no methods of what derives from them.
 _INERT = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "Exception", "NamedTuple", "TypedDict"})
@@ -219,7 +220,7 @@ class _Search:
             if target is None:
                 continue
             around = None if one.name is None else self._resolve(path, one.module, one.level, None)
-            is_module = one.name is None or (target != around and _stem(target) == one.name)
+            is_module = one.name is None or (target != around and stem(target) == one.name)
             yield target, None if is_module else one.name
         if name not in file.functions and name not in file.classes and name not in file.imports:
             for star in file.stars:
@@ -355,9 +356,3 @@ class _Search:
                 yield from self._classes(target, (what,), seen)
             elif what is None and rest:
                 yield from self._classes(target, rest, seen)
-
-
-def _stem(path: str) -> str:
-    """What a file's module is called."""
-    parts = path[: -len(".py")].split("/")
-    return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]

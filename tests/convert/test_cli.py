@@ -457,7 +457,7 @@ def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> 
     code = (
         "import sys\nfrom dp2ddp.cli import main\n"
         "main(['convert', 'train.py', '-o', 'out.py'], standalone_mode=False)\n"
-        "unneeded = {'rich', 'pathspec', 'dp2ddp.convert.folder', 'dp2ddp.convert.formats'}\n"
+        "unneeded = {'rich', 'pathspec', 'dp2ddp.project.entries', 'dp2ddp.convert.formats'}\n"
         "sys.exit(', '.join(unneeded & set(sys.modules)) or 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dp2ddp.convert import entry_choice, programs
+from dp2ddp.convert import programs
 from dp2ddp.convert.programs import Outcome
+from dp2ddp.project import entries
 from dp2ddp.project import tree as trees
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
@@ -65,7 +66,7 @@ def folder(project: Path) -> Outcome:
     tree = trees.scan(project)
     sources = tree.sources()
     layout = Layout(sources)
-    chosen = entry_choice.guessed(tree, sources, layout)
+    chosen = entries.choose((), tree, sources, layout)
     followed = [programs.follow(sources, layout, path, chosen.functions[path]) for path in chosen.functions]
     return programs.convert(followed, Options(), lenient=True)
 

@@ -38,7 +38,7 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         (folder / path).write_text(text)
 
 
-def guess(folder: Path, files: Mapping[str, str]) -> entries.Guess:
+def guess(folder: Path, files: Mapping[str, str]) -> entries.Entries:
     write(folder, files)
     sources = PythonFiles(folder, [path for path in files if path.endswith(".py")])
     return entries.guess(sources, Layout(sources), commands.read(folder, files))

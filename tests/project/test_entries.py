@@ -16,7 +16,7 @@ GUARD = "if __name__ == '__main__':\n    main()\n"
 WRAP = "import torch.nn as nn\n\ndef wrap(net):\n    return nn.DataParallel(net)\n"
 
 
-def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Guess:
+def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Entries:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())

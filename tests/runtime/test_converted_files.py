@@ -145,21 +145,6 @@ def test_names_of_a_rank_s_own_that_are_only_written_are_rank_0_s(ranks: Any, tm
     assert (run / "log").read_text().split() == ["begun", "0", "1", "2"]
 
 
-def test_a_failing_fetch_fails_everywhere(ranks: Any, tmp_path: Path) -> None:
-    body = """
-        if not os.path.exists("data.bin"):
-            urllib.request.urlretrieve("nowhere", "data.bin")
-        result = 1
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(tmp_path / "fetched")
-    with pytest.raises(AssertionError) as raised:
-        _results(ranks, body, tmp_path)
-    failures: dict[int, str] = raised.value.failures  # type: ignore[attr-defined]
-    assert sorted(failures) == [0, 1]
-    assert all("FileNotFoundError" in text for text in failures.values())
-
-
 def test_figures_given_to_a_writer_are_closed_on_every_rank(ranks: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     body = """

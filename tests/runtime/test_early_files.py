@@ -1,4 +1,4 @@
-"""What a script writes before `ddp.setup()`: the launcher has come that way first, so the ranks don't write it again."""
+"""What a script writes before `ddp.setup()`: the launcher has come that way first, so ranks don't write it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a rank opens to write before `setup`: the launcher that has started it has come that way, and written them."""
+"""Files that a rank opens to write before `setup`: the launcher that started it has come that way, and written them."""
 
 from __future__ import annotations
 

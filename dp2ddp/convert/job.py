@@ -1,0 +1,226 @@
+"""What is converted: scripts that are named one by one, or a directory. Both are read, followed and converted alike."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dp2ddp.command import progress
+from dp2ddp.convert import notebooks, programs
+from dp2ddp.convert.display_paths import DisplayPaths
+from dp2ddp.convert.programs import Outcome, Program
+from dp2ddp.convert.request import Request
+from dp2ddp.errors import BadInput
+from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.project import wrapcalls
+from dp2ddp.project.modules import Layout
+from dp2ddp.project.python_files import PythonFiles
+from dp2ddp.project.text_files import STANDARD, TextFile
+
+if TYPE_CHECKING:
+    from dp2ddp.project.tree import Tree
+
+
+@dataclass
+class Job:
+    """What was read, and what became of it. All paths are relative to the project's folder.
+
+    Attributes:
+        names: what to call them.
+        sources: the project's Python files; a notebook is the script in it.
+        given: the scripts that were named one by one; none for a directory.
+        tree: the directory; None for scripts.
+        outcome: what became of the programs.
+        warnings: what else the user should know of files.
+        commands: the names of the commands that start scripts.
+        touched: other scripts of the directory that import files that changed, and which.
+    """
+
+    request: Request
+    names: DisplayPaths
+    sources: PythonFiles
+    given: Mapping[str, TextFile] = field(default_factory=dict)
+    tree: Tree | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    warnings: list[BadInput] = field(default_factory=list)
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def new_bytes(self, path: str) -> bytes:
+        """What is written for a file."""
+        conversion = self.outcome.conversions[path]
+        return notebooks.new_bytes(self.sources.source(path), conversion, alone=self.request.alone)
+
+    def changed(self) -> list[str]:
+        """The files that were given, and all others that must change."""
+        return [*self.given, *(path for path in self.outcome.changed() if path not in self.given)]
+
+    def extra(self) -> list[str]:
+        """Files of the programs that the listing of the directory left out."""
+        return sorted(path for path in self.outcome.conversions if not self.sources.is_known(path))
+
+    def place(self, path: str) -> Path:
+        """Where a file lies, as the user would name it."""
+        return Path(self.names.shown(path))
+
+    def runtime_folders(self) -> list[str]:
+        """The folders of scripts that need the runtime, if it is to be copied; those that import what changed, too."""
+        done = self.outcome.conversions
+        needing = [
+            self._import_folder(program)
+            for program in self.outcome.programs
+            if any(done[path].changed or done[path].converted_before for path in program.files)
+        ]
+        for script, files in self.touched.items():
+            folder = posixpath.dirname(script)
+            needing += [folder for path in files if not folder or path.startswith(f"{folder}/")][:1]
+        return needing if self.request.vendored else []
+
+    def _import_folder(self, program: Program) -> str:
+        """Where Python looks for modules: beside the script, or beside the package of what a command starts."""
+        folder = posixpath.dirname(program.entry)
+        while program.functions and posixpath.join(folder, "__init__.py") in self.sources:
+            folder = posixpath.dirname(folder)
+        return folder
+
+
+def given(request: Request) -> list[TextFile]:
+    """The scripts of a request, read; none for a directory.
+
+    Raises:
+        BadInput: one can't be read, or they don't go together.
+    """
+    if Path(request.inputs[0]).is_dir():
+        return []
+    if STANDARD in request.inputs and len(request.inputs) > 1:
+        raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
+    if request.entries:
+        raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
+    return [notebooks.read(name, alone=request.alone) for name in request.inputs]
+
+
+def converted(request: Request, scripts: Sequence[TextFile], *, lenient: bool = False) -> Job:
+    """Converts what a request names; writes nothing.
+
+    Args:
+        scripts: as `given` has them.
+        lenient: scripts that can't be converted are left in the outcome, and those that have nothing to do with
+            `DataParallel` need no conversion, whatever else they are.
+
+    Raises:
+        BadInput: something the user has to change.
+        EditError: a mistake in dp2ddp.
+    """
+    return _of_scripts(request, scripts, lenient=lenient) if scripts else _of_directory(request)
+
+
+def notebooks_of(name: str) -> list[str]:
+    """The notebooks of a directory that have something to convert, as the user would name them."""
+    from dp2ddp.project import tree as trees
+
+    names = DisplayPaths(Path(name))
+    with names.in_errors():
+        return [names.shown(path) for path in notebooks.wrapping(trees.scan(names.root))]
+
+
+def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool) -> Job:
+    piped = scripts[0].path is None
+    paths = [Path(os.path.abspath(source.name)) for source in scripts]
+    root = Path() if piped else programs.root_of(paths)
+    names = [scripts[0].name] if piped else [path.relative_to(root).as_posix() for path in paths]
+    by_path = dict(zip(names, scripts))
+    sources = PythonFiles(root, late=lambda path: not piped)
+    for path, source in by_path.items():
+        sources.give(path, source)
+    places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
+    shown = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
+    job = Job(request, shown, sources, by_path)
+    layout = Layout(sources, disk=None if piped else sources)
+    with job.names.in_errors():
+        _convert(job, layout, dict.fromkeys(by_path, ()), lenient=lenient)
+    done = job.outcome.conversions
+    done.update({p: notebooks.with_places(done[p], by_path[p], alone=request.alone) for p in by_path if p in done})
+    return job
+
+
+def _of_directory(request: Request) -> Job:
+    # With what a script that is named doesn't need: ignore files, commands.
+    from dp2ddp.project import entries
+    from dp2ddp.project import tree as trees
+
+    root = Path(request.inputs[0])
+    names = DisplayPaths(root)
+    with names.in_errors():
+        tree = trees.scan(root)
+        progress.doing("looking for scripts")
+        sources = tree.sources()
+        layout = Layout(sources)
+        job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
+        chosen = entries.choose(request.entries, tree, sources, layout)
+        job.commands = {path: list(starts.values()) for path, starts in chosen.commands.items()}
+        job.warnings += chosen.unread
+        _convert(job, layout, chosen.functions, lenient=not request.entries)
+        outcome = job.outcome
+        if outcome.refused and not outcome.programs:
+            raise outcome.refused[0][1]
+        job.warnings += [*_ignored(outcome, sources), *_shared(outcome), *notebooks.left_alone(tree)]
+        job.warnings += chosen.hidden(outcome.conversions)
+        job.touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
+    return job
+
+
+def _convert(job: Job, layout: Layout, chosen: Mapping[str, Sequence[str]], *, lenient: bool) -> None:
+    """Converts scripts, each with those of its functions by which it is started."""
+    followed: list[Program] = []
+    refused: list[tuple[Program, BadInput]] = []
+    for path, functions in chosen.items():
+        is_foreign = lenient and path in job.given  # until it is known to have to do with `DataParallel`
+        try:
+            program = programs.follow(job.sources, layout, path, functions)
+        except BadInput as error:
+            if not lenient:
+                raise
+            if not is_foreign or wrapcalls.mentions(job.sources.data(path)):
+                refused.append((Program(path, {}), error))
+            continue
+        if not is_foreign or program.names_data_parallel:
+            followed.append(program)
+    progress.doing("converting scripts", len(followed))
+    job.outcome = programs.convert(followed, job.request.options, lenient=lenient, advance=progress.advance)
+    job.outcome.refused = sorted([*refused, *job.outcome.refused], key=lambda each: each[0].entry)
+    said = set(map(str, job.warnings))
+    unread = {str(error): error for program in job.outcome.programs for error in program.unread}
+    job.warnings += [error for text, error in unread.items() if text not in said]
+
+
+def _linked(tree: Tree, sources: PythonFiles) -> Iterator[BadInput]:
+    """Links to Python files elsewhere that would matter."""
+    known = {os.path.realpath(tree.root / path) for path in sources}
+    for link in tree.links:
+        target = tree.root / link
+        is_outside = link.endswith(".py") and target.is_file() and os.path.realpath(target) not in known
+        if is_outside and wrapcalls.mentions(target.read_bytes()):
+            yield BadInput(link, what="a link out of the project, which is not followed", todo="convert its target")
+
+
+def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
+    """Files of the scripts that `.gitignore` names."""
+    importers = {path: program.entry for program in outcome.programs for path in program.files}
+    for path, importer in sorted(importers.items()):
+        if not sources.is_known(path):
+            yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
+
+
+def _shared(outcome: Outcome) -> Iterator[BadInput]:
+    """Scripts that were left as they are, but import a file that changed."""
+    changed = set(outcome.changed())
+    for program, _ in outcome.refused:
+        paths = [path for path in program.files if path in changed]
+        if paths:
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            what = f"left as it is, but it imports {paths[0]}{more}, which changed"
+            yield BadInput(program.entry, what=what, todo="run the original")

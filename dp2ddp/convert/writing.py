@@ -1,0 +1,152 @@
+"""Where a conversion goes: over its inputs, to a file, to a folder, or to standard output; all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dp2ddp.command import terminal
+from dp2ddp.convert import diffs, notebooks
+from dp2ddp.convert.job import Job
+from dp2ddp.convert.request import Request
+from dp2ddp.errors import BadInput
+from dp2ddp.notebook import document
+from dp2ddp.project import placing, text_files, vendor
+from dp2ddp.project.text_files import STANDARD, TextFile
+
+
+def check(request: Request, given: Sequence[TextFile]) -> None:
+    """Checks the output of a request, before any work is done.
+
+    Args:
+        given: the scripts that were named one by one; none for a directory.
+
+    Raises:
+        BadInput: it has no place for what is converted, or can't be written.
+    """
+    output = request.output
+    if output is None or (output == STANDARD and given):
+        return
+    if output == STANDARD:
+        raise BadInput(output, what="a directory can't go to standard output", todo="name a folder to write")
+    if not _is_folder(request):
+        if len(given) > 1:
+            raise BadInput(output, what="several files need a folder to go to", todo=_SLASH)
+        notebooks.check_kinds(output, given[0].name)
+        text_files.check_output(output, given[0], force=request.force)
+        return
+    if given and given[0].path is None:
+        raise BadInput(output, what="a folder, and standard input has no name there", todo="name a file")
+    target = Path(output)
+    if os.path.lexists(target) and not target.is_dir():
+        raise BadInput(output if not given else str(target), what="not a folder")
+    if not given:
+        _check_apart(target, request)
+    text_files.check_writable(target / "any" if target.is_dir() else target)
+
+
+_SLASH = "write its name with a / at the end"
+
+
+def _is_folder(request: Request) -> bool:
+    output = request.output or ""
+    return output.endswith(("/", os.sep)) or os.path.isdir(output) or os.path.isdir(request.inputs[0])
+
+
+def _check_apart(target: Path, request: Request) -> None:
+    """A copy of a directory lies outside of it, and where nothing else lies."""
+    output, root = str(request.output), request.inputs[0]
+    real, source = Path(os.path.realpath(target)), Path(os.path.realpath(root))
+    if real == source:
+        raise BadInput(output, what="the output is the input", todo="use --in-place to convert in place")
+    if source in real.parents or real in source.parents:
+        inside = f"output and input lie inside each other ({Path(root)})"
+        raise BadInput(output, what=inside, todo="write it elsewhere")
+    if target.is_dir() and not request.force and any(target.iterdir()):
+        todo = "use --force to replace what is in both"
+        raise BadInput(output, what="exists already, and isn't empty", todo=todo)
+
+
+def write(job: Job) -> dict[str, str]:
+    """Writes what was asked for; returns the names of the files that were written, by path.
+
+    Raises:
+        BadInput: it can't be written; nothing was.
+    """
+    request = job.request
+    if request.in_place:
+        return _write_in_place(job)
+    if request.output is None:
+        if request.form == "text":  # any other form is what standard output is for then
+            done = job.outcome.conversions
+            diffs.show((job.names.shown(path), job.sources.source(path), done[path]) for path in job.changed())
+        return {}
+    if request.output != STANDARD and _is_folder(request):
+        return _write_folder(job, Path(request.output))
+    return _write_file(job, request.output)
+
+
+def _write_in_place(job: Job) -> dict[str, str]:
+    contents = {job.place(path): job.new_bytes(path) for path in job.outcome.changed()}
+    beside = _runtime_folders(job, job.place)
+    for path in contents:
+        text_files.check_writable(path)
+    with vendor.copied(beside):
+        placing.overwrite(contents)
+    written = job.outcome.conversions if job.tree is not None else job.changed()
+    return {path: str(job.place(path)) for path in written}
+
+
+def _write_file(job: Job, output: str) -> dict[str, str]:
+    (path,) = job.given
+    others = [job.names.shown(each) for each in job.changed() if each != path]
+    if others:  # one file of several would be half a conversion
+        count = f"{len(others)} other file{'s' if len(others) > 1 else ''}"
+        what = f"{count} must change, too, and {output} is one file: {', '.join(others)}"
+        raise BadInput(job.names.shown(path), what=what, todo="write them all to a folder (-o FOLDER/), or --in-place")
+    if output == STANDARD:
+        terminal.write_result(job.new_bytes(path))
+        return {}
+    vendor.copy_all(_runtime_folders(job, lambda _: Path(output).parent))
+    text_files.write(Path(output), job.new_bytes(path), mode_of=job.given[path].path)
+    return {path: output}
+
+
+def _write_folder(job: Job, target: Path) -> dict[str, str]:
+    """Writes a copy of the directory; of scripts and what they import, in the same places to each other."""
+    paths = list(job.outcome.conversions)
+    top = "" if job.tree is not None else posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    outputs = {path: target / posixpath.relpath(_script(path), top or ".") for path in paths}
+    for path, output in outputs.items() if job.tree is None else ():
+        if list(outputs.values()).count(output) > 1:
+            what = "a notebook and a script would both go there"
+            raise BadInput(str(output), what=what, todo="convert them one by one")
+        text_files.check_new(output, job.sources.root / path, force=job.request.force)
+    beside = _runtime_folders(job, lambda folder: target / posixpath.relpath(folder or ".", top or "."))
+    with placing.staging(target) as staged:
+        if job.tree is not None:
+            with job.names.in_errors():
+                contents = {path: job.new_bytes(path) for path in job.outcome.changed()}
+                placing.copy(job.tree, contents, job.extra(), staged)
+        for path, output in outputs.items() if job.tree is None else ():
+            fresh = staged / output.relative_to(target)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            placing.write_new(fresh, job.new_bytes(path), mode_of=job.sources.root / path)
+        vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
+        placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
+    return {path: str(output) for path, output in outputs.items()}
+
+
+def _script(path: str) -> str:
+    """The name of what a notebook becomes; others keep theirs."""
+    return f"{path[: -len(document.SUFFIX)]}.py" if document.is_named(path) else path
+
+
+def _runtime_folders(job: Job, place: Callable[[str], Path]) -> list[Path]:
+    """Where the runtime goes; `place`: where folders go."""
+    folders = list(dict.fromkeys(place(folder) for folder in job.runtime_folders()))
+    for folder in folders:
+        vendor.check(folder, force=job.request.force)
+    return folders
