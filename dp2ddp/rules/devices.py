@@ -163,7 +163,7 @@ def build(net, args):
         """What goes with the wraps: all of them but the models."""
         gone: set[ast.AST] = set()
         for wrap in facts.wraps.models:
-            gone.update(ast.walk(wrap.outer))
+            gone.update(ast.walk(wrap.call))
             if wrap.model is not None:
                 gone.difference_update(ast.walk(wrap.model))
         for call in facts.wraps.optimizers:

@@ -174,7 +174,7 @@ if args.distributed:
     dist.init_process_group("nccl")
     net = nn.parallel.DistributedDataParallel(net.cuda())
 else:
-    net = ddp.wrap_model(net)
+    net = ddp.wrap_model(net).cuda()
 """,
         ),
     )

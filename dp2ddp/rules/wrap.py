@@ -22,9 +22,9 @@ class WrapRule(Rule):
     title = "Wrap the model in DistributedDataParallel"
     effect = "wraps the model: one replica in each process"
     why = (
-        "`ddp.wrap_model` moves the model to this rank's device, runs it on this rank's rows of the batch, gives "
-        "back the outputs for all of it, and sums gradients over the ranks. BatchNorm, unused parameters and "
-        "state dict keys behave as under DataParallel. Guards stay as they are: where the original does not wrap, "
+        "`ddp.wrap_model` runs the model on this rank's rows of the batch, gives back the outputs for all of it, and "
+        "sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under DataParallel; "
+        "the model stays where it is until the script moves it. Guards stay as they are: where the original does not wrap, "
         "neither does the converted script, and every rank does the same work. `device_ids` stay: the runtime tells "
         "where they aren't as many as there are ranks."
     )
@@ -40,7 +40,7 @@ net = nn.DataParallel(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
-net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1])
+net = ddp.wrap_model(nn.Linear(4, 2), device_ids=[0, 1]).cuda()
 """,
         ),
         Example(
@@ -86,7 +86,7 @@ class Trainer:
     def __init__(self, gpus):
         net = Linear(4, 2)
         if len(gpus) > 1:
-            self.net = ddp.wrap_model(net, device_ids=gpus)
+            self.net = ddp.wrap_model(net, device_ids=gpus).cuda()
         else:
             self.net = net.cuda()
 """,
@@ -122,7 +122,7 @@ def build(arch):
         model.features = ddp.wrap_model(model.features)
         model.cuda()
     else:
-        model = ddp.wrap_model(model)
+        model = ddp.wrap_model(model).cuda()
     return model
 
 class Pair(nn.Module):
@@ -198,7 +198,7 @@ net = DataParallel(nn.Linear(4, 2))
         assert wrap.model is not None
         span = facts.source.span
         template, holes = self._call(facts, wrap, decisions)
-        return ReplaceExpr(self.id, span(wrap.outer), _REASON, template, holes)
+        return ReplaceExpr(self.id, span(wrap.call), _REASON, template, holes)
 
     def _call(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> tuple[str, dict[str, Span]]:
         assert wrap.model is not None

@@ -30,7 +30,7 @@ PARTS = {
         net = Net()
         net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()
         """,
-        "net.features = ddp.wrap_model(net.features, device_ids=[0, 1])",
+        "net.features = ddp.wrap_model(net.features, device_ids=[0, 1]).cuda()",
     ),
     "deep inside": (
         """
@@ -148,7 +148,7 @@ GUARDS = {
     "a branch that moves alone": (
         "net = nn.Linear(4, 2)\nif args.gpu is not None:\n    net = net.cuda(args.gpu)\n"
         "else:\n    net = nn.DataParallel(net).cuda()\n",
-        "else:\n    net = ddp.wrap_model(net)\n",
+        "else:\n    net = ddp.wrap_model(net).cuda()\n",
     ),
     "a guard that needs the wrapped model": (
         "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    patch(net)\n    old = net.module\n",
@@ -187,7 +187,7 @@ def test_parts_and_wholes_in_the_branches_of_an_if_stay_there() -> None:
         """
     conversion = converted(body)
     assert "        net.features = ddp.wrap_model(net.features)\n" in conversion.new_text
-    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
+    assert "        net = ddp.wrap_model(net).cuda()\n" in conversion.new_text
     assert not conversion.notes
 
 

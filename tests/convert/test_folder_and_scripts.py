@@ -39,9 +39,8 @@ FILES = {
     "def prepare(seed):\n    torch.manual_seed(seed)\n    return torch.zeros(1).cuda(seed)\n",
     "lib/procedures/files.py": "import torch, time\n\ndef save(what):\n    torch.save(what, 'net.pt')\n\n"
     "def unused(what):\n    torch.save(what, str(time.time()))\n",
-    "lib/data.py": "import uuid\n\nclass Coco:\n    def rows(self):\n        return list(range(4))\n\n"
-    "    def evaluate_detections(self, folder):\n        with open(f'{folder}/{uuid.uuid4()}', 'w') as file:\n"
-    "            file.write('x')\n",
+    "lib/data.py": "import torch\n\nclass Coco:\n    def rows(self):\n        return list(range(4))\n\n"
+    "    def evaluate_detections(self, folder):\n        torch.save('x', folder)\n",
     "lib/trainer.py": f"import torch\nfrom torch import nn\nfrom lib.data import Coco\n{DATA}\n\nclass Trainer:\n"
     "    def __init__(self, args):\n        self.data = Coco().rows()\n"
     "        self.net = nn.DataParallel(nn.Linear(1, 1), device_ids=args.gpus)\n\n"

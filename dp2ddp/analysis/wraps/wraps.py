@@ -16,7 +16,6 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
-_MOVES = frozenset({"cuda", "to"})
 _KNOWN = frozenset({"torch", "dp2ddp_runtime"})
 # What replaces DataParallel is the script's own business; what describes it wraps nothing.
 _SOMETHING_ELSE = re.compile("Distributed|Sharded|Config|Kwargs")
@@ -37,14 +36,12 @@ class Wrap:
 
     Attributes:
         call: the call itself.
-        outer: the expression that the wrapped model replaces: the call with `.cuda()` or `.to(device)` behind it.
         model: the model that is wrapped.
         dim: the dimension along which the batch is split, None for the first.
         device_ids: as given, None for all devices.
     """
 
     call: ast.Call
-    outer: ast.expr
     model: ast.expr | None
     dim: ast.expr | None
     device_ids: ast.expr | None
@@ -191,18 +188,7 @@ class Wraps:
 
     def _wrap(self, call: ast.Call) -> Wrap:
         model, device_ids, dim = argument(call, 0, "module"), argument(call, 1, "device_ids"), argument(call, 3, "dim")
-        return Wrap(call, self._outer(call), model, dim, device_ids)
-
-    def _outer(self, call: ast.Call) -> ast.expr:
-        outer: ast.expr = call
-        while True:
-            above = self.source.parent(outer)
-            if isinstance(above, ast.Attribute) and above.attr in _MOVES:
-                move = self.source.parent(above)
-                if isinstance(move, ast.Call) and move.func is above:
-                    outer = move
-                    continue
-            return outer
+        return Wrap(call, model, dim, device_ids)
 
 
 def _is_one(ids: ast.expr | None) -> bool:

@@ -43,9 +43,9 @@ def wrap_model(
 ) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
-    The module moves to this rank's device (a single process without CUDA leaves it where it is) and takes rank 0's
-    parameters and buffers. Every rank passes the whole batch and gets the outputs for the whole batch; it computes
-    those of its rows.
+    The module takes rank 0's parameters and buffers. It stays where it is, as under `nn.DataParallel`: what the script
+    draws before it moves it, it draws there. Its first forward moves it to this rank's device, if nothing else has.
+    Every rank passes the whole batch and gets the outputs for the whole batch; it computes those of its rows.
 
     Args:
         module: the model. One that is wrapped already is returned as it is; of an `nn.DataParallel` its `.module`.
@@ -139,9 +139,8 @@ class WrappedModel(DistributedDataParallel):
         nn.Module.__init__(self)
         devices.compare_wrap(device_ids)
         module = _plain(module)
-        if world.world_size() > 1 or world.device().type != "cpu":
+        if world.world_size() == 1 and world.device().type == "cuda":  # so does `nn.DataParallel` for a single device
             module = module.to(world.device())
-        # Without CUDA `nn.DataParallel` leaves it where it is, which may be a Mac's GPU.
         self.dim = dim
         index = world.numbered_device().index
         self.device_ids = [] if index is None else [index]
@@ -182,6 +181,8 @@ class WrappedModel(DistributedDataParallel):
         """
         if world.world_size() == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
+        if self.device != world.device():
+            self.module.to(world.device())
         replica, own = self._replica()
         call = self._inputs.cut((args, kwargs), self.device)
         if torch.is_grad_enabled():
