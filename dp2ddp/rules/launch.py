@@ -33,6 +33,10 @@ _EARLY = (
     "arguments; one may read what another is writing",
     "start the script by `python` once, which copies it before there are others",
 )
+_EARLY_OPTIONS = (
+    "every process writes this file by itself, before `ddp.setup()`, which has to know the arguments",
+    "nothing, if all write the same; else write it below `ddp.setup()`",
+)
 _EARLY_BESIDE = (
     "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether the script "
     "sets up DDP itself; one may read what another is writing",
@@ -245,7 +249,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             if kind == ARGUMENTS or not given.are_chosen:
                 yield Note(self.id, facts.source.span(node), *_LATE[kind])
         for call in launch.early[:1]:
-            yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
+            plain = _EARLY_OPTIONS if facts.launch_finder.settings.keeps_options(call) else _EARLY
+            yield Note(self.id, facts.source.span(call), *(plain if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
             yield self._may_exist(facts, call)
 

@@ -149,10 +149,26 @@ class Settings:
             return not self._asks_first(node)  # a file that is missing: a plain start copies it before there are others
         if path in ("builtins.open", "io.open"):
             mode = argument(node, 1, "mode")
-            return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
+            reads = mode is None or (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
+            return not reads and not self.keeps_options(node)
         if path == "logging.basicConfig":
             return keyword(node, "filename") is not None
         return path.startswith(_TOGETHER) and not (path.startswith(_ALONE) or ASKS_TORCH.fullmatch(path))
+
+    def keeps_options(self, call: ast.Call) -> bool:
+        """Whether a call opens a file for one `with`, to write options down as they are parsed, each process alike."""
+        is_opening = self.names.qualified(call.func) in ("builtins.open", "io.open")
+        mode = argument(call, 1, "mode")
+        writes = isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("wbt")
+        return is_opening and writes and isinstance(self.source.parent(call), ast.withitem) and call in self._options
+
+    @cached_property
+    def _options(self) -> set[ast.AST]:
+        """What functions run that parse the arguments, and don't go on to wrap a model."""
+        parsing = (node for node, kind in self._settling.items() if kind == ARGUMENTS)
+        functions = self.effects.callers.coming_to(parsing)
+        bodies = (function.body for function in functions if not self.effects.leads_to_a_wrap(function))
+        return set(self.effects.runs(*(statement for body in bodies for statement in body)))
 
     def makes_unknown(self, *nodes: ast.AST) -> bool:
         """Whether statements keep what unknown functions give, which by their names are no settings."""
@@ -178,9 +194,10 @@ class Settings:
         return [call for call in runs if self._makes_folder(call) and self._asks_first(call)]
 
     def copies(self, *nodes: ast.AST) -> list[ast.Call]:
-        """The calls with which statements copy files that are missing."""
+        """The calls with which statements copy files that are missing, or write options down."""
         runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
-        return [call for call in runs if (self.names.qualified(call.func) or "").startswith("shutil.copy")]
+        copies = (call for call in runs if (self.names.qualified(call.func) or "").startswith("shutil.copy"))
+        return [*copies, *filter(self.keeps_options, runs)]
 
     def _makes_folder(self, call: ast.Call) -> bool:
         """Whether a call makes a folder that must not be there, which it need not be told so."""
