@@ -280,6 +280,7 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
                 yield from built.values()
                 return
             is_imported = isinstance(statement, (ast.Import, ast.ImportFrom)) and facts.source.function(node) is None
-            if is_imported and facts.resolver.holds(node, Module):
+            moves = isinstance(node.func, ast.Attribute) and facts.resolver.holds(node.func.value, Module)
+            if is_imported and not moves and facts.resolver.holds(node, Module):
                 built.setdefault(facts.source.statement(node), node)
     yield from built.values()

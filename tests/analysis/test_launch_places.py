@@ -263,7 +263,7 @@ _NETS = (
 @pytest.mark.parametrize(
     ("nets", "train", "lines"),
     [
-        ("net = Net()\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 7]),
+        ("net = Net()\nnet = net.eval().to(device)\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 8]),
         ("def build():\n    return Net()\nlayer = Net\nloss = nn.MSELoss()\n", "", []),
         ("torch.manual_seed(0)\nnet = Net()\n", "", []),
         ("net = Net()\n", "torch.manual_seed(0)\n", []),
