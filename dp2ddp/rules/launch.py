@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
@@ -281,6 +282,20 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
                 return
             is_imported = isinstance(statement, (ast.Import, ast.ImportFrom)) and facts.source.function(node) is None
             moves = isinstance(node.func, ast.Attribute) and facts.resolver.holds(node.func.value, Module)
-            if is_imported and not moves and facts.resolver.holds(node, Module):
+            if is_imported and not moves and facts.resolver.holds(node, Module) and _draws(facts, node):
                 built.setdefault(facts.source.statement(node), node)
     yield from built.values()
+
+
+# What has no weights that are drawn as it is built.
+_CONSTANT = re.compile(
+    r"torch\.nn\.(modules\.\w+\.)?(Module\w*|Sequential|Identity|Flatten|Unflatten|\w*(Pool|Pad|Norm|Dropout|Loss|Softmax|"
+    r"Sigmoid|Tanh|ELU|ReLU|SiLU|Softplus|Upsampl|Unfold|Fold|Shuffle|Similarity|Distance)\w*)|builtins\..*"
+)
+
+
+def _draws(facts: Facts, call: ast.Call) -> bool:
+    """Whether building a model draws its weights, as far as can be told: a pooling layer has none."""
+    calls = (node for node in facts.launch_finder.effects.runs(call) if isinstance(node, ast.Call))
+    paths = (facts.names.qualified(each.func) for each in calls if not facts.resolver.functions_called(each))
+    return any(path is not None and not _CONSTANT.fullmatch(path) for path in paths)

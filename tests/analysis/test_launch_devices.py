@@ -503,7 +503,7 @@ def test_options_that_are_written_down_as_they_are_parsed_come_before_the_start(
 def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:
     files = {
         "train.py": "import importlib\nimport cycle_model\nfrom base import Base\nfrom options import Options\n"
-        "\nopt = Options().parse()\nmodule = importlib.import_module(opt.file)\nfor name, cls in vars(module).items():\n"
+        "\nopt = Options().parse()\nmodule = importlib.import_module(opt.m)\nfor name, cls in vars(module).items():\n"
         "    if name == opt.model and issubclass(cls, Base):\n        found = cls\nmodel = found(opt)\nmodel.build()\n",
         "options.py": _OPTIONS,
         "base.py": "import torch.nn as nn\nclass Base:\n    def __init__(self, opt):\n        self.opt = opt\n"

@@ -266,6 +266,12 @@ _NETS = (
         ("net = Net()\nnet = net.eval().to(device)\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 8]),
         ("def build():\n    return Net()\nlayer = Net\nloss = nn.MSELoss()\n", "", []),
         ("torch.manual_seed(0)\nnet = Net()\n", "", []),
+        (
+            "class Mean(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.pool = nn.AvgPool2d(3, 1)\nmean = Mean().to('cpu')\nflat = nn.Sequential(nn.Flatten())\n",
+            "",
+            [],
+        ),
         ("net = Net()\n", "torch.manual_seed(0)\n", []),
         ("def seed():\n    torch.manual_seed(0)\nseed()\nnet = Net()\n", "", []),
     ],
