@@ -230,7 +230,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
         apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
-        is_importable = len(apart) < len(launch.entry.body) and not facts.launch_finder.effects.comes_to_a_wrap(*apart)
+        finder = facts.launch_finder
+        trains = finder.effects.comes_to_a_wrap(*apart) or ARGUMENTS in finder.settings.settles(*apart)
+        is_importable = len(apart) < len(launch.entry.body) and not trains
         if launch.statement in apart and is_importable:
             lines = ['if __name__ == "__main__":', f"    {lines[0]}"]
         if launch.test is not None:
@@ -275,7 +277,7 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
     built: dict[ast.stmt, ast.Call] = {}
     for statement in above:
         for node in facts.launch_finder.effects.runs(statement):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or any(isinstance(n, ast.Lambda) for n in facts.source.ancestors(node)):
                 continue
             if facts.names.qualified(node.func) == "torch.manual_seed":
                 yield from built.values()
