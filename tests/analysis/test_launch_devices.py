@@ -242,6 +242,9 @@ CONDITIONS = {
     f"if args.multi: {ALL}\nelse: raise ValueError('no')": "",
     f"if not args.multi:\n  print('no')\n  sys.exit(1)\nelse: {TWO}": "device_ids=[0, 1]",
     f"if args.multi: {TWO}\nelif args.cuda: {TWO}\nelse: assert False, 'no'": "device_ids=[0, 1]",
+    f"if torch.cuda.device_count() == 2: {TWO}\nelse: raise ValueError('not two')": (
+        "device_ids=[0, 1] if ddp.device_count() == 2 else [0]"
+    ),
     # what isn't known where the processes start, or may be something else further down
     f"if net.weight.numel() > 3: {ALL}": "",
     f"args.multi = find()\nif args.multi: {ALL}": "",
