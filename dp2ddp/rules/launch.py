@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
@@ -225,7 +226,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
         apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
-        is_importable = len(apart) < len(launch.entry.body) and not facts.launch_finder.effects.comes_to_a_wrap(*apart)
+        finder = facts.launch_finder
+        trains = finder.effects.comes_to_a_wrap(*apart) or ARGUMENTS in finder.settings.settles(*apart)
+        is_importable = len(apart) < len(launch.entry.body) and not trains
         if launch.statement in apart and is_importable:
             lines = ['if __name__ == "__main__":', f"    {lines[0]}"]
         if launch.test is not None:
@@ -269,12 +272,27 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
     built: dict[ast.stmt, ast.Call] = {}
     for statement in above:
         for node in facts.launch_finder.effects.runs(statement):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or any(isinstance(n, ast.Lambda) for n in facts.source.ancestors(node)):
                 continue
             if facts.names.qualified(node.func) == "torch.manual_seed":
                 yield from built.values()
                 return
             is_imported = isinstance(statement, (ast.Import, ast.ImportFrom)) and facts.source.function(node) is None
-            if is_imported and facts.resolver.holds(node, Module):
+            moves = isinstance(node.func, ast.Attribute) and facts.resolver.holds(node.func.value, Module)
+            if is_imported and not moves and facts.resolver.holds(node, Module) and _draws(facts, node):
                 built.setdefault(facts.source.statement(node), node)
     yield from built.values()
+
+
+# What has no weights that are drawn as it is built.
+_CONSTANT = re.compile(
+    r"torch\.nn\.(modules\.\w+\.)?(Module\w*|Sequential|Identity|Flatten|Unflatten|\w*(Pool|Pad|Norm|Dropout|Loss|Softmax|"
+    r"Sigmoid|Tanh|ELU|ReLU|SiLU|Softplus|Upsampl|Unfold|Fold|Shuffle|Similarity|Distance)\w*)|builtins\..*"
+)
+
+
+def _draws(facts: Facts, call: ast.Call) -> bool:
+    """Whether building a model draws its weights, as far as can be told: a pooling layer has none."""
+    calls = (node for node in facts.launch_finder.effects.runs(call) if isinstance(node, ast.Call))
+    paths = (facts.names.qualified(each.func) for each in calls if not facts.resolver.functions_called(each))
+    return any(path is not None and not _CONSTANT.fullmatch(path) for path in paths)

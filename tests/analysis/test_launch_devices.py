@@ -242,6 +242,9 @@ CONDITIONS = {
     f"if args.multi: {ALL}\nelse: raise ValueError('no')": "",
     f"if not args.multi:\n  print('no')\n  sys.exit(1)\nelse: {TWO}": "device_ids=[0, 1]",
     f"if args.multi: {TWO}\nelif args.cuda: {TWO}\nelse: assert False, 'no'": "device_ids=[0, 1]",
+    f"if torch.cuda.device_count() == 2: {TWO}\nelse: raise ValueError('not two')": (
+        "device_ids=[0, 1] if ddp.device_count() == 2 else [0]"
+    ),
     # what isn't known where the processes start, or may be something else further down
     f"if net.weight.numel() > 3: {ALL}": "",
     f"args.multi = find()\nif args.multi: {ALL}": "",
@@ -480,6 +483,40 @@ def test_a_gpu_that_options_make_the_current_one_is_left_to_the_start() -> None:
     files["show.py"] = "from options import Options\nprint(Options().parse())\n"
     (note,) = convert_files(files, ["train.py", "show.py"], Options())["options.py"].notes
     assert "no longer choose this GPU" in note.what
+
+
+_PRINTED = """\
+        print(opt)
+        with open(opt.name + ".txt", "MODE") as file:
+            file.write(str(opt))
+        opt.gpu_ids ="""
+
+
+@pytest.mark.parametrize("mode", ["w", "wt", "a", "w+"])
+def test_options_that_are_written_down_as_they_are_parsed_come_before_the_start(mode: str) -> None:
+    """Each process writes the same; what it adds to a file it adds once for each of them."""
+    options = _OPTIONS.replace("        opt.gpu_ids =", _PRINTED.replace("MODE", mode), 1)
+    done = convert_files({"train.py": _TRAIN, "options.py": options}, ["train.py"], Options())
+    is_early = "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids if" in done["train.py"].new_text
+    assert is_early == mode.startswith("w") & (mode != "w+")
+    noted = [note for note in done["options.py"].notes if "every process writes this file by itself" in note.what]
+    assert len(noted) == is_early
+
+
+def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:
+    files = {
+        "train.py": "import importlib\nimport cycle_model\nfrom base import Base\nfrom options import Options\n"
+        "\nopt = Options().parse()\nmodule = importlib.import_module(opt.m)\nfor name, cls in vars(module).items():\n"
+        "    if name == opt.model and issubclass(cls, Base):\n        found = cls\nmodel = found(opt)\nmodel.build()\n",
+        "options.py": _OPTIONS,
+        "base.py": "import torch.nn as nn\nclass Base:\n    def __init__(self, opt):\n        self.opt = opt\n"
+        "    def build(self):\n        self.net = nn.DataParallel(nn.Linear(4, 2), self.opt.gpu_ids)\n",
+        "cycle_model.py": "from base import Base\nclass Cycle(Base):\n    def __init__(self, opt):\n"
+        "        Base.__init__(self, opt)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids)\n" in done["train.py"].new_text
+    assert not any(each.notes for each in done.values())
 
 
 def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:

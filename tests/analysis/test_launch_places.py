@@ -263,9 +263,15 @@ _NETS = (
 @pytest.mark.parametrize(
     ("nets", "train", "lines"),
     [
-        ("net = Net()\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 7]),
-        ("def build():\n    return Net()\nlayer = Net\nloss = nn.MSELoss()\n", "", []),
+        ("net = Net()\nnet = net.eval().to(device)\nhead = nn.Sequential(nn.Linear(4, 2))\n", "", [6, 8]),
+        ("def build():\n    return Net()\nlayer = Net\nkinds = {'a': lambda: Net()}\nloss = nn.MSELoss()\n", "", []),
         ("torch.manual_seed(0)\nnet = Net()\n", "", []),
+        (
+            "class Mean(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.pool = nn.AvgPool2d(3, 1)\nmean = Mean().to('cpu')\nflat = nn.Sequential(nn.Flatten())\n",
+            "",
+            [],
+        ),
         ("net = Net()\n", "torch.manual_seed(0)\n", []),
         ("def seed():\n    torch.manual_seed(0)\nseed()\nnet = Net()\n", "", []),
     ],
@@ -284,7 +290,9 @@ def test_importing_a_script_starts_no_processes() -> None:
     guard = 'def main():\n    net = nn.DataParallel(Net())\nif __name__ == "__main__":\n    main()\n'
     started = 'if __name__ == "__main__":\n    ddp.setup()\nnet = Net()'
     assert started in launched(f"{_IMPORTS}net = Net()\n{guard}").new_text
-    # Importing these trains, or builds what trains.
+    # Importing these trains, builds what trains, or parses the arguments.
+    parsed = "args = argparse.ArgumentParser().parse_args()\nnet = Net()\n"
+    assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}{parsed}{guard}").new_text
     wrapped = "net = Net()\nnet = nn.DataParallel(net)\nif __name__ == '__main__':\n    train(net)\n"
     assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}{wrapped}").new_text
     assert "\nddp.setup()\nnet = Net()" in launched(f"{_IMPORTS}net = Net()\nnet = nn.DataParallel(net)\n").new_text

@@ -21,7 +21,9 @@ def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iter
         if isinstance(above, (*FUNCTIONS, ast.Module, ast.Lambda)) or is_main_guard(above):
             return
         if isinstance(above, ast.If):
-            if raising or not _ends_the_script(above.orelse if node in above.body else above.body):
+            other = above.orelse if node in above.body else above.body
+            # (How many GPUs there are the script may mind: it shall say so itself.)
+            if raising or not _ends_the_script(other) or "device_count" in ast.unparse(above.test):
                 yield above.test if node in above.body else negated(above.test)
         elif isinstance(above, ast.IfExp) and node is not above.test:
             yield above.test if node is above.body else negated(above.test)

@@ -75,6 +75,7 @@ class Resolver(Values):
         elif isinstance(node, ast.Call):
             self._pass_arguments(node)
             self._append(node)
+            self._narrow(node)
         elif isinstance(node, (ast.For, ast.comprehension)):
             self._bind(node.target, self.elements(node.iter))
         elif isinstance(node, FUNCTIONS):
@@ -90,6 +91,13 @@ class Resolver(Values):
             roles = self.roles(call.args[-1])
             if roles and isinstance(func.value, (ast.Name, ast.Attribute)):
                 self._bind(func.value, frozenset({Table(roles)}))
+
+    def _narrow(self, call: ast.Call) -> None:
+        """`issubclass(cls, Base)`: what a loop over a module finds is one of the classes that derive from it."""
+        if self.names.qualified(call.func) == "builtins.issubclass" and len(call.args) == 2:
+            bases = [role.definition for role in self.roles(call.args[1]) if isinstance(role, Class)]
+            derived = {one for base in bases for one in self.classes.derived(base)}
+            self._bind(call.args[0], frozenset(map(Class, derived)))
 
     def _pass_arguments(self, call: ast.Call) -> None:
         whole = [k.value for k in call.keywords if k.arg is None]
