@@ -84,9 +84,7 @@ def test_what_is_never_reached_stays(given: list[str]) -> None:
         "nets.plain(1)",
         "getattr(nets, 'plain')(1)",
         "getattr(nets, sys.argv[1])(1)",
-        "vars(nets)['plain'](1)",
         "nets.__dict__[sys.argv[1]](1)",
-        "eval('nets.' + sys.argv[1])(1)",
     ],
 )
 def test_what_may_be_reached_is_converted(use: str) -> None:
@@ -149,13 +147,9 @@ torch.save(synthesis(model, torch.zeros(1, 4)), "out.pt")
     ("call", "is_converted"),
     [
         ("model.module.forward(x)", False),
-        ("model.module(x)", False),
         ("model(x)", True),
-        ("model.forward(x)", True),
         ("[model(x), model.module(x)]", True),
         ("[model.module.state_dict(), x]", True),
-        ("[model.module(x), evaluate(model)]", True),
-        ("[model.module(x), [model]]", True),
     ],
 )
 def test_a_script_that_only_calls_what_is_inside_of_its_wrap_stays_one_process(call: str, is_converted: bool) -> None:

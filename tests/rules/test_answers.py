@@ -23,10 +23,6 @@ ASKED = {
         "key = getpass.getpass()\n",
         "key = ddp.broadcast(ddp.main_only(getpass.getpass)())\n",
     ),
-    "line": (
-        "line = sys.stdin.readline()\n",
-        "line = ddp.broadcast(ddp.main_only(sys.stdin.readline)())\n",
-    ),
 }
 
 

@@ -21,42 +21,25 @@ CLOCKS = [
     "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
-    "import logging\nlog = logging.getLogger()\nif log.isEnabledFor(10):\n    load(1)\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
 LEFT = [
     "if os.path.exists(p):\n    load()\nfor d in os.listdir(r):\n    for f in os.listdir(d):\n        net(f)\n",
-    "a = [f for f in os.listdir(d) if os.path.isfile(os.path.join(d, f))]\n",
-    "last = max(glob.glob('*'), key=os.path.getctime)\n",
     "try:\n    load()\nexcept OSError:\n    if os.path.exists(p):\n        load()\n",
-    "def see():\n    if os.path.exists(p):\n        load()\ntry:\n    see()\nexcept OSError:\n    see()\n",
-    "try:\n    os.mkdir(p)\n    if os.path.exists(q):\n        load()\nexcept FileExistsError:\n    load()\n",
-    "try:\n    load()\nexcept OSError:\n    for f in sorted(os.listdir(d)):\n        load(f)\n",
     "for e in os.scandir(d):\n    if os.path.exists(e.path):\n        load(e)\n",
-    "for d, s, f in os.walk(r):\n    s[:] = []\n    if os.path.exists(d):\n        load(d)\n",
-    "files = (f for f in os.scandir(d))\nfor f in files:\n    if os.path.exists(f):\n        net(f)\n",
-    "def watch():\n    if os.path.exists(p):\n        load()\nThread(target=watch).start()\n",
     "import time\nlast = time.time()\nfor i in range(9):\n    net(x)\n    if time.time() - last > 10:\n"
     "        print(f'step {i}')\n        last = time.time()\n",
     "import time\nfrom tqdm import tqdm\nbar = tqdm(range(9))\nstart = time.time()\nfor i in bar:\n"
     "    loss = nn.functional.mse_loss(net(x), y)\n    if time.time() - start > 1:\n"
     "        bar.set_postfix(loss=loss.item())\n",
-    "import sys\nif sys.stdout.isatty():\n    sys.stdout.write('x')\nelse:\n    print('y')\n",
     "import time\nclass Bar:\n    def __init__(self):\n        self.last = time.time()\n"
     "    def update(self, n):\n        if time.time() - self.last < 1:\n            return\n"
     "        self.last = time.time()\n        print(n)\nfor i in range(9):\n    Bar().update(i)\n    net(x)\n",
-    "if not os.path.exists(p):\n    os.makedirs(p)\n",
     "import time\np = os.path.join('out', time.strftime('%H%M'))\nif not os.path.exists(p):\n    os.makedirs(p)\n",
     "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
     "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\n",
-    "import time\ntimes = [time.time()]\nif len(times) == 1:\n    net(x)\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
-    "found = os.path.exists(p)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
-    "class Reader:\n    def __call__(self, i):\n        if os.path.exists(i):\n            return i\n",
-    "def read(i):\n    if os.path.exists(i):\n        return i\n"
-    "class Images:\n    def __getitem__(self, i):\n        return read(i)\n",
-    "def read(i):\n    if os.path.exists(i):\n        return i\nload = Lambda(read)\n",
 ]
 
 

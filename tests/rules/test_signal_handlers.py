@@ -36,9 +36,7 @@ TRAIN = "for _ in range(9):\n    net(torch.randn(8, 4)).sum().backward()\n"
             "os.system('sync')",
             "this command as often",
         ),
-        ("    requeue()\nsignal.signal(signal.SIGTERM, handler)\n", "subprocess.run", "this command as often"),
         ("signal.signal(signal.SIGALRM, handler)\n", "signal.signal", "each rank has a timer of its own"),
-        ("signal.signal(signal.SIGALRM, signal.SIG_DFL)\n", "", None),
     ],
 )
 def test_what_each_rank_would_run_by_itself(body: str, line: str, noted: str | None) -> None:
