@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import Conversion, convert_files
 from dp2ddp.rules import Options
 
@@ -275,3 +279,26 @@ def test_the_runtime_is_imported_above_what_prints_while_it_is_imported(last: st
     lines = main.new_text.splitlines()
     assert [line for line in lines if line in order] == order
     assert lines[lines.index("print(opt)") - 1] == "ddp.setup()"
+
+
+@pytest.mark.parametrize(
+    "pick",
+    ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)'],
+)
+@pytest.mark.parametrize("package", [True, False])
+def test_modules_that_a_script_picks_at_run_time_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pick: str, package: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "import importlib\nimport sys\n\nname = sys.argv[1]\nwhich = {}\nimportlib.import_module(which).build()\n"
+    Path("train.py").write_text(script.format(pick))
+    Path("models").mkdir()
+    Path("models/big_net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.DataParallel(nn.Linear(1, 1))\n"
+    )
+    if package:
+        Path("models/__init__.py").touch()
+    result = CliRunner().invoke(main, ["convert", "train.py", "--in-place"])
+    assert result.exit_code == 0, result.output
+    assert "return ddp.wrap_model(nn.Linear(1, 1))" in Path("models/big_net.py").read_text(), result.output
+    assert "ddp.setup()\n" in Path("train.py").read_text()
