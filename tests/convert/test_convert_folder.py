@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from commands import command
+from commands import command, write
 
 from dp2ddp import __version__
 from dp2ddp.convert import pipeline
@@ -67,12 +67,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write(Path("project"), FILES)
     return Path("project")
-
-
-def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 def read(folder: Path | str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command, write
 
-from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import convert_files
 from dp2ddp.rules import Options
 
@@ -51,12 +51,11 @@ FILES = {"train.py": TRAIN, "demo.py": DEMO, "nets.py": NETS}
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in FILES.items():
-        Path(name).write_text(text)
+    write(tmp_path, FILES)
 
 
 def convert(*args: str) -> Result:
-    result = CliRunner().invoke(main, ["convert", *args, "--in-place"])
+    result = command("convert", *args, "--in-place")
     assert result.exit_code == 0, result.output
     return result
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from commands import write
 
 from dp2ddp.convert import pipeline
 from dp2ddp.project import commands, entries
@@ -29,12 +30,6 @@ FILES = {
     "def train():\n    args = argparse.ArgumentParser().parse_args()\n    print(args)\n    run(args)\n",
     "tool/engine.py": "from torch import nn\ndef run(args):\n    return nn.DataParallel(nn.Linear(2, 2))\n",
 }
-
-
-def write(folder: Path, files: Mapping[str, str]) -> None:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
 
 
 def guess(folder: Path, files: Mapping[str, str]) -> entries.Entries:

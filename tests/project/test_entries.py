@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from commands import write
 
 from dp2ddp.project import entries, wrapcalls
 from dp2ddp.project.modules import Layout
@@ -17,9 +18,7 @@ WRAP = "import torch.nn as nn\n\ndef wrap(net):\n    return nn.DataParallel(net)
 
 
 def guess(folder: Path, files: Mapping[str, str | bytes]) -> entries.Entries:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    write(folder, files)
     sources = PythonFiles(folder, files)
     return entries.guess(sources, Layout(sources))
 

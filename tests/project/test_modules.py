@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from commands import write
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
@@ -138,10 +139,7 @@ def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> Non
 def test_one_folder_below_is_where_a_path_variable_leads(
     tmp_path: Path, files: dict[str, str], line: str, found: list[str]
 ) -> None:
-    for name, text in {"train.py": line, **files}.items():
-        path = tmp_path / "tools" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write(tmp_path / "tools", {"train.py": line, **files})
     root, entry = (tmp_path, "tools/train.py") if "../lib/core.py" in files else (tmp_path / "tools", "train.py")
     sources = PythonFiles(root, late=lambda path: True)
     assert Layout(sources, disk=sources).reachable(entry)[1:2] == found
@@ -188,9 +186,7 @@ def test_python_agrees(tmp_path: Path) -> None:
         "helpers/meters.py": "",
         "engine.py": "",
     }
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+    write(tmp_path, files)
     code = (
         "import runpy, sys\nsys.path[0] = 'tools'\nrunpy.run_path('tools/train.py')\n"
         "print(*(getattr(m, '__file__', None) for m in sys.modules.values()), sep='\\n')\n"
