@@ -93,7 +93,10 @@ def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
         "import nets\nclass A(object):\n    def f(self): nets.wrap(1)\nmodels = {'a': A}\n",
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nclass B:\n    def f(self): pass\nx = B().f()\n",
+        "import nets\n@torch.no_grad()\ndef f(): nets.wrap(1)\n",
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nx = lambda m: eval('A.' + m + '_roidb')()\n",
+        "import nets, torch\ndef f(): nets.wrap(1)\nx = torch.f(1)\n",
+        "import nets, other\ndef f(): nets.wrap(1)\nx = other.f(1)\n",
     ],
 )
 def test_what_no_name_means_is_not_used(tmp_path: Path, module: str) -> None:
@@ -174,6 +177,10 @@ def test_files_that_dont_matter_are_not_parsed(tmp_path: Path, monkeypatch: pyte
         ("from torch.nn import DataParallel as DP\nnet = DP(net)", [2]),
         ("from torch.nn.parallel import data_parallel\ndata_parallel(net, x)", [2]),
         ("nn.parallel.data_parallel(net, x)", [1]),
+        ("isinstance(net, nn.DataParallel)", []),
+        ("nn.parallel.DistributedDataParallel(net)", []),
+        ("from apex import other as DP\nDP(net)", []),
+        ("def data_parallel(x): pass\ndata_parallel(x)", []),
     ],
 )
 def test_wraps_are_calls(source: str, lines: list[int]) -> None:
@@ -285,6 +292,9 @@ def test_mentions_that_cant_be_followed_are_found(tmp_path: Path, line: str) -> 
         "net = torch.nn.parallel.DataParallel(net)",
         "net = getattr(nn, 'DataParallel')(net)",
         "loss = getattr(nn, name)()",
+        "class DataParallel(nn.Module): pass",
+        "net = nn.parallel.DistributedDataParallel(net)",
+        "plain = type(net).__name__ == 'DataParallel'",  # which the wrapped model's class is called, too
     ],
 )
 def test_mentions_that_can_be_followed_are_none(tmp_path: Path, line: str) -> None:

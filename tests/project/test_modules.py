@@ -28,6 +28,8 @@ def reached(files: Mapping[str, str], entry: str = "train.py") -> list[str]:
         ("from a import *", ["a/__init__.py"]),
         ("def f():\n    import a", ["a.py"]),
         ("import importlib\nm = importlib.import_module('a.b')", ["a/b.py"]),
+        ("m = __import__('a')", ["a.py"]),
+        ("m = import_class('a.b.Net')", ["a/b.py"]),
         ("m = import_module(f'a.{name}')", ["a/__init__.py", "a/b.py"]),
         ("m = import_module('a.{}.x'.format(name))", ["a/__init__.py", "a/b.py"]),
         ("m = import_module('a.' + name)", ["a/b.py", "a/c.py"]),
@@ -79,6 +81,7 @@ def test_a_name_of_a_package_hides_its_submodule(package: str, meant: str) -> No
 @pytest.mark.parametrize(
     "adding",
     [
+        "sys.path += ['lib', '.']",
         "sys.path.append(str(Path(__file__).resolve().parent.parent / 'lib'))",
         "sys.path.append(os.path.join(os.path.split(os.path.realpath(__file__))[0], os.pardir, 'lib'))",
         "me = inspect.getfile(inspect.currentframe())\nsys.path.append(os.path.dirname(me) + '/../lib')",
@@ -134,6 +137,9 @@ def test_a_package_comes_before_a_module_and_both_before_a_plain_folder() -> Non
         ({"my-lib/model/utils/net.py": ""}, "from model.utils import net", ["my-lib/model/utils/net.py"]),
         ({"lib/model/__init__.py": "", "lib/model/net.py": ""}, "import model.net", ["lib/model/__init__.py"]),
         ({"../lib/core.py": ""}, "import core", ["lib/core.py"]),
+        ({"lib/core.py": "", "old/core.py": ""}, "import core", []),
+        ({"lib/json.py": ""}, "import json", []),
+        ({".venv/core.py": ""}, "import core", []),
     ],
 )
 def test_one_folder_below_is_where_a_path_variable_leads(

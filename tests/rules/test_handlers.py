@@ -34,9 +34,19 @@ def test():
 #: The script's end, and whether its handler is noted.
 HANDLERS = [
     ("try:\n    train()\nexcept MemoryError:\n    print('stopped')\n    torch.save(net, 'x.pt')\n", False),
+    ("try:\n    train()\nexcept MemoryError:\n    print('stopped')\nprint(test())\n", True),
     ("try:\n    train()\nexcept MemoryError:\n    print(test())\n    raise\n", True),
+    ("try:\n    train()\nexcept MemoryError:\n    print('stopped')\n    raise\nprint(test())\n", False),
+    ("try:\n    train()\nexcept (ValueError, MemoryError):\n    sys.exit(1)\nprint(test())\n", False),
+    ("for e in range(3):\n    try:\n        train()\n    except RuntimeError:\n        continue\n", True),
+    ("for e in range(3):\n    try:\n        train()\n    except:\n        break\n", False),
     ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\n    test()\n", False),
+    ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\ntest()\n", True),
+    ("def main():\n    try:\n        train()\n    except MemoryError:\n        return\nmain()\ntest()\n", True),
     ("def main():\n    try:\n        train()\n    except MemoryError:\n        return\ntest()\nmain()\n", False),
+    ("try:\n    train()\nexcept StopIteration:\n    test()\n", False),
+    ("try:\n    import apex\nexcept Exception:\n    apex = None\ntrain()\n", False),
+    ("try:\n    train()\nexcept KeyboardInterrupt:\n    print(test())\n    raise\n", False),
 ]
 
 
