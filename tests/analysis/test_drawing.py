@@ -27,101 +27,33 @@ def converted(body: str) -> Conversion:
 
 # Each with the number of loaders that it draws from.
 DRAWING = {
-    "zip": ("for (x, y), (u, v) in zip(a, b):\n    step(x, y)\n", 2),
-    "cycle": (
-        "for i, ((x, y), u) in enumerate(zip(a, itertools.cycle(b))):\n    step(x, y)\n",
+    "zip": (
+        "for (x, y), (u, v) in zip(a, b):\n    step(x, y)\n",
         2,
     ),
-    "islice": (
-        "for x, y in itertools.islice(a, 10):\n    step(x, y)\n",
-        1,
-    ),
     "next with a restart": (
-        """
-        batches = iter(a)
-        for i in range(args.start_iter, 100):
-            try:
-                x, y = next(batches)
-            except StopIteration:
-                batches = iter(a)
-                x, y = next(batches)
-            step(x, y)
-        """,
-        1,
-    ),
-    "the old next method": ("batches = iter(a)\nwhile True:\n    x, y = batches.next()\n    step(x, y)\n", 1),
-    "the first batch": ("x, y = next(iter(a))\nstep(x, y)\n", 1),
-    "a generator": (
-        """
-        def forever(loader):
-            while True:
-                for batch in loader:
-                    yield batch
-        batches = forever(a)
-        for i in range(9):
-            x, y = next(batches)
-            step(x, y)
-        """,
-        1,
-    ),
-    "a generator that hands on": (
-        """
-        def forever(loader):
-            while True:
-                yield from loader
-        for i, (x, y) in zip(range(9), forever(a)):
-            step(x, y)
-        """,
-        1,
-    ),
-    "a generator expression": (
-        "for x, y in ((x.cuda(), y.cuda()) for x, y in a):\n    step(x, y)\n",
+        "batches = iter(a)\nfor i in range(args.start_iter, 100):\n    try:\n        x, y = next(batches)\n"
+        "    except StopIteration:\n        batches = iter(a)\n        x, y = next(batches)\n    step(x, y)\n",
         1,
     ),
     "a generator method": (
-        """
-        class Trainer:
-            def __init__(self, loader):
-                self.loader = loader
-            def batches(self):
-                for x, y in self.loader:
-                    yield x.cuda(), y.cuda()
-            def train(self):
-                for x, y in self.batches():
-                    step(x, y)
-        Trainer(a).train()
-        """,
+        "class Trainer:\n    def __init__(self, loader):\n        self.loader = loader\n    def batches(self):\n"
+        "        for x, y in self.loader:\n            yield x.cuda(), y.cuda()\n    def train(self):\n"
+        "        for x, y in self.batches():\n            step(x, y)\nTrainer(a).train()\n",
         1,
     ),
     "an iterator class": (
-        """
-        class Feeder:
-            def __init__(self, loader):
-                self.loader, self.batches = loader, iter(loader)
-            def get(self):
-                try:
-                    return next(self.batches)
-                except StopIteration:
-                    self.batches = iter(self.loader)
-                    return next(self.batches)
-        feeder = Feeder(a)
-        step(*feeder.get())
-        """,
+        "class Feeder:\n    def __init__(self, loader):\n"
+        "        self.loader, self.batches = loader, iter(loader)\n    def get(self):\n        try:\n"
+        "            return next(self.batches)\n        except StopIteration:\n"
+        "            self.batches = iter(self.loader)\n            return next(self.batches)\n"
+        "feeder = Feeder(a)\nstep(*feeder.get())\n",
         1,
     ),
-    "a list": ("for x, y in list(a):\n    step(x, y)\n", 1),
     "a dictionary of iterators": (
-        """
-        loaders = {"a": a, "b": b}
-        batches = {name: iter(loader) for name, loader in loaders.items()}
-        for name in batches:
-            step(*next(batches[name]))
-        """,
+        'loaders = {"a": a, "b": b}\nbatches = {name: iter(loader) for name, loader in loaders.items()}\n'
+        "for name in batches:\n    step(*next(batches[name]))\n",
         2,
-    ),
-    "a library's prefetcher": (
-        "from zoo import Prefetcher\nfeeder = Prefetcher(a)\nstep(*feeder.next())\n",
-        1,
     ),
     "a library's training": (
         "from zoo import fit\nfit(net, nn.CrossEntropyLoss(), loaders=[a, b])\n",
@@ -132,8 +64,8 @@ DRAWING = {
         1,
     ),
     "a loss of a table's that isn't known": (
-        "from zoo import *\nloss = {'mart': mart_loss, 'trades': trades_loss}[args.loss]\n"
-        "for batch in a:\n    x = batch['x'].cuda()\n    loss(net, x).backward()\n",
+        "from zoo import *\nloss = {'mart': mart_loss, 'trades': trades_loss}[args.loss]\nfor batch in a:\n"
+        "    x = batch['x'].cuda()\n    loss(net, x).backward()\n",
         1,
     ),
     "nothing that calls the model": (

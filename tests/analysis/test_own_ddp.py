@@ -35,20 +35,16 @@ def lines_around_setup(conversion: Conversion) -> list[str]:
     return [line.strip() for line in lines[at - 1 : at + 2]]
 
 
+_EITHER = "net = DDP(Net()) if args.distributed else nn.DataParallel(Net())"
+_JOINS = f"""
+if args.distributed:
+    dist.init_process_group("nccl")
+{_EITHER}
+"""
+
 # Each with the test under which setup stands, and the line that follows it.
 CONDITIONS = {
-    "a flag": (
-        """
-        net = Net()
-        if args.distributed:
-            dist.init_process_group("nccl")
-            net = DDP(net)
-        else:
-            net = nn.DataParallel(net)
-        """,
-        "if not args.distributed:",
-        "net = Net()",
-    ),
+    "a flag": (f"net = Net()\nprint(net){_JOINS}", "if not args.distributed:", "net = Net()"),
     "the other way round": (
         """
         net = Net()
@@ -73,115 +69,35 @@ CONDITIONS = {
         "if args.local_rank == -1:",
         "net = Net()",
     ),
-    "a flag that is computed": (
-        """
-        torch.manual_seed(0)
-        args.distributed = args.world_size > 1
-        def worker():
-            net = Net()
-            if args.distributed:
-                dist.init_process_group("nccl")
-                net = DDP(net)
-            else:
-                net = nn.DataParallel(net)
-        worker()
-        """,
-        "if not args.world_size > 1:",
-        "torch.manual_seed(0)",
-    ),
     "a flag that is computed from one that is set": (
-        """
-        torch.manual_seed(0)
-        args.world_size = int(os.environ.get("WORLD_SIZE", 1))
-        args.distributed = args.world_size > 1
-        if args.distributed:
-            dist.init_process_group("nccl")
-        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        """,
+        'torch.manual_seed(0)\nargs.world_size = int(os.environ.get("WORLD_SIZE", 1))\n'
+        f"args.distributed = args.world_size > 1{_JOINS}",
         "if not args.world_size > 1:",
         "args.distributed = args.world_size > 1",
     ),
     "a flag that may be set again": (
-        """
-        torch.manual_seed(0)
-        args.distributed = args.world_size > 1
-        if args.gpu is not None:
-            args.distributed = False
-        if args.distributed:
-            dist.init_process_group("nccl")
-        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        """,
+        "torch.manual_seed(0)\nargs.distributed = args.world_size > 1\n"
+        f"if args.gpu is not None:\n    args.distributed = False{_JOINS}",
         "if not args.distributed:",
         "if args.distributed:",
     ),
     "a plain name": (
-        """
-        distributed = False
-        print("start")
-        distributed = args.world_size > 1
-        if distributed:
-            dist.init_process_group("nccl")
-        net = DDP(Net()) if distributed else nn.DataParallel(Net())
-        """,
+        'distributed = False\nprint("start")\ndistributed = args.world_size > 1'
+        + _JOINS.replace("args.distributed", "distributed"),
         "if not args.world_size > 1:",
         'print("start")',
     ),
-    "a flag that a call computes": (
-        """
-        print("start")
-        args.distributed = int(os.environ.get("WORLD_SIZE", 1)) > 1
-        if args.distributed:
-            dist.init_process_group("nccl")
-        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        """,
-        "if not args.distributed:",
-        "if args.distributed:",
-    ),
     "a function with a name of its own": (
-        """
-        def show(text):
-            args = (text, 2)
-            print(*args)
-        show("start")
-        if args.distributed:
-            dist.init_process_group("nccl")
-        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        """,
+        f'def show(text):\n    args = (text, 2)\n    print(*args)\nshow("start"){_JOINS}',
         "if not args.distributed:",
         'show("start")',
     ),
     "in main, before a declaration": (
-        """
-        print(args)
-        def main():
-            "Train."
-            global args, best
-            args.distributed = args.world_size > 1
-            if args.distributed:
-                dist.init_process_group("nccl")
-            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        main()
-        """,
+        'print(args)\ndef main():\n    "Train."\n    global args, best\n    args.distributed = args.world_size > 1'
+        + textwrap.indent(_JOINS, "    ")
+        + "main()\n",
         "if not args.world_size > 1:",
         "args.distributed = args.world_size > 1",
-    ),
-    "in main, after a module that has effects": (
-        """
-        os.makedirs("out", exist_ok=True)
-        def main():
-            global args
-            args = parser.parse_args()
-            print(args)
-            args.distributed = args.world_size > 1
-            if args.distributed:
-                dist.init_process_group("nccl")
-            net = Net()
-            net = DDP(net) if args.distributed else nn.DataParallel(net)
-        if __name__ == "__main__":
-            main()
-        """,
-        "if not args.world_size > 1:",
-        "print(args)",
     ),
     "a worker function that is spawned": (
         """
@@ -199,7 +115,7 @@ CONDITIONS = {
         "if args.multiprocessing:",
     ),
     "a function that returns early": (
-        """
+        f"""
         def join():
             if "RANK" in os.environ:
                 args.gpu = int(os.environ["LOCAL_RANK"])
@@ -210,21 +126,15 @@ CONDITIONS = {
                 return
             dist.init_process_group("nccl")
         join()
-        net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
+        {_EITHER}
         """,
         "if not ('RANK' in os.environ or 'SLURM_PROCID' in os.environ):",
         "join()",
     ),
     "only the wrapper is seen": (
-        """
-        from tools import join
-        if args.distributed:
-            net = DDP(Net())
-        else:
-            net = nn.DataParallel(Net())
-        """,
+        f"from tools import join\n{_EITHER}",
         "if not args.distributed:",
-        "if args.distributed:",
+        _EITHER.replace("nn.DataParallel", "ddp.wrap_model"),
     ),
     "a part of the test that isn't known there": (
         """
@@ -239,44 +149,21 @@ CONDITIONS = {
         "net = build(0)",
     ),
     "another rank's name, and more": (
-        """
+        f"""
         def main():
             print("start")
             if args.local_rank == -1 or args.no_cuda:
-                device = torch.device("cuda" if torch.cuda.is_available() and not args.no_cuda else "cpu")
                 args.n_gpu = torch.cuda.device_count()
                 args.distributed = False
             else:
                 torch.cuda.set_device(args.local_rank)
-                device = torch.device("cuda", args.local_rank)
                 dist.init_process_group(backend="nccl")
-                args.n_gpu = 1
                 args.distributed = True
-            net = Net()
-            if args.distributed:
-                net = DDP(net)
-            elif args.n_gpu > 1:
-                net = nn.DataParallel(net)
+            {_EITHER}
         main()
         """,
         "if args.local_rank == -1 or args.no_cuda:",
         'print("start")',
-    ),
-    "a flag that such a branch sets": (
-        """
-        def main(args):
-            if args.local_rank == -1 or args.no_cuda:
-                args.distributed = False
-            else:
-                args.distributed = True
-            if args.distributed:
-                dist.init_process_group("nccl")
-            net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
-        if __name__ == "__main__":
-            main(argparse.ArgumentParser().parse_args())
-        """,
-        "if not args.distributed:",
-        "if args.distributed:",
     ),
     "decided in a constructor": (
         """
@@ -287,27 +174,12 @@ CONDITIONS = {
                     self.gpus = torch.cuda.device_count()
                 else:
                     dist.init_process_group("nccl")
-                    self.gpus = 1
                 net = Net()
                 self.net = DDP(net) if self.rank != -1 else nn.DataParallel(net)
-        def main():
-            trainer = Trainer(vars(parser.parse_args()))
-        main()
+        trainer = Trainer(vars(parser.parse_args()))
         """,
         'if self.rank == -1 or config["no_cuda"]:',
         'if self.rank == -1 or config["no_cuda"]:',
-    ),
-    "decided in a function whose result is kept": (
-        """
-        def run():
-            args.distributed = bool(os.environ.get("SLURM_NTASKS"))
-            if args.distributed:
-                dist.init_process_group("nccl")
-            return nn.DataParallel(Net())
-        net = run()
-        """,
-        "if not args.distributed:",
-        "if args.distributed:",
     ),
 }
 
@@ -394,17 +266,6 @@ def test_a_question_before_the_processes_start_is_noted() -> None:
     assert 'name = input("name? ")' in conversion.new_text
     assert 'more = ddp.broadcast(ddp.main_only(input)("more? "))' in conversion.new_text
     assert [(note.rule, note.span.start.line) for note in conversion.notes] == [("DDP022", 14)]
-
-
-def test_a_method_of_an_imported_file_counts_though_python_alone_names_it() -> None:
-    files = {
-        "train.py": "import argparse\nimport torch.nn as nn\nfrom group import Group\n"
-        "args = argparse.ArgumentParser().parse_args()\nGroup(args)\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
-        "group.py": "import torch.distributed as dist\nclass Group:\n    def __init__(self, args):\n"
-        "        if args.distributed:\n            dist.init_process_group('nccl')\n",
-    }
-    done = convert_files(files, ["train.py"], Options(allow_ddp=True))
-    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)" in done["train.py"].new_text
 
 
 def test_each_script_has_a_condition_of_its_own() -> None:

@@ -21,30 +21,22 @@ def converted(body: str) -> Conversion:
 
 
 SHAPES = {
-    "the tutorial's": """
-        def run(net, x, ids, out):
-            replicas = nn.parallel.replicate(net, ids)
-            inputs = nn.parallel.scatter(x, ids)
-            replicas = replicas[:len(inputs)]
-            outputs = nn.parallel.parallel_apply(replicas, inputs)
-            return nn.parallel.gather(outputs, out)
-        run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1], 0)
-        """,
-    "in one expression": """
-        def run(net, x, ids):
-            return gather(parallel_apply(replicate(net, ids), scatter(x, ids)), ids[0])
-        run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])
-        """,
-    "a method's": """
-        class Net(nn.Module):
-            def forward(self, x):
-                if len(self.ids) > 1:
-                    modules = replicate(self.body, self.ids)
-                    parts = scatter(x, self.ids)
-                    outputs = parallel_apply(modules, parts)
-                    x = gather(outputs, self.ids[0])
-                return x
-        """,
+    "the tutorial's": (
+        "def run(net, x, ids, out):\n    replicas = nn.parallel.replicate(net, ids)\n"
+        "    inputs = nn.parallel.scatter(x, ids)\n    replicas = replicas[:len(inputs)]\n"
+        "    outputs = nn.parallel.parallel_apply(replicas, inputs)\n    return nn.parallel.gather(outputs, out)\n"
+        "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1], 0)\n"
+    ),
+    "in one expression": (
+        "def run(net, x, ids):\n    return gather(parallel_apply(replicate(net, ids), scatter(x, ids)), ids[0])\n"
+        "run(nn.Linear(4, 2), torch.ones(8, 4), [0, 1])\n"
+    ),
+    "a method's": (
+        "class Net(nn.Module):\n    def forward(self, x):\n        if len(self.ids) > 1:\n"
+        "            modules = replicate(self.body, self.ids)\n            parts = scatter(x, self.ids)\n"
+        "            outputs = parallel_apply(modules, parts)\n            x = gather(outputs, self.ids[0])\n"
+        "        return x\n"
+    ),
 }
 
 
@@ -58,24 +50,13 @@ def test_a_forward_that_is_written_out_becomes_a_call(shape: str) -> None:
 
 
 OTHERS = {
-    "the outputs are looked at apart": """
-        outputs = parallel_apply(replicas, inputs)
-        print(len(outputs))
-        return gather(outputs, 0)
-        """,
-    "they are summed": """
-        outputs = parallel_apply(replicas, inputs)
-        return sum(outputs)
-        """,
-    "with keyword arguments": """
-        outputs = parallel_apply(replicas, inputs, kwargs)
-        return gather(outputs, 0)
-        """,
-    "the replicas are kept": """
-        outputs = parallel_apply(replicas, inputs)
-        net.replicas = replicas
-        return gather(outputs, 0)
-        """,
+    "the outputs are looked at apart": (
+        "outputs = parallel_apply(replicas, inputs)\nprint(len(outputs))\nreturn gather(outputs, 0)\n"
+    ),
+    "with keyword arguments": "outputs = parallel_apply(replicas, inputs, kwargs)\nreturn gather(outputs, 0)\n",
+    "the replicas are kept": (
+        "outputs = parallel_apply(replicas, inputs)\nnet.replicas = replicas\nreturn gather(outputs, 0)\n"
+    ),
 }
 
 

@@ -85,10 +85,6 @@ def test_a_caret_stands_where_characters_are_wide_or_spelled_out(folder: Path) -
     )
 
 
-def test_a_folder_is_looked_through(folder: Path) -> None:
-    assert {each["file"] for each in findings(".")} == {"train.py"}
-
-
 @pytest.mark.usefixtures("folder")
 def test_what_needs_no_conversion_is_fine() -> None:
     done = run("plain.py")
@@ -151,28 +147,6 @@ def test_the_command_offers_every_format() -> None:
 def test_annotations_escape_what_scripts_contain() -> None:
     found = Found("a:b,c.py", None, 3, 1, "DDP011", NOTE, "50% of\n`x`: y, z")
     assert as_github([found]) == ("::warning file=a%3Ab%2Cc.py,line=3,col=1,title=dp2ddp DDP011::50%25 of%0A`x`: y, z")
-
-
-@pytest.mark.usefixtures("folder")
-def test_gitlab_gets_a_code_quality_report() -> None:
-    issues = json.loads(run("train.py", "--format", "gitlab").stdout)
-    assert [issue["location"] for issue in issues][1] == {"path": "train.py", "lines": {"begin": 3}}
-    assert len({issue["fingerprint"] for issue in issues}) == len(issues) == 3
-    assert {issue["severity"] for issue in issues} == {"minor"}
-
-
-@pytest.mark.usefixtures("folder")
-def test_sarif_has_results_and_their_rules() -> None:
-    told = json.loads(run("train.py", "--format", "sarif").stdout)
-    assert told["version"] == "2.1.0"
-    (one,) = told["runs"]
-    assert {rule["id"] for rule in one["tool"]["driver"]["rules"]} == {each["ruleId"] for each in one["results"]}
-    place = one["results"][1]["locations"][0]["physicalLocation"]
-    assert place == {
-        "artifactLocation": {"uri": "train.py"},
-        "region": {"startLine": 3, "startColumn": 7, "endColumn": 39},
-    }
-    assert {each["level"] for each in one["results"]} == {"note"}
 
 
 def test_the_fixes_of_sarif_are_the_conversion(folder: Path) -> None:

@@ -465,13 +465,6 @@ def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> 
     assert "wrap_model" in Path("out.py").read_text()
 
 
-def test_it_runs_as_a_module() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "dp2ddp", "convert", "-", "-o", "-"]
-    done = subprocess.run(command, input=b"x = 1", env=environment, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"x = 1", b"<stdin>: nothing to convert\n")
-
-
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_a_command_imports_what_it_needs_only(option: str) -> None:
     code = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from commands import command
+from commands import command, write
 
 from dp2ddp import __version__
 from dp2ddp.convert import pipeline
@@ -69,12 +69,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("project")
 
 
-def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
 def read(folder: Path | str) -> dict[str, str]:
     """All files below a folder, but for the runtime's."""
     paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and "dp2ddp_runtime" not in path.parts]
@@ -124,32 +118,6 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "  and in the same way out/train.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
-
-
-def test_the_summary_of_a_directory_as_json(project: Path) -> None:
-    data = json.loads(run("project", "-o", "out", "--format", "json", "--entry", "train.py").stdout)
-    assert {key: data[key] for key in ("entries", "left_alone", "warnings", "left_out")} == {
-        "entries": ["project/train.py"],
-        "left_alone": [],
-        "warnings": [],
-        "left_out": {},
-    }
-    assert [(each["input"], each["output"], each["changed"]) for each in data["files"]] == [
-        ("project/train.py", "out/train.py", False),
-        ("project/nets.py", "out/nets.py", True),
-        ("project/utils/loaders.py", "out/utils/loaders.py", True),
-    ]
-
-
-def test_without_an_output_all_diffs_are_shown_and_can_be_applied(project: Path) -> None:
-    write(project, {"nets.py": f"# coding: latin-1\n# é\n{FILES['nets.py']}".encode("latin-1")})
-    result = run("project")
-    assert result.exit_code == 0, result.output
-    assert (project / "utils/loaders.py").read_text() == FILES["utils/loaders.py"]
-    Path("diff").write_bytes(result.stdout_bytes)
-    subprocess.run(["patch", "-p0", "-s", "-i", "diff"], check=True)
-    assert (project / "nets.py").read_bytes() == f"# coding: latin-1\n# é\n{CONVERTED['nets.py']}".encode("latin-1")
-    assert (project / "utils/loaders.py").read_text() == CONVERTED["utils/loaders.py"]
 
 
 def test_a_directory_in_place(project: Path) -> None:
@@ -412,22 +380,6 @@ def test_a_script_to_a_file_is_refused_where_others_must_change_too(
     assert read(".") == FILES
 
 
-def test_the_diff_of_a_script_is_that_of_all_files_that_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    result = run("train.py", "--strict")
-    assert result.exit_code == 0
-    Path("../diff").write_bytes(result.stdout_bytes)
-    subprocess.run(["patch", "-p0", "-s", "-i", "../diff"], check=True)
-    assert read(".") == {**CONVERTED, "tools/test.py": FILES["tools/test.py"]}
-    data = json.loads(run("tools/test.py", "--format", "json").stdout)
-    assert [each["input"] for each in data["files"]] == ["tools/test.py"]
-
-
-def test_a_script_in_place_takes_along_what_must_change(project: Path) -> None:
-    assert run("project/train.py", "--in-place").exit_code == 0
-    assert read("project") == CONVERTED
-
-
 def test_several_scripts(project: Path) -> None:
     result = run("project/train.py", "project/tools/test.py", "-o", "out/", "--vendor")
     assert result.exit_code == 0, result.output
@@ -530,11 +482,6 @@ def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
     result = run("project", "-o", "out")
     assert result.stderr.count("left as it is, but it imports") == 1
     assert " and 1 more, which changed; run the original" in result.stderr
-
-
-def test_what_a_star_import_brings_hides_no_wrap(project: Path) -> None:
-    write(project, {"dist.py": f"from nets import *  # REFUSED\nnet = torch.nn.DataParallel(net)\n{GUARD}"})
-    assert "may mean DataParallel" not in run("project", "-o", "out").stderr
 
 
 def test_functions_can_be_entries(project: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import write
 
 from dp2ddp.convert import programs
 from dp2ddp.convert.programs import Outcome
@@ -54,9 +55,7 @@ PARALLEL = ["eval.py", "listed.py", "main.py", "search.py"]
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    write(root, FILES)
     return root
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import Result
-from commands import command
+from commands import command, write
 
 from dp2ddp.convert.findings import CHANGE, NOTE, Found
 from dp2ddp.convert.formats import JSON_VERSION, as_github, as_gitlab, as_sarif
@@ -51,9 +51,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, FILES)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

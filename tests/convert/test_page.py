@@ -104,11 +104,6 @@ def test_what_each_process_does_is_read_off_the_edits(run: Run) -> None:
     _check_links(Path("report.html").read_text("utf-8"))
 
 
-def test_the_current_folder_goes_by_its_name(run: Run, tmp_path: Path) -> None:
-    run(".", "--html", "../report.html")
-    assert f"<title>Preview: {tmp_path.name} · dp2ddp</title>" in Path("../report.html").read_text("utf-8")
-
-
 def _check_links(text: str) -> None:
     links = set(re.findall(r'href="#([^"]+)"', text))
     ids = re.findall(r' id="([^"]+)"', text)
@@ -216,21 +211,6 @@ def test_a_page_takes_the_place_of_an_older_one(run: Run) -> None:
     Path("train.py").write_text("print(1)\n")
     assert run("train.py", "--html", "report.html").exit_code == 0
     assert "Nothing to convert" in _page()
-
-
-def test_json_names_the_page(run: Run) -> None:
-    done = run("train.py", "-o", "out.py", "--format", "json", "--html", "report.html")
-    assert json.loads(done.stdout)["html"] == "report.html"
-    assert "html" not in json.loads(run("train.py", "-o", "out.py", "--force", "--format", "json").stdout)
-    assert "Converted" in _page()
-
-
-def test_standard_input_has_a_page(run: Run) -> None:
-    done = run("-", "-o", "-", "--html", "report.html", input=SCRIPT)
-    assert "import dp2ddp_runtime as ddp" in done.stdout
-    page = _page()
-    assert "Converted With N GPUs, the converted script starts N processes" in page
-    assert "Load samples" in page.split("What each process does with N GPUs")[1]
 
 
 def test_a_folder_has_a_page_with_all_its_files(run: Run) -> None:

@@ -1,11 +1,14 @@
-"""Programs of several files: roles, proofs and edits that cross from one to another."""
+"""Programs of several files: roles and edits that cross from one to another, also to those picked at run time."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import Conversion, convert_files
-from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 MODEL = """\
@@ -99,17 +102,6 @@ def test_each_file_that_calls_the_runtime_imports_it() -> None:
         compile(conversion.new_text, name, "exec")
 
 
-def test_what_is_out_of_reach_of_the_entries_is_left_out() -> None:
-    done = converted({**PROJECT, "other.py": TRAIN, "lib/unused.py": MODEL})
-    assert set(done) == set(PROJECT)
-
-
-def test_findings_are_placed_in_their_own_file() -> None:
-    done = converted(PROJECT)
-    (edit,) = (e for e in done["lib/data.py"].edits if "100" not in e.reason and e.span.start.line == 5)
-    assert edit.rule == "DDP005"
-
-
 def test_converting_twice_changes_nothing() -> None:
     once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
     again = converted(once)
@@ -127,47 +119,18 @@ def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
     assert "lib/models.py, which was converted before" in note.what
 
 
-def test_two_entries_share_a_conversion() -> None:
-    test = """\
-from engine import test
-from lib.data import get
-from lib.models import build
-
-if __name__ == "__main__":
-    print(test(get(None, 8)[1], build("net")))
-"""
-    done = converted({**PROJECT, "test.py": test}, "train.py", "test.py")
-    assert '    ddp.setup()\n    print(test(get(None, 8)[1], build("net")))' in done["test.py"].new_text
-    assert done["train.py"].new_text.count("ddp.setup()") == 1
-
-
 @pytest.mark.parametrize(
     ("importing", "used"),
     [
         ("from lib.models import *", "build"),
         ("import lib.models", "lib.models.build"),
         ("import lib.models as m", "m.build"),
-        ("from lib import models", "models.build"),
-        ("from lib.models import build as make", "make"),
-        ("from lib.models import build\nmakers = {'net': build}", "makers['net']"),
-        ("from lib import models", "getattr(models, 'build')"),
-        ("from lib import models", "models.__dict__['build']"),
-        ("import functools\nfrom lib.models import build", "functools.partial(build)"),
     ],
 )
 def test_a_factory_by_any_import(importing: str, used: str) -> None:
     train = TRAIN.replace("from lib.models import build", importing).replace('build("net")', f'{used}("net")')
     done = converted({**PROJECT, "train.py": train})
     assert "ddp.shard_loader(" in done["lib/data.py"].new_text  # what it returns was called
-
-
-def test_packages_hand_on_what_they_import() -> None:
-    files = {
-        **PROJECT,
-        "train.py": TRAIN.replace("from lib.models import build", "from lib import build"),
-        "lib/__init__.py": "from .models import *\n",
-    }
-    assert "ddp.shard_loader(" in converted(files)["lib/data.py"].new_text
 
 
 BASE = """\
@@ -269,11 +232,6 @@ main()
     assert [note.rule for note in twice.notes] == ["DDP001"]
 
 
-def test_a_file_that_is_no_python_is_named() -> None:
-    with pytest.raises(BadInput, match=r"engine\.py:1"):
-        converted({**PROJECT, "engine.py": "print 'x'\n"})
-
-
 def test_conversions_do_not_depend_on_the_order_of_sets() -> None:
     files = {
         **PROJECT,
@@ -321,3 +279,26 @@ def test_the_runtime_is_imported_above_what_prints_while_it_is_imported(last: st
     lines = main.new_text.splitlines()
     assert [line for line in lines if line in order] == order
     assert lines[lines.index("print(opt)") - 1] == "ddp.setup()"
+
+
+@pytest.mark.parametrize(
+    "pick",
+    ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)'],
+)
+@pytest.mark.parametrize("package", [True, False])
+def test_modules_that_a_script_picks_at_run_time_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pick: str, package: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "import importlib\nimport sys\n\nname = sys.argv[1]\nwhich = {}\nimportlib.import_module(which).build()\n"
+    Path("train.py").write_text(script.format(pick))
+    Path("models").mkdir()
+    Path("models/big_net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.DataParallel(nn.Linear(1, 1))\n"
+    )
+    if package:
+        Path("models/__init__.py").touch()
+    result = CliRunner().invoke(main, ["convert", "train.py", "--in-place"])
+    assert result.exit_code == 0, result.output
+    assert "return ddp.wrap_model(nn.Linear(1, 1))" in Path("models/big_net.py").read_text(), result.output
+    assert "ddp.setup()\n" in Path("train.py").read_text()

@@ -45,11 +45,6 @@ def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["bad.py", "-o", "-"],
         ["bad.py", "--in-place", "--vendor"],
         ["bad.py"],
-        ["good.py", "bad.py", "-o", "out/"],
-        ["good.py", "bad.py", "--in-place"],
-        ["good.py", "bad.py"],
-        [".", "--entry", "good.py", "--entry", "bad.py", "--in-place"],
-        [".", "--entry", "bad.py"],
     ],
 )
 def test_nothing_is_written_and_the_exit_code_is_2(args: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import write
 
 ROOT = Path(__file__).parents[2]
 WRAP = "import torch\nimport torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
@@ -66,9 +67,7 @@ torch.load(f"{{{canary}}}.pt", pickle_module={canary})
         # What the command itself imports, by the same names.
         **{f"{name}.py": canary for name in ("click", "libcst", "pathspec", "rich", "torch", "json", "dp2ddp_runtime")},
     }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    write(root, files)
 
 
 #: As the console script starts it; `python -m` puts the current folder on the path, and is told not to.

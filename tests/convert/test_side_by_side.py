@@ -47,10 +47,6 @@ def test_lines_that_are_alike_share_a_row() -> None:
     assert _numbers(list(rows(old, new))) == [(None, 1), (1, 2), (2, 3), (None, 4), (3, 5)]
 
 
-def test_lines_with_nothing_in_common_do_not() -> None:
-    assert _numbers(list(rows(["alpha(1)"], ["while not ready: pass"]))) == [(1, None), (None, 1)]
-
-
 def test_what_differs_within_a_line_is_marked() -> None:
     before, after = marked("torch.save(net, '<p>')", "ddp.save(net,  '<p>')")
     assert before == Markup("<mark>torch</mark>.save(net, &#39;&lt;p&gt;&#39;)")
@@ -93,25 +89,9 @@ def test_what_is_far_from_changes_is_folded() -> None:
     assert [reason.rule.id for reason in found[2].reasons] == ["DDP001"]
 
 
-def test_lines_that_are_pointed_at_are_shown() -> None:
-    old = [f"line {n}" for n in range(1, 41)]
-    found = _sections(old, old, [_edit("DDP001", 30)])
-    assert [each.kind for each in found] == [FOLDED, SAME, FOLDED]
-    assert [(line.old, line.id) for line in found[1].lines if line.id] == [(30, "f0-30")]
-    assert [line.old for line in found[1].lines] == list(range(27, 34))
-
-
 def test_a_few_lines_are_not_worth_folding() -> None:
     old = ["a", "x1", "x2", "x3", "x4", "x5", "x6", "x7", "x8", "b"]
     assert FOLDED not in {each.kind for each in _sections(old, ["A()", *old[1:-1], "B()"])}
-
-
-def test_edits_go_to_the_change_that_they_made() -> None:
-    old = ["import torch", "", "seed()", "x", "y", "net = wrap(", "    inner,", ")", "z", "save(net)"]
-    new = ["import torch", "import ddp", *old[1:2], "setup()", *old[2:6], "    ddp(inner),", *old[7:9], "ddp.save(net)"]
-    edits = [_edit("DDP001", 3), _edit("DDP002", 6, 8), _edit("DDP008", 10)]
-    found = hunks(list(rows(old, new)), edits)
-    assert [[edit.rule for edit in each.edits] for each in found] == [[], ["DDP001"], ["DDP002"], ["DDP008"]]
 
 
 def test_a_change_is_as_small_as_its_edits() -> None:

@@ -33,32 +33,11 @@ def flat(sklearn_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_torchvision_reads_the_scaled_digits(mnist: Any, sklearn_digits: Path) -> None:
-    train, test = (mnist(str(sklearn_digits), train=part, download=True) for part in (True, False))
-    assert (len(train), len(test)) == (1438, 359)
-    assert train.data.shape[1:] == (28, 28)
-    assert sorted(set(train.targets.tolist())) == list(range(10))
-    assert int(train.data.max()) == 255
-    assert int(train.data[:, :4].max()) == 0  # centred, with MNIST's margin
-
-
 def test_a_folder_is_copied_and_unpacked(mnist: Any, flat: Path, sklearn_digits: Path, tmp_path: Path) -> None:
     assert digits.prepare(tmp_path / "new", flat) == tmp_path / "new"
     copied, expected = (mnist(str(root), train=False) for root in (tmp_path / "new", sklearn_digits))
     assert torch.equal(copied.data, expected.data)
     assert torch.equal(copied.targets, expected.targets)
-
-
-def test_the_variable_names_the_folder(flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DP2DDP_MNIST", str(flat))
-    digits.prepare(tmp_path)
-    assert digits.complete(digits.raw_folder(tmp_path))
-
-
-def test_complete_data_is_left_alone(sklearn_digits: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in digits.raw_folder(sklearn_digits).iterdir()}
-    digits.prepare(sklearn_digits, "/nowhere")
-    assert before == {path: path.stat().st_mtime_ns for path in digits.raw_folder(sklearn_digits).iterdir()}
 
 
 def test_a_folder_without_the_files_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -86,11 +65,3 @@ def test_without_source_and_network_the_digits_are_scikit_learn_s(
     assert "scikit-learn" in capsys.readouterr().out
     assert digits.complete(digits.raw_folder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["MNIST"]
-
-
-def test_a_subset_is_the_beginning(mnist: Any, small_digits: Path, sklearn_digits: Path, tmp_path: Path) -> None:
-    assert len(mnist(str(small_digits), train=True)) == 1207
-    subset = mnist(str(digits.subset(sklearn_digits, tmp_path, 10, 3)), train=True)
-    whole = mnist(str(sklearn_digits), train=True)
-    assert torch.equal(subset.data, whole.data[:10])
-    assert torch.equal(subset.targets, whole.targets[:10])

@@ -57,42 +57,17 @@ WHY = "a test"
     ("source", "snippet", "template", "holes", "expected"),
     [
         ("x = f(a, b)\n", "f(a, b)", "g(__h_a__)", {"a": "a"}, "x = g(a)\n"),
-        ("x = f(a)\n", "f(a)", "g(__h_it__)", {"it": "f(a)"}, "x = g(f(a))\n"),
-        ("x = (f(a))\n", "f(a)", "g(__h_it__)", {"it": "f(a)"}, "x = (g(f(a)))\n"),
         ("x = f(a + b)\n", "f(a + b)", "__h_a__ * 2", {"a": "a + b"}, "x = (a + b) * 2\n"),
-        ("x = f(a * b)\n", "f(a * b)", "__h_a__ + 2", {"a": "a * b"}, "x = a * b + 2\n"),
-        ("x = f(a - b)\n", "f(a - b)", "c - __h_a__", {"a": "a - b"}, "x = c - (a - b)\n"),
         ("x = f((a + b))\n", "f((a + b))", "g(__h_a__)", {"a": "a + b"}, "x = g(a + b)\n"),
-        ("x = f(a or b)\n", "f(a or b)", "__h_a__.item()", {"a": "a or b"}, "x = (a or b).item()\n"),
-        ("x = f(1)\n", "f(1)", "__h_a__.item()", {"a": "1"}, "x = (1).item()\n"),
-        ("x = f(a)\n", "f(a)", "__h_a__ if c else d", {"a": "a"}, "x = a if c else d\n"),
         ("x = -f(a)\n", "f(a)", "__h_a__ if c else d", {"a": "a"}, "x = -(a if c else d)\n"),
-        ("x = f(a).b\n", "f(a)", "__h_a__ + 1", {"a": "a"}, "x = (a + 1).b\n"),
-        ("x = 2 ** f(a)\n", "f(a)", "-__h_a__", {"a": "a"}, "x = 2 ** -a\n"),
         ("x = f(a) ** 2\n", "f(a)", "-__h_a__", {"a": "a"}, "x = (-a) ** 2\n"),
-        ("x = not f(a)\n", "f(a)", "a and b", {}, "x = not (a and b)\n"),
-        ("x = a < f(b)\n", "f(b)", "b < c", {}, "x = a < (b < c)\n"),
-        ("x = f(lambda: 1)\n", "f(lambda: 1)", "__h_a__ or b", {"a": "lambda: 1"}, "x = (lambda: 1) or b\n"),
         ("x = f(y := 1)\n", "f(y := 1)", "g(k=__h_a__)", {"a": "y := 1"}, "x = g(k=(y := 1))\n"),
-        ("x = f((1, 2))\n", "(1, 2)", "[1, 2]", {}, "x = f([1, 2])\n"),
         ("x = f((1, 2))\n", "(1, 2)", "g(__h_t__)", {"t": "(1, 2)"}, "x = f(g((1, 2)))\n"),
-        ("x = f(((1, 2)))\n", "(1, 2)", "g(__h_t__)", {"t": "(1, 2)"}, "x = f((g((1, 2))))\n"),
-        ("x = 1, 2\n", "1, 2", "g(__h_t__)", {"t": "1, 2"}, "x = g((1, 2))\n"),
         ("f(i for i in y)\n", "(i for i in y)", "set(__h_g__)", {"g": "(i for i in y)"}, "f(set((i for i in y)))\n"),
-        ("x = f(i for i in y)\n", "i for i in y", "y", {}, "x = f(y)\n"),
         ("f(\n  a +  #\n  b)\n", "f(\n  a +  #\n  b)", "__h_a__ * 2", {"a": "a +  #\n  b"}, "(a +  #\n  b) * 2\n"),
         ("x = f(\n  a +\n  b)\n", "f(\n  a +\n  b)", "__h_a__", {"a": "a +\n  b"}, "x = (a +\n  b)\n"),
-        ("x = (\n  a  # keep\n)\n", "a", "g(__h_a__)", {"a": "a"}, "x = (\n  g(a)  # keep\n)\n"),
-        ("f(\n  (  # keep\n  a))\n", "f(\n  (  # keep\n  a))", "g(__h_a__)", {"a": "a"}, "g((  # keep\n  a))\n"),
-        ("x = y[f(a)]\n", "f(a)", "0", {}, "x = y[0]\n"),
         ("x = y[f(a):]\n", "f(a)", "a if b else c", {}, "x = y[a if b else c:]\n"),
         ('x = f"{a.module}"\n', "a.module", "__h_a__", {"a": "a"}, 'x = f"{a}"\n'),
-        ("print(*f(a))\n", "f(a)", "a + b", {}, "print(*a + b)\n"),
-        ("@f(a)\ndef g(): pass\n", "f(a)", "h(__h_a__)", {"a": "a"}, "@h(a)\ndef g(): pass\n"),
-        ("é = 'ß'; x = f(a)\n", "f(a)", "g(a)", {}, "é = 'ß'; x = g(a)\n"),
-        ("x = [f(a) for a in b if f(c)]\n", "f(c)", "a, b", {}, "x = [f(a) for a in b if (a, b)]\n"),
-        ("async def f():\n    await g(a)\n", "g(a)", "a or b", {}, "async def f():\n    await (a or b)\n"),
-        ("for a in f(b): pass\n", "f(b)", "a, b", {}, "for a in a, b: pass\n"),
     ],
 )  # fmt: skip
 def test_replaced_expressions(source: str, snippet: str, template: str, holes: dict[str, str], expected: str) -> None:
@@ -177,21 +152,10 @@ def test_a_statement_is_replaced_between_its_comments() -> None:
     ("source", "snippet", "expected"),
     [
         ("a = 1\nb = 2\nc = 3\n", "b = 2", "a = 1\nc = 3\n"),
-        ("a = 1\n# on b\nb = 2  # beside\nc = 3\n", "b = 2", "a = 1\n# on b\nc = 3\n"),
         ("a = 1\n\nb = 2\n\nc = 3\n", "b = 2", "a = 1\n\nc = 3\n"),
-        ("a = 1\n\nb = 2\nc = 3\n", "b = 2", "a = 1\n\nc = 3\n"),
         ("a = 1\n\n# on b\nb = 2\n\nc = 3\n", "b = 2", "a = 1\n\n# on b\n\nc = 3\n"),
-        ("a = 1\n# on b\nb = 2", "b = 2", "a = 1\n# on b"),
         ("a = 1; b = 2; c = 3\n", "b = 2", "a = 1\nc = 3\n"),
-        ("a = 1; b = 2  # beside\n", "b = 2", "a = 1\n"),
         ("if a:\n    b = 2\nc = 3\n", "b = 2", "if a:\n    pass\nc = 3\n"),
-        ("if a: b = 2\nc = 3\n", "b = 2", "if a: pass\nc = 3\n"),
-        (
-            "if a:\n    # on b\n    b = 2\n    # end\nc = 3\n",
-            "b = 2",
-            "if a:\n    # on b\n    pass\n    # end\nc = 3\n",
-        ),
-        ("while a:\n\tb = 2\n\td = 1\n", "b = 2", "while a:\n\td = 1\n"),
         ("@d\ndef f():\n    pass\nb = 1\n", "def f():\n    pass", "b = 1\n"),
     ],
 )
@@ -205,12 +169,6 @@ def test_removed_statements(source: str, snippet: str, expected: str) -> None:
         ("if a:\n    b = 2\nc = 3\n", ["b = 2"], "c = 3\n"),
         ("if a: b = 2\nc = 3\n", ["b = 2"], "c = 3\n"),
         ("# why\nif a:\n    # on b\n    b = 2\nc = 3\n", ["b = 2"], "# why\n# on b\nc = 3\n"),
-        ("if a:\n    b = 2\n    c = 3\n", ["b = 2"], "if a:\n    c = 3\n"),
-        ("if a:\n    b = 2\nelse:\n    c = 3\n", ["b = 2"], "if a:\n    pass\nelse:\n    c = 3\n"),
-        ("if a:\n    c = 3\nelse:\n    b = 2\n", ["b = 2"], "if a:\n    c = 3\n"),
-        ("if a:\n    c = 3\nelif d:\n    b = 2\n", ["b = 2"], "if a:\n    c = 3\n"),
-        ("if a:\n    if d:\n        b = 2\nc = 3\n", ["b = 2"], "c = 3\n"),
-        ("def f():\n    if a:\n        b = 2\n", ["b = 2"], "def f():\n    pass\n"),
         ("if a:\n    b = 2\nelse:\n    c = 3\nd = 4\n", ["b = 2", "c = 3"], "d = 4\n"),
     ],
 )
@@ -222,7 +180,6 @@ def test_an_emptied_if_goes_where_asked(source: str, snippets: list[str], expect
 @pytest.mark.parametrize(
     ("source", "snippet", "before", "after"),
     [
-        ("a = 1\nb = 2\n", "b = 2", "a = 1\nnew()\nb = 2\n", "a = 1\nb = 2\nnew()\n"),
         ("a; b = 2; c  # x\n", "b = 2", "a\nnew()\nb = 2; c  # x\n", "a; b = 2\nnew()\nc  # x\n"),
         ("if x: a = 1\n", "a = 1", "if x:\n    new()\n    a = 1\n", "if x:\n    a = 1\n    new()\n"),
         ("a = 1\n\n# on b\nb = 2\n", "b = 2", "a = 1\n\nnew()\n\n# on b\nb = 2\n", "a = 1\n\n# on b\nb = 2\nnew()\n"),
@@ -232,10 +189,7 @@ def test_an_emptied_if_goes_where_asked(source: str, snippets: list[str], expect
             "def f():\n  new()\n  for a in b:\n    c\n  # end\n\nd = 1\n",
             "def f():\n  for a in b:\n    c\n  new()\n  # end\n\nd = 1\n",
         ),
-        ("a = 1", "a = 1", "new()\na = 1", "a = 1\nnew()"),
         ("#!/usr/bin/env python\n# on a\na = 1\n", "a = 1", "#!/usr/bin/env python\n# on a\nnew()\na = 1\n", None),
-        ("a = 1\r\nb = 2\r\n", "b = 2", "a = 1\r\nnew()\r\nb = 2\r\n", "a = 1\r\nb = 2\r\nnew()\r\n"),
-        ("@d\nclass A: x = 1\n", "class A: x = 1", "new()\n@d\nclass A: x = 1\n", "@d\nclass A: x = 1\nnew()\n"),
     ],
 )  # fmt: skip
 def test_inserted_statements(source: str, snippet: str, before: str, after: str | None) -> None:
@@ -266,33 +220,6 @@ def test_comments_are_inserted() -> None:
         "def f():\n    # TODO: look\n    # on x\n    x = 1\n"
     )
     assert apply(source, [InsertAfter("DDP000", at(source, "x = 1"), WHY, ["# end"])]) == f"{source}    # end\n"
-
-
-def test_a_wrap_moves_out_of_its_guard() -> None:
-    source = dedent("""
-        if torch.cuda.device_count() > 1:
-            print("many")
-            # wrapped here
-            model = nn.DataParallel(model)
-        model.cuda()
-    """)
-    statement = at(source, "model = nn.DataParallel(model)")
-    guard = at(source, "if torch")
-    new = apply(
-        source,
-        [
-            RemoveStatement("DDP001", statement, WHY, drop_empty_if=True),
-            InsertAfter("DDP001", guard, WHY, ["model = ddp.wrap_model(__h_m__)"], {"m": at(source, "model", 1)}),
-        ],
-    )
-    assert new == dedent("""
-        import dp2ddp_runtime as ddp
-        if torch.cuda.device_count() > 1:
-            print("many")
-            # wrapped here
-        model = ddp.wrap_model(model)
-        model.cuda()
-    """)
 
 
 def test_a_guard_is_replaced_by_its_block() -> None:
@@ -371,7 +298,6 @@ def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
     ("source", "expected"),
     [
         ("import a\nimport b\n\nf()\n", "import a\nimport b\nimport dp2ddp_runtime as ddp\n\nddp.f()\n"),
-        ("f()\n", "import dp2ddp_runtime as ddp\nddp.f()\n"),
         ('"""Doc."""\nf()\n', '"""Doc."""\n\nimport dp2ddp_runtime as ddp\nddp.f()\n'),
         (
             '"""Doc."""\nfrom __future__ import annotations\nf()\n',
@@ -385,9 +311,7 @@ def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
             "import a\ntry:\n    import b\nexcept ImportError:\n    b = None\nf()\n",
             "import a\ntry:\n    import b\nexcept ImportError:\n    b = None\nimport dp2ddp_runtime as ddp\nddp.f()\n",
         ),
-        ("import a; import b\nf()\n", "import a; import b\nimport dp2ddp_runtime as ddp\nddp.f()\n"),
         ("import a; b = f()\nc\n", "import dp2ddp_runtime as ddp\nimport a; b = ddp.f()\nc\n"),
-        ("import a\nimport b; f(); d = 1\n", "import a\nimport dp2ddp_runtime as ddp\nimport b; ddp.f(); d = 1\n"),
         (
             "import a\ntry:\n    import b; f()\nexcept E:\n    b = 0\n",
             "import a\nimport dp2ddp_runtime as ddp\ntry:\n    import b; ddp.f()\nexcept E:\n    b = 0\n",
@@ -396,23 +320,13 @@ def test_a_wrapped_statement_keeps_its_own_edits_and_neighbours() -> None:
             "import a\ndef g(): pass\nimport b\nf()\n",
             "import a\nimport dp2ddp_runtime as ddp\ndef g(): pass\nimport b\nddp.f()\n",
         ),
-        ("import a\nf()\nimport b\n", "import a\nimport dp2ddp_runtime as ddp\nddp.f()\nimport b\n"),
         ("import dp2ddp_runtime as ddp\nf()\n", "import dp2ddp_runtime as ddp\nddp.f()\n"),
-        ("import dp2ddp_runtime as run\nf()\n", "import dp2ddp_runtime as run\nrun.f()\n"),
         ("import a\nddp = 1\nf()\n", "import a\nimport dp2ddp_runtime\nddp = 1\ndp2ddp_runtime.f()\n"),
-        ("from x import y as ddp\nf()\n", "from x import y as ddp\nimport dp2ddp_runtime\ndp2ddp_runtime.f()\n"),
         ("import a\nx.ddp = g(ddp='')\nf()\n", "import a\nimport dp2ddp_runtime as ddp\nx.ddp = g(ddp='')\nddp.f()\n"),
-        ("import a\r\nf()\r\n", "import a\r\nimport dp2ddp_runtime as ddp\r\nddp.f()\r\n"),
     ],
 )  # fmt: skip
 def test_the_runtime_is_imported_once_where_imports_stand(source: str, expected: str) -> None:
     assert apply(source, [ReplaceExpr("DDP000", at(source, "f()"), WHY, "ddp.f()")]) == expected
-
-
-def test_an_import_comes_before_lines_inserted_after_the_last_import() -> None:
-    source = "import a\n\nx = 1\n"
-    edit = InsertAfter("DDP000", at(source, "import a"), WHY, ["ddp.setup()"])
-    assert apply(source, [edit]) == "import a\nimport dp2ddp_runtime as ddp\nddp.setup()\n\nx = 1\n"
 
 
 def test_other_imports_can_be_asked_for() -> None:
@@ -429,13 +343,10 @@ def test_other_imports_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (ReplaceExpr("DDP008", Span.of(1, 0, 1, 3), WHY, "x"), "DDP008: no expression at 1:0-1:3"),
         (RemoveStatement("DDP008", Span.of(1, 4, 1, 8), WHY), "DDP008: no statement at 1:4-1:8"),
-        (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "g(__h_a__)"), "the holes"),
         (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x", {"a": Span.of(1, 6, 1, 7)}), "the holes"),
         (ReplaceExpr("DDP008", Span.of(1, 6, 1, 7), WHY, "__h_a__", {"a": Span.of(1, 4, 1, 8)}), "is outside"),
         (ReplaceExpr("DDP008", Span.of(1, 4, 1, 8), WHY, "x ="), "no expression: 'x ='"),
-        (InsertAfter("DDP008", Span.of(1, 0, 1, 8), WHY, ["x = ="]), "no statements: 'x = ='"),
         (WrapStatement("DDP008", Span.of(1, 0, 1, 8), WHY, "with x"), "no statements"),
         (InsertAfter("DDP008", Span.of(1, 0, 1, 8), WHY, ["g(__h_y__)"], {"y": Span.of(3, 0, 3, 5)}), "no expression"),
         (
@@ -466,18 +377,6 @@ def test_what_libcst_would_lose_is_refused() -> None:
         "\n",
         "x = 1",
         "x = 1\r\ny = 2\r\n",
-        "x = 1\r\ny = 2\n\r\nz = 3\r",
-        "\ufeffx = 1\n",
-        "if x:\n\ty = 1\n\tif z:\n\t\t\tw = 2\n",
-        "x = 1\n\x0c\ny = 2\n",
-        "# -*- coding: latin-1 -*-\nx = 'é'\n",
-        "x = 1  \n   \n\t\n# end",
-        "class A:\n  def f(self):\n        return 1 ; \n\n\n# c\n  # d\n",
-        "x = \\\n  1\n",
-        "def f(a, /, b, *, c): return [*a, *b]\n",
-        "if a: b; c;\n",
-        "x = 1\n   \n\t\n",
-        'x = f"{a!r:>{b}} {{}}" r"x" """a\r\nb"""\n',
     ],
 )
 def test_untouched_text_stays_byte_for_byte(source: str) -> None:

@@ -82,14 +82,8 @@ _MEMORY = "torch.cuda.get_device_properties(i).total_memory"
     "lines",
     [
         f"total = 0\nfor i in range({_N}):\n    total += {_MEMORY}\nprint(total)\nbatch = total // 2**28\n",
-        f"batch = min({_MEMORY} for i in range({_N})) // 2**28\nprint(batch)\nloader = make(batch)\n",
-        f"def sizes():\n    return [{_MEMORY} for i in range({_N})]\n",
-        f"sizes = []\nfor i in range({_N}):\n    sizes.append({_MEMORY})\n",
-        f"for i in range({_N}):\n    if {_MEMORY} < 2**33:\n        args.batch = 8\n",
-        f"half = all(torch.cuda.get_device_capability(i)[0] > 6 for i in range({_N}))\nif half:\n    net.half()\n",
         f"for i in range({_N}):\n    torch.cuda.manual_seed(torch.initial_seed() + i)\n    torch.cuda.manual_seed(i)\n",
         f"args.memory = [{_MEMORY} for i in range({_N})]\n",
-        f"class Config:\n    memory = [{_MEMORY} for i in range({_N})]\n",
         f"def look():\n    global memory\n    memory = [{_MEMORY} for i in range({_N})]\n",
     ],
 )
@@ -107,10 +101,7 @@ def test_what_is_worked_out_of_all_devices_is_noted(lines: str) -> None:
         f"for i in range({_N}):\n    p = torch.cuda.get_device_properties(i)\n    print(p.name, p.total_memory)\n",
         f"print(', '.join(torch.cuda.get_device_name(i) for i in range({_N})))\n",
         f"import logging\nlog = logging.getLogger()\nfor i in range({_N}):\n    log.info({_MEMORY})\n",
-        f"names = [torch.cuda.get_device_name(i) for i in range({_N})]\nprint('GPUs:', names)\n",
-        f"total = 0\nfor i in range({_N}):\n    total += {_MEMORY}\nprint(f'{{total / 2**30:.1f}} GB')\n",
         f"for i in range({_N}):\n    with torch.cuda.device(i):\n        torch.cuda.empty_cache()\n",
-        f"for i in range({_N}):\n    torch.cuda.synchronize(i)\n    torch.cuda.reset_peak_memory_stats(i)\n",
     ],
 )
 def test_what_is_only_shown_of_devices_is_not_noted(lines: str) -> None:

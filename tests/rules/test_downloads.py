@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
@@ -18,201 +19,42 @@ net = nn.DataParallel(nn.Linear(4, 2))
 """
 _FILE_RULES = frozenset({"DDP008", "DDP011", "DDP012", "DDP018"})
 
-#: Before and after.
+#: What is marked by > comes under `ddp.main_first()`, and «a function» is rank 0's.
 STEPS = {
     "a question": (
-        """
-        if not os.path.exists(path):
-            os.makedirs(folder)
-            urllib.request.urlretrieve(url, path)
-            os.remove(old)
-        """,
-        """
-        with ddp.main_first():
-            if not os.path.exists(path):
-                os.makedirs(folder)
-                urllib.request.urlretrieve(url, path)
-                os.remove(old)
-        """,
-    ),
-    "questions in each other": (
-        """
-        if not os.path.isdir(folder):
-            if not os.path.isfile(path):
-                os.system("wget " + url)
-        """,
-        """
-        with ddp.main_first():
-            if not os.path.isdir(folder):
-                if not os.path.isfile(path):
-                    os.system("wget " + url)
-        """,
+        "> if not os.path.exists(path):\n>     os.makedirs(folder)\n>     urllib.request.urlretrieve(url, path)\n"
+        ">     os.remove(old)\n"
     ),
     "a question for each of several": (
-        """
-        for name in names:
-            if not os.path.exists(name):
-                urllib.request.urlretrieve(url + name, name)
-        """,
-        """
-        with ddp.main_first():
-            for name in names:
-                if not os.path.exists(name):
-                    urllib.request.urlretrieve(url + name, name)
-        """,
+        "> for name in names:\n>     if not os.path.exists(name):\n"
+        ">         urllib.request.urlretrieve(url + name, name)\n"
     ),
     "a function that fetches": (
-        """
-        def fetch(path):
-            with open(path + ".log", "w") as log:
-                log.write("fetching")
-            urllib.request.urlretrieve(url, path)
-        if not os.path.exists(path):
-            fetch(path)
-        """,
-        """
-        def fetch(path):
-            with open(path + ".log", "w") as log:
-                log.write("fetching")
-            urllib.request.urlretrieve(url, path)
-        with ddp.main_first():
-            if not os.path.exists(path):
-                fetch(path)
-        """,
+        'def fetch(path):\n    with open(path + ".log", "w") as log:\n        log.write("fetching")\n'
+        "    urllib.request.urlretrieve(url, path)\n> if not os.path.exists(path):\n>     fetch(path)\n"
     ),
     "a method that looks itself": (
-        """
-        class Digits:
-            def __init__(self, root, download=False):
-                self.root = root
-                if download:
-                    self.download()
-                if not self.is_there():
-                    raise RuntimeError("missing")
-            def is_there(self):
-                return os.path.exists(self.root)
-            def download(self):
-                if self.is_there():
-                    return
-                os.makedirs(self.root)
-                data = urllib.request.urlretrieve(url, self.root)
-            def __getitem__(self, i):
-                return i
-        Digits("data", download=True)
-        """,
-        """
-        class Digits:
-            def __init__(self, root, download=False):
-                self.root = root
-                if download:
-                    with ddp.main_first():
-                        self.download()
-                if not self.is_there():
-                    raise RuntimeError("missing")
-            def is_there(self):
-                return os.path.exists(self.root)
-            def download(self):
-                if self.is_there():
-                    return
-                os.makedirs(self.root)
-                data = urllib.request.urlretrieve(url, self.root)
-            def __getitem__(self, i):
-                return i
-        Digits("data", download=True)
-        """,
+        "class Digits:\n    def __init__(self, root, download=False):\n        self.root = root\n"
+        "        if download:\n>             self.download()\n        if not self.is_there():\n"
+        '            raise RuntimeError("missing")\n    def is_there(self):\n'
+        "        return os.path.exists(self.root)\n    def download(self):\n        if self.is_there():\n"
+        "            return\n        os.makedirs(self.root)\n"
+        "        data = urllib.request.urlretrieve(url, self.root)\n    def __getitem__(self, i):\n"
+        '        return i\nDigits("data", download=True)\n'
     ),
-    "a handler": (
-        """
-        try:
-            data = load(path)
-        except OSError:
-            urllib.request.urlretrieve(url, path)
-            data = load(path)
-        """,
-        """
-        with ddp.main_first():
-            try:
-                data = load(path)
-            except OSError:
-                urllib.request.urlretrieve(url, path)
-                data = load(path)
-        """,
-    ),
-    "no question": (
-        """
-        urllib.request.urlretrieve(url, path)
-        """,
-        """
-        with ddp.main_first():
-            ddp.main_only(urllib.request.urlretrieve)(url, path)
-        """,
-    ),
-    "unpacking": (
-        """
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder)
-        """,
-        """
-        with ddp.main_first():
-            with ddp.main_only(zipfile.ZipFile)(path) as archive:
-                archive.extractall(folder)
-        """,
-    ),
+    "no question": "> «urllib.request.urlretrieve»(url, path)\n",
+    "unpacking": "> with «zipfile.ZipFile»(path) as archive:\n>     archive.extractall(folder)\n",
     "unpacking and reading": (
-        """
-        archive = tarfile.open(path)
-        archive.extractall(folder)
-        print(archive.getnames())
-        """,
-        """
-        archive = tarfile.open(path)
-        with ddp.main_first():
-            ddp.main_only(archive.extractall)(folder)
-        print(archive.getnames())
-        """,
+        "archive = tarfile.open(path)\n> «archive.extractall»(folder)\nprint(archive.getnames())\n"
     ),
-    "a function that looks by itself": (
-        """
-        download_url(url, folder)
-        """,
-        """
-        with ddp.main_first():
-            download_url(url, folder)
-        """,
-    ),
+    "a function that looks by itself": "> download_url(url, folder)\n",
     "a name that is used later": (
-        """
-        if not os.path.exists(path):
-            urllib.request.urlretrieve(url, path)
-            is_new = True
-        else:
-            is_new = False
-        print(is_new)
-        """,
-        """
-        if not os.path.exists(path):
-            with ddp.main_first():
-                ddp.main_only(urllib.request.urlretrieve)(url, path)
-            is_new = True
-        else:
-            is_new = False
-        print(is_new)
-        """,
+        "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    is_new = True\nelse:\n"
+        "    is_new = False\nprint(is_new)\n"
     ),
     "the script's own class of one of torchvision's data sets": (
-        """
-        class Few(datasets.CIFAR10):
-            def __init__(self, root, download=False):
-                super().__init__(root, True, None, None, download)
-        data = Few("data", download=True)
-        """,
-        """
-        class Few(datasets.CIFAR10):
-            def __init__(self, root, download=False):
-                super().__init__(root, True, None, None, download)
-        with ddp.main_first():
-            data = Few("data", download=True)
-        """,
+        "class Few(datasets.CIFAR10):\n    def __init__(self, root, download=False):\n"
+        '        super().__init__(root, True, None, None, download)\n> data = Few("data", download=True)\n'
     ),
     "folders that it goes to": (
         """
@@ -256,25 +98,13 @@ STEPS = {
         """,
     ),
     "a branch that takes all ranks": (
-        """
-        if not os.path.exists(path):
-            urllib.request.urlretrieve(url, path)
-            net(x)
-        """,
-        """
-        if not os.path.exists(path):
-            with ddp.main_first():
-                ddp.main_only(urllib.request.urlretrieve)(url, path)
-            net(x)
-        """,
+        "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    net(x)\n"
     ),
 }
 LEFT = [
     "try:\n    net(x)\nexcept OSError:\n    urllib.request.urlretrieve(url, path)\n",
     "name, _ = urllib.request.urlretrieve(url)\n",
-    "folder = tempfile.mkdtemp()\nzipfile.ZipFile(path).extractall(folder)\n",
     "class Images:\n    def __getitem__(self, i):\n        urllib.request.urlretrieve(url, str(i))\n",
-    "members = zipfile.ZipFile(path).namelist()\n",
     "frame.text.str.extract('x')\n",
 ]
 
@@ -283,11 +113,20 @@ def _conversion(body: str) -> Conversion:
     return convert_source(_HEAD + textwrap.dedent(body), "train.py", Options(select=_FILE_RULES))
 
 
+def _after(marked: str) -> str:
+    lines: list[str] = []
+    for above, line in zip(["", *marked.splitlines()], marked.splitlines()):
+        if line.startswith("> ") and not above.startswith("> "):
+            lines.append(" " * (len(line) - 2 - len(line[2:].lstrip())) + "with ddp.main_first():")
+        lines.append(f"    {line[2:]}" if line.startswith("> ") else line)
+    return re.sub("«(.*?)»", r"ddp.main_only(\1)", "\n".join([*lines, ""]))
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_one_rank_of_each_machine_fetches(name: str) -> None:
-    before, after = STEPS[name]
+    marked = STEPS[name]
     head = _HEAD.replace("download_url\n", "download_url\nimport dp2ddp_runtime as ddp\n")
-    assert _conversion(before).new_text == head + textwrap.dedent(after)
+    assert _conversion(re.sub("(?m)^> |[«»]", "", marked)).new_text == head + _after(marked)
 
 
 @pytest.mark.parametrize("body", LEFT)

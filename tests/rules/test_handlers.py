@@ -1,4 +1,4 @@
-"""Exceptions: handlers that the ranks don't reach together."""
+"""Handlers that the ranks don't reach together: of exceptions, and of signals."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ for x, y in loader:
         ("(OSError, VisdomError)", "continue", True),
         ("Exception", "print('no server')", True),
         ("VisdomError", "raise", False),
-        ("OSError", "pass", False),
     ],
 )
 def test_a_writer_s_error_in_a_training_loop_is_rank_0_s(kind: str, then: str, noted: bool) -> None:
@@ -104,3 +103,50 @@ def test_threads_that_call_a_wrapped_model_are_noted(target: str, noted: bool) -
     body = f"import threading\ndef other():\n    print(1)\nthreading.Thread(target={target}).start()\n"
     notes = convert_source(_HEAD + body, "train.py", Options()).notes
     assert ["thread calls a wrapped model" in note.what for note in notes] == [True] * noted
+
+
+_SIGNALS = """
+import os
+import signal
+import subprocess
+import sys
+import torch
+import torch.nn as nn
+
+net = nn.DataParallel(nn.Linear(4, 2))
+
+def requeue():
+    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+
+def handler(number, frame):
+    torch.save(net.state_dict(), "last.pt")
+"""
+TRAIN = "for _ in range(9):\n    net(torch.randn(8, 4)).sum().backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "noted"),
+    [
+        ("    sys.exit(0)\nsignal.signal(signal.SIGUSR1, handler)\n", "", None),
+        ("    os.system('sync')\n", "", None),
+        (
+            "    os.system('sync')\nsignal.signal(signal.SIGUSR1, handler)\n",
+            "os.system('sync')",
+            "this command as often",
+        ),
+        ("signal.signal(signal.SIGALRM, handler)\n", "signal.signal", "each rank has a timer of its own"),
+    ],
+)
+def test_what_each_rank_would_run_by_itself(body: str, line: str, noted: str | None) -> None:
+    text = _SIGNALS + body + TRAIN
+    notes = [note for note in convert_source(text, "train.py", Options()).notes if note.rule == "DDP024"]
+    assert len(notes) == bool(noted)
+    for note in notes:
+        assert noted is not None
+        assert noted in note.what
+        assert text.splitlines()[note.span.start.line - 1].strip().startswith(line)
+
+
+def test_a_script_without_dataparallel_keeps_its_handlers_to_itself() -> None:
+    text = _SIGNALS.replace("nn.DataParallel", "") + "    os.system('sync')\nsignal.signal(signal.SIGUSR1, handler)\n"
+    assert not convert_source(text, "train.py", Options()).notes

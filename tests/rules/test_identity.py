@@ -25,10 +25,6 @@ _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 #: Text after the imports, and what must be in its conversion (twice where it says so).
 SHARED = {
     "chain": (_NET + 'torch.load(f"{datetime.now():%Y}.pt")', "{ddp.broadcast(datetime.now()):%Y}"),
-    "methods": (
-        _NET + 'd = Path("runs") / datetime.now().strftime("%H").replace("1", "2")\nopen(d / "x")',
-        '/ ddp.broadcast(datetime.now().strftime("%H").replace("1", "2"))',
-    ),
     "through names": (
         _NET + 'stamp = time.time()\nname = "run%d" % stamp\nout = "x/" + name\nos.chdir(out)',
         "stamp = ddp.broadcast(time.time())",
@@ -58,7 +54,6 @@ SHARED = {
         '"dir": ddp.broadcast(time.ctime()), "t": time.time()',
     ),
     "seed": (_NET + "seed = int(time.time()) % 1000\nnp.random.seed(seed)", "int(ddp.broadcast(time.time()))"),
-    "seed by keyword": (_NET + "split(data, random_state=int(time.time()))", "int(ddp.broadcast(time.time()))"),
     "no seed": (
         _NET + "rng = np.random.default_rng()",
         "rng = np.random.default_rng(ddp.broadcast(np.random.default_rng().integers(2**63)))",
@@ -84,17 +79,6 @@ SHARED = {
         "args = parser.parse_args()\n" + _NET + "run = 'runs/' + args.run_name\ntorch.load(run)",
         "'runs/' + ddp.broadcast(args.run_name)",
     ),
-    "an option that is overwritten": (
-        "def parse():\n    p = argparse.ArgumentParser()\n    args = p.parse_args()\n"
-        "    args.out = args.out + time.ctime()\n"
-        "    return args\nargs = parse()\n" + _NET + "torch.load(os.path.join(args.out, 'x.pt'))",
-        "os.path.join(ddp.broadcast(args.out), 'x.pt')",
-    ),
-    "a global of main's": (
-        "STAMP = time.ctime()\ndef main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
-        "    torch.load(STAMP)\nif __name__ == '__main__':\n    main()",
-        "torch.load(ddp.broadcast(STAMP))",
-    ),
     "an argument of main's": (
         "def main(stamp):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
         "    torch.load(stamp)\nmain(time.ctime())",
@@ -109,22 +93,13 @@ SHARED = {
 
 LEFT = [
     _NET + "start = time.time()\nprint(time.ctime(), time.time() - start, os.getpid())",
-    _NET + "start = time.time()\ntorch.save({'seconds': time.time() - start}, 'x.pt')",
     _NET + "start = time.time()\nlr = 0.1 if time.time() > start else 1\ntorch.save(lr, 'x.pt')",
     _NET + "try:\n    net(1)\nexcept KeyboardInterrupt:\n    torch.save(net, time.ctime())",
-    _NET + "rng = np.random.default_rng(3)",
-    _NET + "rng = torch.Generator()",
-    "class Images:\n    def __init__(self):\n        self.rng = np.random.default_rng()\n"
-    "    def __getitem__(self, i):\n        return self.rng.random()\n" + _NET,
     # A meter's `val` is not a data set's.
     "class Meter:\n    def update(self, val):\n        self.val = val\n"
     "class Images:\n    def __init__(self, root):\n        self.val = os.path.join(root, 'val')\n"
     "        self.files = os.listdir(self.val)\n" + _NET
     + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.val)\nImages('d')",
-    # Nor is a tensor's method a meter's `sum`.
-    "class Meter:\n    def update(self, val):\n        self.sum = val\n" + _NET
-    + "meter = Meter()\nstart = time.time()\nmeter.update(time.time() - start)\nprint(meter.sum)\n"
-    "torch.save(net, f'{net(x).sum():.0f}.pt')",
     # Rank 0 writes there, and nobody else looks: `open`, log handlers, folders, questions, reports, through functions.
     "from torch.utils.tensorboard import SummaryWriter\n"
     "def begin(name, root='logs'):\n    stamp = datetime.now().strftime('%y')\n    log = logging.getLogger(name)\n"
@@ -177,15 +152,7 @@ TEMPORARY = [
     "d = tempfile.mkdtemp()\ntorch.save(net, d + '/x')\nshutil.rmtree(d)",
     "with tempfile.TemporaryDirectory() as d:\n    os.system('tar xf a.tar -C ' + d)\n    np.save(d + '/x', 1)",
     "d = Path(tempfile.mkdtemp())\n(d / 'log').mkdir()\nopen(d / 'log' / 'x', 'w').close()",
-    "with tempfile.NamedTemporaryFile() as f:\n    torch.save(net, f.name)\n    torch.save(net, f)",
-    "fd, name = tempfile.mkstemp()\ntorch.save(net, name)\nos.remove(name)",
-    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    do = 'sox {} {}'.format(p, name)\n"
-    "    os.system(do)",
-    "with tempfile.NamedTemporaryFile() as f:\n    name = f.name\n    os.system('sox %s %s' % (p, name))",
-    "name = tempfile.mkdtemp() + '/a'\nto = ['tar', 'xf', p, '-C', name]\nos.system(' '.join(to))",
     "def store(d):\n    torch.save(net, f'{d}/x')\nstore(tempfile.mkdtemp())",
-    "class Run:\n    def __init__(self):\n        self.d = tempfile.mkdtemp()\n"
-    "    def save(self):\n        torch.save(net, os.path.join(self.d, 'x'))\nRun().save()",
 ]
 
 

@@ -1,10 +1,10 @@
-"""Where the ranks' own clocks would part them; what they ask the disk needs no edit."""
+"""Where the ranks' own clocks, or answers of a person, would part them; what they ask the disk needs no edit."""
 
 from __future__ import annotations
 
 import pytest
 
-from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = (
@@ -21,42 +21,25 @@ CLOCKS = [
     "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
-    "import logging\nlog = logging.getLogger()\nif log.isEnabledFor(10):\n    load(1)\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
 LEFT = [
     "if os.path.exists(p):\n    load()\nfor d in os.listdir(r):\n    for f in os.listdir(d):\n        net(f)\n",
-    "a = [f for f in os.listdir(d) if os.path.isfile(os.path.join(d, f))]\n",
-    "last = max(glob.glob('*'), key=os.path.getctime)\n",
     "try:\n    load()\nexcept OSError:\n    if os.path.exists(p):\n        load()\n",
-    "def see():\n    if os.path.exists(p):\n        load()\ntry:\n    see()\nexcept OSError:\n    see()\n",
-    "try:\n    os.mkdir(p)\n    if os.path.exists(q):\n        load()\nexcept FileExistsError:\n    load()\n",
-    "try:\n    load()\nexcept OSError:\n    for f in sorted(os.listdir(d)):\n        load(f)\n",
     "for e in os.scandir(d):\n    if os.path.exists(e.path):\n        load(e)\n",
-    "for d, s, f in os.walk(r):\n    s[:] = []\n    if os.path.exists(d):\n        load(d)\n",
-    "files = (f for f in os.scandir(d))\nfor f in files:\n    if os.path.exists(f):\n        net(f)\n",
-    "def watch():\n    if os.path.exists(p):\n        load()\nThread(target=watch).start()\n",
     "import time\nlast = time.time()\nfor i in range(9):\n    net(x)\n    if time.time() - last > 10:\n"
     "        print(f'step {i}')\n        last = time.time()\n",
     "import time\nfrom tqdm import tqdm\nbar = tqdm(range(9))\nstart = time.time()\nfor i in bar:\n"
     "    loss = nn.functional.mse_loss(net(x), y)\n    if time.time() - start > 1:\n"
     "        bar.set_postfix(loss=loss.item())\n",
-    "import sys\nif sys.stdout.isatty():\n    sys.stdout.write('x')\nelse:\n    print('y')\n",
     "import time\nclass Bar:\n    def __init__(self):\n        self.last = time.time()\n"
     "    def update(self, n):\n        if time.time() - self.last < 1:\n            return\n"
     "        self.last = time.time()\n        print(n)\nfor i in range(9):\n    Bar().update(i)\n    net(x)\n",
-    "if not os.path.exists(p):\n    os.makedirs(p)\n",
     "import time\np = os.path.join('out', time.strftime('%H%M'))\nif not os.path.exists(p):\n    os.makedirs(p)\n",
     "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
     "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\n",
-    "import time\ntimes = [time.time()]\nif len(times) == 1:\n    net(x)\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
-    "found = os.path.exists(p)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
-    "class Reader:\n    def __call__(self, i):\n        if os.path.exists(i):\n            return i\n",
-    "def read(i):\n    if os.path.exists(i):\n        return i\n"
-    "class Images:\n    def __getitem__(self, i):\n        return read(i)\n",
-    "def read(i):\n    if os.path.exists(i):\n        return i\nload = Lambda(read)\n",
 ]
 
 
@@ -79,3 +62,80 @@ def test_nothing_is_asked_in_what_the_ranks_run_one_after_the_other() -> None:
 @pytest.mark.parametrize("body", LEFT)
 def test_left_alone(body: str) -> None:
     assert converted(body) == _HEAD + body
+
+
+_ASKING = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+
+ASKED = {
+    "value": ("name = input('name? ')\n", "name = ddp.broadcast(ddp.main_only(input)('name? '))\n"),
+    "test": (
+        "if input().strip() != 'y':\n    sys.exit()\n",
+        "if ddp.broadcast(ddp.main_only(input)()).strip() != 'y':\n",
+    ),
+    "function": (
+        "def ask():\n    while True:\n        n = int(input())\n        if n:\n            return n\nask()\n",
+        "n = int(ddp.broadcast(ddp.main_only(input)()))\n",
+    ),
+    "password": (
+        "key = getpass.getpass()\n",
+        "key = ddp.broadcast(ddp.main_only(getpass.getpass)())\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_rank_0_asks(name: str) -> None:
+    text, expected = ASKED[name]
+    conversion = convert_source(_ASKING + text, "train.py", Options())
+    assert expected in conversion.new_text
+    assert not [note for note in conversion.notes if note.rule == "DDP022"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def input(prompt):\n    return prompt\nname = input('name? ')\n",
+        "class Images:\n    def __getitem__(self, i):\n        return input()\n",
+    ],
+)
+def test_what_asks_nobody_is_left_alone(text: str) -> None:
+    conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))
+    assert conversion.new_text == _ASKING + text
+
+
+def test_a_handler_asks_nobody_and_says_so() -> None:
+    text = "try:\n    net(x)\nexcept KeyboardInterrupt:\n    if input('save? ') == 'y':\n        print(1)\n"
+    conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))
+    assert conversion.new_text == _ASKING + text
+    assert ["input('save? ') if ddp.is_main()" in note.todo for note in conversion.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "noted"), [(" EOFError", True), ("", True), (" (OSError, Exception)", True), (" ValueError", False)]
+)
+def test_an_end_of_input_that_the_script_goes_on_from_is_noted(kind: str, noted: bool) -> None:
+    text = f"try:\n    n = int(input())\nexcept{kind}:\n    n = 3\n"
+    conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))
+    assert "ddp.broadcast(ddp.main_only(input)())" in conversion.new_text
+    assert len(conversion.notes) == noted
+
+
+def test_a_test_that_is_rank_0_s_as_a_whole_is_broadcast_once() -> None:
+    text = (
+        "import os\nimport time\nstart = time.time()\n"
+        "if time.time() - start > 3 and os.path.exists('stop') and input('stop? ') == 'y':\n    net(1)\n"
+    )
+    conversion = convert_source(_ASKING + text, "train.py", Options())
+    assert conversion.new_text.count("ddp.broadcast(") == 1
+    assert "os.path.exists('stop') and ddp.main_only(input)('stop? ') == 'y'):" in conversion.new_text
+
+
+def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
+    files = {
+        "train.py": _ASKING.replace("import sys\n", "import sys\nimport data\n") + "data.load()\n",
+        "data.py": "def load():\n    return input()\nif __name__ == '__main__':\n    input()\n",
+    }
+    done = convert_files(files, ["train.py"], Options())["data.py"]
+    assert "return ddp.broadcast(ddp.main_only(input)())" in done.new_text
+    assert done.new_text.endswith("    input()\n")
+    assert not done.notes

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import io
 import logging
 import pickle
@@ -27,7 +25,6 @@ from rank_pool import RankError, RankPool
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint as around_the_model
 from torch.utils.data import DataLoader, TensorDataset
 
 ROWS = 7  # uneven on 2 and on 3 ranks
@@ -440,37 +437,26 @@ def with_large_outputs(kind: str) -> list[Any]:
     target[0] = 3
     target[1, :2] = 255
     steps: dict[str, Callable[..., torch.Tensor]] = {
-        "cross entropy": lambda out, t: F.cross_entropy(out, t % 5),
         "ignored": lambda out, t: F.cross_entropy(out, t, ignore_index=255),
-        "weighted": lambda out, t: F.cross_entropy(out, t, torch.arange(1.0, 6).double(), ignore_index=255),
-        "smoothed": lambda out, t: F.cross_entropy(out, t, ignore_index=255, label_smoothing=0.1),
         "weighted and smoothed": lambda out, t: F.cross_entropy(
             out, t, torch.arange(1.0, 6).double(), ignore_index=255, label_smoothing=0.1
         ),
-        "summed": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="sum"),
         "each": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none").mean(),
-        "each, looked at": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none")[1:].sum(),
         "module": lambda out, t: nn.CrossEntropyLoss(ignore_index=255)(out, t),
         "nll": lambda out, t: F.nll_loss(F.log_softmax(out, 1), t, ignore_index=255),
-        "probabilities": lambda out, t: F.cross_entropy(out, F.one_hot(t % 5, 5).permute(0, 3, 1, 2).double()),
         "mse": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double()),
-        "mse by hand": lambda out, t: ((out[:, 0] - t % 5) ** 2).mean(),
-        "bce": lambda out, t: F.binary_cross_entropy_with_logits(out[:, 1], (t == 1).double()),
         "bce of sigmoid": lambda out, t: nn.BCELoss()(torch.sigmoid(out[:, 1]), (t == 1).double()),
         "dice": lambda out, t: 1 - (2 * (out.sigmoid()[:, 0] * (t == 0)).sum()) / (out.sigmoid()[:, 0].sum() + 1),
         "dice per sample": lambda out, t: (out.sigmoid()[:, 0].flatten(1) * (t == 0).flatten(1)).sum(1).mean(),
         "mse, broadcast": lambda out, t: F.mse_loss(out[:, :1], (t % 5).double()),
         "kl": lambda out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
         "unknown": lambda out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
-        "after a look": lambda out, t: (repr(out), F.cross_entropy(out, t, ignore_index=255))[1],
         "after a look without gradients": _looks_first,
         "in place": lambda out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
         "written into": _written_into,
-        "hook": _hooked,
         "function": lambda out, t: _Halved.apply(out).square().mean(),
         "script": lambda out, t: torch.jit.script(_scripted)(out).mean(),
         "legacy": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double(), size_average=False),
-        "both": lambda out, t: F.cross_entropy(out, t, ignore_index=255) + out[0, 0].sum() + out.mean(),
     }
     if kind == "names":
         return list(steps)
@@ -500,11 +486,6 @@ def _written_into(out: Any, t: Any) -> torch.Tensor:
     return F.cross_entropy(out, t, ignore_index=255)
 
 
-def _hooked(out: Any, t: Any) -> torch.Tensor:
-    out.register_hook(lambda grad: grad * 3)
-    return F.cross_entropy(out, t, ignore_index=255)
-
-
 def narrow_means() -> list[float]:
     """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
     with Large():
@@ -530,7 +511,7 @@ class _Halved(torch.autograd.Function):
         return grad / 2
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3])
 def test_large_outputs_stay_where_they_are(ranks: RankPool, n: int) -> None:
     expected = with_all_large_outputs()
     for results in ranks(n, with_all_large_outputs):
@@ -572,41 +553,3 @@ def test_models_are_compiled_before_or_after_the_wrap(ranks: RankPool, first: bo
         assert losses == pytest.approx([expected] * 3)
         assert taken == 1
         assert has_graphs
-
-
-def differentiated(defers: bool) -> list[torch.Tensor]:
-    """Gradients by a model's outputs and by a batch, of first and second order, and a checkpoint around the model."""
-    torch.manual_seed(0)
-    net, other = (model.wrap_model(nn.Sequential(nn.Linear(3, 3), nn.Softplus()).double()) for _ in range(2))
-    found: list[torch.Tensor] = []
-    if hasattr(torch.utils, "swap_tensors"):
-        around = functools.partial(around_the_model, use_reentrant=True)
-    else:  # then C++ asks a batch that was told to have a gradient, and hears no
-        around = lambda function, inputs: function(inputs)  # noqa: E731
-    with Large() if defers else contextlib.nullcontext():
-        for x in loader.shard_loader(DataLoader(torch.rand(10, 3, dtype=torch.double), 5)):
-            hidden = net(x)
-            (slope,) = torch.autograd.grad(other(hidden).square().sum(), hidden, create_graph=True)
-            slope.square().sum().backward()
-            with pytest.raises(RuntimeError, match=r"not (have been )?used in the graph"):
-                torch.autograd.grad(other(net(x)).sum(), net(x))
-            attacked = x.clone().requires_grad_()
-            assert (attacked.is_leaf, attacked.requires_grad, attacked.grad) == (True, True, None)
-            seen: list[torch.Tensor] = []
-            attacked.register_hook(seen.append)
-            for _ in range(2):  # projected gradient descent
-                attacked.grad = None
-                around(other, attacked).square().mean().backward()
-                assert attacked.grad is not None
-                attacked.data = attacked.data + attacked.grad.sign()
-            assert len(seen) == 2
-            x.requires_grad = True
-            around(other, x).sum().backward()
-            found += [slope.detach() * 1, *seen, attacked.detach() * 1, x.grad]
-    return [*found, *(param.grad for each in (net, other) for param in each.parameters())]
-
-
-def test_gradients_by_deferred_tensors_are_those_by_whole_ones(ranks: RankPool) -> None:
-    for whole, deferred_ones in zip(ranks(2, differentiated, False), ranks(2, differentiated, True)):
-        for one, other in zip(whole, deferred_ones):
-            torch.testing.assert_close(one, other)
