@@ -9,10 +9,9 @@ from pathlib import Path
 
 from dp2ddp.command import terminal
 from dp2ddp.convert import diffs, notebooks
-from dp2ddp.convert.job import Job
-from dp2ddp.convert.request import Request
+from dp2ddp.convert.job import Job, Request
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook import document
+from dp2ddp.notebook.notebook import SUFFIX, is_notebook
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.text_files import STANDARD, TextFile
 
@@ -141,7 +140,7 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
 
 def _script(path: str) -> str:
     """The name of what a notebook becomes; others keep theirs."""
-    return f"{path[: -len(document.SUFFIX)]}.py" if document.is_named(path) else path
+    return f"{path[: -len(SUFFIX)]}.py" if is_notebook(path) else path
 
 
 def _runtime_folders(job: Job, place: Callable[[str], Path]) -> list[Path]:

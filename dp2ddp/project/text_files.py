@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import select
 import stat
 import sys
 import tempfile
@@ -18,7 +19,57 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import raw_bytes
+
+#: No script is longer; what is (a device, a data set with a wrong name) would fill the memory.
+LONGEST = 64 << 20
+#: So many seconds a pipe may stay silent: as long as a command at its other end may think, but not for ever.
+PATIENCE = 30.0
+_CHUNK = 1 << 20
+
+
+def read_bytes(path: Path, name: str) -> bytes:
+    """The bytes of the file, pipe or device at `path`.
+
+    Args:
+        name: how messages call it.
+
+    Raises:
+        BadInput: a pipe that nobody writes to, or more than `LONGEST` bytes.
+        OSError: it can't be read.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for somebody who opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        return _read_all(descriptor, name, is_pipe=stat.S_ISFIFO(os.fstat(descriptor).st_mode))
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, name: str, *, is_pipe: bool = False) -> bytes:
+    """All that can be read there. Raises as `read`.
+
+    Args:
+        is_pipe: it doesn't block, and is silent until somebody writes.
+    """
+    data = bytearray()
+    while True:
+        if is_pipe:
+            _wait(descriptor, name)
+        chunk = os.read(descriptor, _CHUNK)
+        data += chunk
+        if not chunk or b"\0" in chunk:  # what is binary need not be read to its end, which may not come
+            return bytes(data)
+        if len(data) > LONGEST:
+            raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+
+
+def _wait(descriptor: int, name: str) -> None:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN | select.POLLHUP)
+    if not waiting.poll(PATIENCE * 1000):
+        todo = "write the script into it, or give a file"
+        raise BadInput(name, what=f"a pipe that nobody has written to for {PATIENCE:g} s", todo=todo)
+
 
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
@@ -60,7 +111,7 @@ def read(name: str) -> TextFile:
         return decode(_standard_input(), "<stdin>", None)
     path = Path(name)
     try:
-        data = raw_bytes.read(path, name)
+        data = read_bytes(path, name)
     except FileNotFoundError:
         raise BadInput(name, what="no such file") from None
     except IsADirectoryError:
@@ -73,7 +124,7 @@ def read(name: str) -> TextFile:
 def _standard_input() -> bytes:
     name = "<stdin>"
     try:
-        return raw_bytes.read_all(sys.stdin.fileno(), name)
+        return _read_all(sys.stdin.fileno(), name)
     except io.UnsupportedOperation:  # a stand-in, as tests have it
         return sys.stdin.buffer.read()
     except OSError as error:
