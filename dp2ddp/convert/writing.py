@@ -93,7 +93,7 @@ def _write_in_place(job: Job) -> dict[str, str]:
     for path in contents:
         text_files.check_writable(path)
     with vendor.copied(beside):
-        placing.overwrite(contents)
+        placing.write(contents)
     written = job.outcome.conversions if job.tree is not None else job.changed()
     return {path: str(job.place(path)) for path in written}
 
@@ -109,7 +109,7 @@ def _write_file(job: Job, output: str) -> dict[str, str]:
         terminal.write_result(job.new_bytes(path))
         return {}
     vendor.copy_all(_runtime_folders(job, lambda _: Path(output).parent))
-    text_files.write(Path(output), job.new_bytes(path), mode_of=job.given[path].path)
+    placing.write({Path(output): job.new_bytes(path)}, mode_of=job.given[path].path)
     return {path: output}
 
 
@@ -132,7 +132,7 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
         for path, output in outputs.items() if job.tree is None else ():
             fresh = staged / output.relative_to(target)
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            placing.write_new(fresh, job.new_bytes(path), mode_of=job.sources.root / path)
+            placing.write({fresh: job.new_bytes(path)}, mode_of=job.sources.root / path)
         vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
         placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
     return {path: str(output) for path, output in outputs.items()}

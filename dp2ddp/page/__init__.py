@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import text_files
+from dp2ddp.project import placing, text_files
 
 
 def render(
@@ -75,7 +75,7 @@ def write(path: str, page: str) -> None:
     Raises:
         BadInput: it can't be written.
     """
-    text_files.write(Path(path), page.encode())
+    placing.write({Path(path): page.encode()})
 
 
 def _is_page(path: Path) -> bool:

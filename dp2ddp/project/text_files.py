@@ -1,12 +1,11 @@
-"""Reading a script and writing its conversion, so that every byte that isn't converted stays.
+"""Reading a script so that every byte that isn't converted stays; and where its conversion may go.
 
-Encodings as PEP 263 has them; output through a temporary file and `os.replace`, so that nobody ever sees half a file.
+Encodings as PEP 263 has them.
 """
 
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import os
@@ -14,7 +13,6 @@ import re
 import select
 import stat
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,7 +183,7 @@ def check_new(path: Path, source: Path | None, *, force: bool) -> None:
         raise BadInput(str(path), what="a directory", todo="name the file to write")
     if source is not None and _same_file(path, source):
         raise BadInput(str(path), what="the output is the input", todo="use --in-place to convert a file in its place")
-    if path.exists() and not _is_special(path) and not force:
+    if path.exists() and not is_special(path) and not force:
         raise BadInput(str(path), what="exists already", todo="use --force to overwrite it")
 
 
@@ -199,56 +197,8 @@ def check_writable(path: Path) -> None:
     if not target.parent.is_dir():
         raise BadInput(str(path), what=f"no such folder: {target.parent}", todo="make it first")
     writable = os.access(target, os.W_OK) if target.exists() else True
-    if not writable or not (_is_special(target) or os.access(target.parent, os.W_OK)):
+    if not writable or not (is_special(target) or os.access(target.parent, os.W_OK)):
         raise BadInput(str(path), what="can't be written (Permission denied)")
-
-
-def write(path: Path, data: bytes, *, mode_of: Path | None = None) -> None:
-    """Writes `data` to `path`, all of it or nothing.
-
-    A symbolic link stays, and the file behind it is written. A file that is there keeps its mode; a new one gets that
-    of `mode_of`. Devices and pipes, such as ``/dev/null``, are written to as they are.
-
-    Raises:
-        BadInput: it can't be written.
-    """
-    target = _target(path)
-    try:
-        if _is_special(target):
-            target.write_bytes(data)
-        else:
-            _write_file(target, data, _mode(target, mode_of))
-    except OSError as error:
-        raise BadInput(str(path), what=f"can't be written ({error.strerror})") from None
-
-
-def _write_file(target: Path, data: bytes, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{shortened(target.name)}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def shortened(name: str) -> str:
-    """The beginning of a file's name: for temporary names, which may not be longer than a name may be."""
-    return name[:40]
-
-
-def _mode(target: Path, mode_of: Path | None) -> int:
-    for path in (target, mode_of):
-        if path is not None and path.exists():
-            return stat.S_IMODE(path.stat().st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _target(path: Path) -> Path:
@@ -256,7 +206,8 @@ def _target(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
+    """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
