@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import hashlib
 import os
+import pickle
+import shutil
+import tempfile
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Callable, TypeVar
 
 import libcst as cst
 from libcst.codemod import CodemodCommand, CodemodContext, SkipFile
 
-from dp2ddp.codemods.once import once, prepare
 from dp2ddp.convert import job, programs
+from dp2ddp.convert.job import Request
 from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.convert.programs import Outcome
-from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.rules import Options, check_ignored
@@ -55,7 +61,7 @@ class ConvertCommand(CodemodCommand):
     @staticmethod
     def add_args(arg_parser: argparse.ArgumentParser) -> None:
         """The options of `dp2ddp convert` that say how; libcst calls this before it starts its processes."""
-        prepare()
+        _prepare()
         for name in ("sync-bn", "clean-keys", "allow-ddp", "annotate", "rows"):
             arg_parser.add_argument(f"--{name}", action="store_true", help=f"As for `dp2ddp convert --{name}`.")
         arg_parser.add_argument(
@@ -123,4 +129,66 @@ def _conversion(name: str, text: str, options: Options) -> tuple[Conversion, lis
 @lru_cache(maxsize=4)
 def _project(root: Path, options: Options) -> Outcome:
     request = Request([str(root)], options)
-    return once(repr(request), lambda: job.converted(request, []).outcome)
+    return _once(repr(request), lambda: job.converted(request, []).outcome)
+
+
+_FOLDER = "DP2DDP_CODEMOD"
+_PATIENCE = 600.0  # seconds, for the process that computes
+_T = TypeVar("_T")
+
+
+def _prepare() -> None:
+    """To be called in the process that starts the others: makes a folder for them, which goes when it ends."""
+    if _FOLDER not in os.environ:
+        folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="dp2ddp-codemod-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _once(key: str, compute: Callable[[], _T]) -> _T:
+    """The value of `compute`, which is run in one process only; or the error that it raised.
+
+    Without `_prepare`, there is one process.
+
+    Raises:
+        TimeoutError: the process that computes it has not come to an end.
+        Exception: whatever `compute` raises.
+    """
+    folder = os.environ.get(_FOLDER)
+    if folder is None:
+        return compute()
+    place = Path(folder, hashlib.sha256(key.encode()).hexdigest())
+    try:
+        os.close(os.open(f"{place}.begun", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return _value(_waited_for(place))
+    return _value(_computed(place, compute))
+
+
+def _computed(place: Path, compute: Callable[[], _T]) -> tuple[bool, object]:
+    try:
+        result: tuple[bool, object] = True, compute()
+    except Exception as error:  # noqa: BLE001 - raised again, in every process
+        result = False, error
+    fresh = place.with_suffix(".fresh")
+    fresh.write_bytes(pickle.dumps(result))
+    os.replace(fresh, place)
+    return result
+
+
+def _waited_for(place: Path) -> tuple[bool, object]:
+    end = time.monotonic() + _PATIENCE
+    while not place.exists():
+        if time.monotonic() > end:
+            raise TimeoutError("the process that looks at the project has not come to an end")
+        time.sleep(0.02)
+    # Our own folder, which nobody else can write to.
+    result: tuple[bool, object] = pickle.loads(place.read_bytes())
+    return result
+
+
+def _value(result: tuple[bool, object]) -> _T:  # type: ignore[type-var,misc,unused-ignore]
+    is_fine, value = result
+    if is_fine:
+        return value  # type: ignore[return-value]
+    assert isinstance(value, Exception)
+    raise value

@@ -9,7 +9,6 @@ import click
 from dp2ddp import __version__
 from dp2ddp.command import progress, terminal
 from dp2ddp.errors import BadInput, EditError, blame, of_system, suggestion
-from dp2ddp.project import standard_streams
 
 #: Exit codes. 0: done, or nothing to do. `FOUND`: notes open under --strict, something to convert, or a difference.
 FOUND = 1
@@ -25,7 +24,7 @@ class Group(click.Group):
     """Commands; a user's mistakes come out as one line, our own as one message, each with its exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
-        standard_streams.complete()
+        terminal.complete_streams()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):

@@ -1,4 +1,7 @@
-"""What is said, and where: results on standard output, messages on standard error, in colors where asked for."""
+"""What is said, and where: results on standard output, messages on standard error, in colors where asked for.
+
+The streams may be closed: whoever started the command has done that.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import click
 
 from dp2ddp.command import progress
 from dp2ddp.errors import printable_lines
-from dp2ddp.project import standard_streams
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+from dp2ddp.errors import BadInput
 
 #: What `--color` takes.
 COLORS = ("auto", "always", "never")
@@ -79,7 +83,7 @@ def write_result(data: bytes) -> None:
     """Writes bytes to standard output."""
     progress.end()
     try:
-        standard_streams.write(data)
+        _write(data)
     except BrokenPipeError:
         _let_go(sys.stdout)
 
@@ -107,3 +111,45 @@ def _let_go(stream: IO[str]) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def complete_streams() -> None:
+    """Opens those that are closed, so that no other file gets their numbers, and using them is an `OSError`.
+
+    What is said on a closed standard error goes nowhere, as nobody wants to know it.
+    """
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):  # the wrong way round for the first two
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, mode)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+    # They live as long as the process.
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _write(data: bytes) -> None:
+    """Writes to standard output, at once.
+
+    Raises:
+        BadInput: it is closed, or full.
+        BrokenPipeError: whoever read it has left, as `head` does.
+    """
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What Python holds back goes nowhere, or it would try again when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        raise BadInput("standard output", what=f"can't be written ({error.strerror})") from None

@@ -8,8 +8,7 @@ from dp2ddp.command import progress
 from dp2ddp.convert import job as jobs
 from dp2ddp.convert import page, pipeline, reporting, writing
 from dp2ddp.convert.findings import Found, found_in, in_order, refusal
-from dp2ddp.convert.job import Job
-from dp2ddp.convert.request import NOTES_OPEN, REFUSED, Request, folders
+from dp2ddp.convert.job import NOTES_OPEN, REFUSED, Job, Request, folders
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.rules import Options
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dp2ddp import RUNTIME_PACKAGE
-from dp2ddp.convert import side_by_side
+from dp2ddp.convert import diffs
+from dp2ddp.convert.diffs import Hunk
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.convert.side_by_side import Hunk
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.edits import (
@@ -83,9 +83,9 @@ class Found(NamedTuple):
 
 def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
     """What was found in the file `name`."""
-    old = side_by_side.lines_of(conversion.old_text)
-    new = side_by_side.lines_of(conversion.new_text)
-    hunks = side_by_side.hunks(list(side_by_side.rows(old, new)), conversion.edits) if conversion.edits else []
+    old = diffs.lines_of(conversion.old_text)
+    new = diffs.lines_of(conversion.new_text)
+    hunks = diffs.hunks(list(diffs.rows(old, new)), conversion.edits) if conversion.edits else []
     imports = [hunk for hunk in hunks if any(new[number - 1].startswith(_IMPORT) for number in hunk.new)]
     for edit in conversion.edits:
         own = [hunk for hunk in hunks if edit in hunk.edits]
@@ -174,7 +174,7 @@ def refusal(name: str, why: BadInput) -> Found:
 def excerpt(file: str, line: int, around: int) -> Iterator[tuple[int, str]]:
     """The lines around one, with their numbers; none where the file can't be read."""
     try:
-        lines = side_by_side.lines_of(text_files.read(file).text)
+        lines = diffs.lines_of(text_files.read(file).text)
     except BadInput:
         return
     for number in range(max(line - around, 1), min(line + around, len(lines)) + 1):

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
-from dp2ddp.convert.display_paths import DisplayPaths
 from dp2ddp.convert.programs import Outcome, Program
-from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import Notebook
 from dp2ddp.project import wrapcalls
@@ -23,6 +21,112 @@ from dp2ddp.project.text_files import STANDARD, TextFile
 
 if TYPE_CHECKING:
     from dp2ddp.project.tree import Tree
+import contextlib
+
+from dp2ddp.notebook.notebook import LineMap, is_notebook
+from dp2ddp.rules import Options
+
+NOTES_OPEN = 1
+REFUSED = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command.
+
+    Attributes:
+        inputs: scripts, or one directory, or ``-``.
+        options: how to convert.
+        output: where to; ``-`` for standard output, None for a diff or `in_place`.
+        in_place: write over the inputs.
+        entries: the scripts of a directory that are started; found by themselves if there are none.
+        force: overwrite what is there.
+        vendored: copy the runtime beside every script that is started.
+        strict: open notes make the exit code `NOTES_OPEN`.
+        form: the form of what is found (one of `formats.FORMATS`); other than text, it goes to standard output.
+        verbose: the summary names every line that changed.
+        html: where to write a page to look at, None for none.
+    """
+
+    inputs: Sequence[str]
+    options: Options
+    output: str | None = None
+    in_place: bool = False
+    entries: Sequence[str] = ()
+    force: bool = False
+    vendored: bool = False
+    strict: bool = False
+    form: str = "text"
+    verbose: bool = False
+    html: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether a notebook becomes a script; else it stays a notebook."""
+        return not (self.in_place or (self.output is not None and is_notebook(self.output)))
+
+    @property
+    def writes(self) -> bool:
+        """Whether files are written."""
+        return self.in_place or self.output not in (None, STANDARD)
+
+
+def folders(inputs: Sequence[str]) -> list[str]:
+    """Those of the inputs that are directories.
+
+    Raises:
+        BadInput: one has no name, as an unset variable of the shell has none.
+    """
+    if "" in inputs:
+        raise BadInput("INPUT", what="an empty name", todo="name a script, or a folder")
+    return [name for name in inputs if Path(name).is_dir()]
+
+
+@dataclass(frozen=True)
+class DisplayPaths:
+    """What to call paths relative to `root`.
+
+    Attributes:
+        root: the project's folder.
+        given: the names of files that the user named himself.
+        places: of notebooks, where the lines of their scripts stand.
+    """
+
+    root: Path
+    given: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, LineMap] = field(default_factory=dict)
+
+    def shown(self, path: str) -> str:
+        """What to call the file at `path`; as absolute or as relative as the user called others.
+
+        What lies in the current folder is called from there in any case.
+        """
+        if path in self.given:
+            return _from_here(self.given[path])
+        place = self.root / path
+        if not place.is_absolute() or all(map(os.path.isabs, self.given.values())):
+            return _from_here(str(place))
+        return os.path.relpath(place)
+
+    def renamed(self, error: BadInput) -> BadInput:
+        """The error about a file at a path, with the name that the user knows it by."""
+        shown = self.shown(error.file)
+        return self.places[error.file].renamed(error, shown) if error.file in self.places else error.renamed(shown)
+
+    @contextlib.contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """Renames the file in errors that come out of the block, where it is one of the project's."""
+        try:
+            yield
+        except BadInput as error:
+            if os.path.isabs(error.file) or not os.path.lexists(self.root / error.file):
+                raise
+            raise self.renamed(error) from None
+
+
+def _from_here(name: str) -> str:
+    here = os.path.join(os.getcwd(), "")
+    return os.path.relpath(name) if os.path.isabs(name) and name.startswith(here) else name
 
 
 @dataclass

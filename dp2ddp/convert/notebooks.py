@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook import document
-from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.notebook.notebook import Notebook, is_notebook
 from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.project.text_files import TextFile
 from dp2ddp.rewrite.edits import Note
@@ -29,7 +28,7 @@ def read(name: str, *, alone: bool = True) -> TextFile:
     Raises:
         BadInput: as `text_files.read`, and as `notebook.script.read`.
     """
-    if not document.is_named(name):
+    if not is_notebook(name):
         return text_files.read(name)
     from dp2ddp.notebook import script  # with what a script doesn't need
 
@@ -72,14 +71,14 @@ def check_kinds(output: str, name: str) -> None:
     Raises:
         BadInput: a script can't become a notebook.
     """
-    if document.is_named(output) and not document.is_named(name):
+    if is_notebook(output) and not is_notebook(name):
         raise BadInput(output, what=f"a notebook, and {name} is a script", todo="name a .py file")
 
 
 def wrapping(tree: Tree) -> Iterator[str]:
     """The paths of a directory's notebooks that name `DataParallel`."""
     for path in tree.files:
-        if document.is_named(path) and wrapcalls.mentions(_data(tree.root / path)):
+        if is_notebook(path) and wrapcalls.mentions(_data(tree.root / path)):
             yield path
 
 

@@ -15,9 +15,8 @@ from click import style
 
 from dp2ddp.command import terminal
 from dp2ddp.convert.findings import CHANGE, Found, found_in, in_order, refusal
-from dp2ddp.convert.job import Job
+from dp2ddp.convert.job import Job, Request
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.convert.request import Request
 from dp2ddp.convert.running import Running, Starts, confuses_torchrun, how_to_run, how_to_run_commands, starts
 from dp2ddp.errors import BadInput
 from dp2ddp.project import vendor

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from click import style
 
+from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.rewrite.edits import Edit, InsertBefore
 from dp2ddp.rules.launch import NARROWED
 
@@ -94,11 +95,6 @@ def confuses_torchrun(text: str) -> str:
 
 #: How to run a notebook that stays one.
 CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
-
-
-def is_notebook(output: str | None) -> bool:
-    """Whether what was written is a notebook."""
-    return output is not None and output.endswith(".ipynb")
 
 
 def steps(script: str, starts: Starts, *, confused: str = "") -> Iterator[Step]:

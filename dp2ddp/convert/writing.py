@@ -9,10 +9,9 @@ from pathlib import Path
 
 from dp2ddp.command import terminal
 from dp2ddp.convert import diffs, notebooks
-from dp2ddp.convert.job import Job
-from dp2ddp.convert.request import Request
+from dp2ddp.convert.job import Job, Request
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook import document
+from dp2ddp.notebook.notebook import SUFFIX, is_notebook
 from dp2ddp.project import placing, text_files, vendor
 from dp2ddp.project.text_files import STANDARD, TextFile
 
@@ -94,7 +93,7 @@ def _write_in_place(job: Job) -> dict[str, str]:
     for path in contents:
         text_files.check_writable(path)
     with vendor.copied(beside):
-        placing.overwrite(contents)
+        placing.write(contents)
     written = job.outcome.conversions if job.tree is not None else job.changed()
     return {path: str(job.place(path)) for path in written}
 
@@ -110,7 +109,7 @@ def _write_file(job: Job, output: str) -> dict[str, str]:
         terminal.write_result(job.new_bytes(path))
         return {}
     vendor.copy_all(_runtime_folders(job, lambda _: Path(output).parent))
-    text_files.write(Path(output), job.new_bytes(path), mode_of=job.given[path].path)
+    placing.write({Path(output): job.new_bytes(path)}, mode_of=job.given[path].path)
     return {path: output}
 
 
@@ -133,7 +132,7 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
         for path, output in outputs.items() if job.tree is None else ():
             fresh = staged / output.relative_to(target)
             fresh.parent.mkdir(parents=True, exist_ok=True)
-            placing.write_new(fresh, job.new_bytes(path), mode_of=job.sources.root / path)
+            placing.write({fresh: job.new_bytes(path)}, mode_of=job.sources.root / path)
         vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
         placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
     return {path: str(output) for path, output in outputs.items()}
@@ -141,7 +140,7 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
 
 def _script(path: str) -> str:
     """The name of what a notebook becomes; others keep theirs."""
-    return f"{path[: -len(document.SUFFIX)]}.py" if document.is_named(path) else path
+    return f"{path[: -len(SUFFIX)]}.py" if is_notebook(path) else path
 
 
 def _runtime_folders(job: Job, place: Callable[[str], Path]) -> list[Path]:

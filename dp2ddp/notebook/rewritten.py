@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.notebook import document
-from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.notebook.notebook import Notebook, write_document
 from dp2ddp.notebook.script import MARK, SCRIPT
 
 _ORIGINAL, _START, _FIGURES = "original", "start", "figures"
@@ -32,7 +31,7 @@ def rewritten(notebook: Notebook, text: str) -> bytes:
         if cell["metadata"].get(MARK) == SCRIPT:  # converted before
             first, _, _ = cell["source"].partition("\n")
             cell["source"] = f"{first}\n{text}"
-            return document.write(content)
+            return write_document(content)
     last = max(notebook.kept, default=len(cells) - 1)
     new: list[Any] = []
     for index, cell in enumerate(cells):
@@ -42,7 +41,7 @@ def rewritten(notebook: Notebook, text: str) -> bytes:
         for cell in new:
             cell.pop("id", None)
     content["cells"] = new
-    return document.write(content)
+    return write_document(content)
 
 
 def _kept(cell: Any, index: int, commands: Sequence[str]) -> Iterator[Any]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.notebook import document, shown
+from dp2ddp.notebook import shown
 from dp2ddp.notebook.magics import Plain, plain
-from dp2ddp.notebook.notebook import LineMap, Notebook, Place, Remark
+from dp2ddp.notebook.notebook import LineMap, Notebook, Place, Remark, read_document
 from dp2ddp.source.syntax import shared
 
 #: In a cell's metadata: the script that a converted notebook writes.
@@ -30,7 +30,7 @@ def read(name: str, *, alone: bool = True) -> Notebook:
         BadInput: no notebook that can be read, or a line that can't be put in a script.
     """
     path = Path(name)
-    content = document.read(path, name)
+    content = read_document(path, name)
     for index, cell in enumerate(content["cells"]):
         if cell["metadata"].get(MARK) == SCRIPT:
             return _converted(name, content, index)

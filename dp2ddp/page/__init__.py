@@ -17,11 +17,10 @@ Jinja2 is imported by `render`, and so only where a page is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from dp2ddp.page.escaping import code, prose, visible
-from dp2ddp.page.writing import check_target, write
-
-__all__ = ["check_target", "code", "prose", "render", "visible", "write"]
+from dp2ddp.errors import BadInput
+from dp2ddp.project import placing, text_files
 
 
 def render(
@@ -43,3 +42,46 @@ def render(
     from dp2ddp.page import rendering
 
     return rendering.render(package, template, content, styles, scripts)
+
+
+#: What every page has in its first lines.
+_MARK = b'<meta name="generator" content="dp2ddp '
+_HEAD = 1000  # bytes in which that stands
+
+
+def check_target(path: str, *, force: bool) -> None:
+    """Checks that a page may be written to `path`, before any work is done.
+
+    Args:
+        force: replace whatever is there.
+
+    Raises:
+        BadInput: a directory, something that is no page of dp2ddp (without `force`), or not writable.
+    """
+    target = Path(path)
+    if path == text_files.STANDARD:
+        raise BadInput("--html", what="a page can't go to standard output", todo="name a file, such as report.html")
+    if not path or target.is_dir():
+        raise BadInput(path or "--html", what="a directory" if path else "an empty name", todo="name the file to write")
+    text_files.check_writable(target)
+    if target.is_file() and not force and not _is_page(target):
+        todo = "name another file, or use --force to overwrite it"
+        raise BadInput(path, what="exists already, and is no page of dp2ddp", todo=todo)
+
+
+def write(path: str, page: str) -> None:
+    """Writes a page, all of it or nothing.
+
+    Raises:
+        BadInput: it can't be written.
+    """
+    placing.write({Path(path): page.encode()})
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or _MARK in head

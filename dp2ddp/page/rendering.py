@@ -1,16 +1,118 @@
-"""Templates to pages, with jinja2."""
+"""Templates to pages, with jinja2; and others' text on them: what doesn't show, or hides more, is spelled out."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple, Optional
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from dp2ddp import __version__
-from dp2ddp.page.escaping import code, prose, visible
+
+# Control characters (escape sequences of terminals among them) but tab and newline; marks that have no width, turn
+# the direction of text around or hide in it; separators of lines; halves of pairs, which UTF-8 can't hold.
+_ODD = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+# Letters that are written from right to left: what stands behind them would change places with them.
+_FROM_RIGHT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
+_QUOTED = re.compile("`([^`]+)`")
+
+
+def visible(text: str) -> str:
+    r"""`text` with such characters as Python spells them: ``\x1b``, ``\u202e``."""
+    return _ODD.sub(lambda match: _spelled(match.group()), text)
+
+
+def code(text: str) -> Markup:
+    """A piece of source as markup, in its own order; what `visible` spells out is marked, so that copying gives it."""
+    return _each(_ODD, text, _marked, lambda part: _each(_FROM_RIGHT, part, _apart, escape))
+
+
+def _each(
+    pattern: re.Pattern[str], text: str, found: Callable[[str], Markup], between: Callable[[str], Markup]
+) -> Markup:
+    """`text` with `found` of what a pattern finds, and `between` of all else."""
+    parts: list[str] = []
+    end = 0
+    for match in pattern.finditer(text):
+        parts += [between(text[end : match.start()]), found(match.group())]
+        end = match.end()
+    return Markup("").join([*parts, between(text[end:])])
+
+
+def _apart(letters: str) -> Markup:
+    return Markup("<bdi>{}</bdi>").format(letters)
+
+
+def prose(text: str) -> Markup:
+    """A sentence as markup; what stands in it between backticks is source."""
+    parts = _QUOTED.split(" ".join(text.split()))
+    quoted = Markup("<code>{}</code>")
+    return Markup("").join(
+        quoted.format(code(part)) if number % 2 else escape(visible(part)) for number, part in enumerate(parts)
+    )
+
+
+def _marked(character: str) -> Markup:
+    mark = Markup('<span class="odd" data-char="{}" title="a character that does not show">{}</span>')
+    return mark.format(ord(character), _spelled(character))
+
+
+def _spelled(character: str) -> str:
+    point = ord(character)
+    if point < 0x100:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+Row = tuple[Optional[int], Optional[int], bool]
+_TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+
+
+class Line(NamedTuple):
+    """A line of either version: its numbers, from 1, None where it has none, its markup, and its name in links."""
+
+    old: int | None
+    new: int | None
+    before: Markup
+    after: Markup
+    same: bool
+    id: str = ""
+
+
+def lines_of_rows(rows: Iterable[Row], old: Sequence[str], new: Sequence[str], links: Mapping[int, str]) -> list[Line]:
+    """Rows (the numbers of lines that belong together, and whether they are the same) as lines of a page.
+
+    Args:
+        links: the names of old lines.
+    """
+    found = []
+    for a, b, same in rows:
+        before, after = "" if a is None else old[a - 1], "" if b is None else new[b - 1]
+        left, right = marked(before, after) if a and b and not same else (code(before), code(after))
+        found.append(Line(a, b, left, right, same, links.get(a or 0, "")))
+    return found
+
+
+def marked(old: str, new: str) -> tuple[Markup, Markup]:
+    """Both lines with a mark on each part that the other hasn't."""
+    one, other = _TOKEN.findall(old), _TOKEN.findall(new)
+    before, after = Markup(""), Markup("")
+    mark = Markup("<mark>{}</mark>")
+    for kind, a, a_end, b, b_end in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        left, right = "".join(one[a:a_end]), "".join(other[b:b_end])
+        before += code(left) if kind == "equal" or not left.strip() else mark.format(code(left))
+        after += code(right) if kind == "equal" or not right.strip() else mark.format(code(right))
+    return before, after
+
 
 _SHARED = "dp2ddp.page"
 

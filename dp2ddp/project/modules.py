@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project.importing import STAR, FileImports, Import, read
+from dp2ddp.project.importing import STAR, Addition, FileImports, Import, read
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.searchpath import Addition
 
 _INIT = "__init__.py"
 

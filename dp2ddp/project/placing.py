@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project.text_files import shortened
+from dp2ddp.project.text_files import is_special
 
 if TYPE_CHECKING:
     from dp2ddp.project.tree import Tree
+
+#: So much of a file's name is in that of a temporary one, which may not be longer than a name may be.
+_LONGEST = 40
 
 
 @contextlib.contextmanager
@@ -30,9 +30,12 @@ def staging(target: Path) -> Iterator[Path]:
     Raises:
         BadInput: nothing can be written there.
     """
+    import shutil
+    import tempfile
+
     place = target if target.is_dir() else target.parent
     try:
-        scratch = tempfile.mkdtemp(dir=place, prefix=f".{shortened(target.name)}.")
+        scratch = tempfile.mkdtemp(dir=place, prefix=f".{target.name[:_LONGEST]}.")
     except OSError as error:
         raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
     try:
@@ -54,6 +57,8 @@ def copy(tree: Tree, contents: Mapping[str, bytes], extra: Sequence[str], staged
     Raises:
         BadInput: a file can't be read.
     """
+    import shutil
+
     for folder in tree.folders:
         (staged / folder).mkdir()
     for path in [*tree.files, *extra]:
@@ -63,18 +68,9 @@ def copy(tree: Tree, contents: Mapping[str, bytes], extra: Sequence[str], staged
             shutil.copy2(tree.root / path, target)
         except OSError as error:
             raise BadInput(path, what=f"can't be copied ({error.strerror})") from None
-        if path in contents:
-            write_new(target, contents[path], mode_of=tree.root / path)
+    write({staged / path: data for path, data in contents.items()})
     for link in tree.links:
         os.symlink(os.readlink(tree.root / link), staged / link)
-
-
-def write_new(target: Path, data: bytes, *, mode_of: Path) -> None:
-    """Writes a prepared file, with the mode of another one."""
-    with contextlib.suppress(FileNotFoundError):
-        target.unlink()
-    target.write_bytes(data)
-    os.chmod(target, stat.S_IMODE(mode_of.stat().st_mode))
 
 
 def settle(staged: Path, target: Path, modes_of: Path | None = None) -> None:
@@ -104,22 +100,36 @@ def settle(staged: Path, target: Path, modes_of: Path | None = None) -> None:
             os.chmod(folder, stat.S_IMODE(counterpart.stat().st_mode))
 
 
-def overwrite(contents: Mapping[Path, bytes]) -> None:
-    """Gives files new contents, in their places, modes kept; a link stays, and the file behind it is written.
+def write(contents: Mapping[Path, bytes], *, mode_of: Path | None = None) -> None:
+    """Writes files, all of them or none; nobody ever sees half a file.
+
+    A symbolic link stays, and the file behind it is written. A file that is there keeps its mode; a new one gets that
+    of `mode_of`. Devices and pipes, such as ``/dev/null``, are written to as they are.
 
     Raises:
         BadInput: something can't be written; then all is as it was.
     """
     prepared: list[tuple[Path, Path]] = []
+    path = Path()
     try:
         for path, data in contents.items():
             target = Path(os.path.realpath(path))
+            if is_special(target):
+                target.write_bytes(data)
+                continue
             fresh = _beside(target)
             prepared.append((fresh, target))
-            write_new(fresh, data, mode_of=target)
+            with open(fresh, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            like = target if mode_of is None or target.exists() else mode_of
+            if like.exists():
+                os.chmod(fresh, stat.S_IMODE(like.stat().st_mode))
         replace_all(prepared)
     except OSError as error:
-        raise _unwritable(Path(error.filename or "."), error) from None
+        named = path if len(contents) == 1 else Path(error.filename2 or error.filename or path)
+        raise _unwritable(named, error) from None
     finally:
         for fresh, _ in prepared:
             with contextlib.suppress(FileNotFoundError):
@@ -180,8 +190,9 @@ def _kept(target: Path) -> Path | None:
     kept = _beside(target)
     try:
         os.link(target, kept, follow_symlinks=False)
-    except (OSError, NotImplementedError):
-        # File systems without hard links.
+    except (OSError, NotImplementedError):  # file systems without hard links
+        import shutil
+
         shutil.copy2(target, kept, follow_symlinks=False)
     return kept
 
@@ -212,7 +223,7 @@ def _leaves(folder: Path) -> list[Path]:
 
 
 def _beside(target: Path) -> Path:
-    return target.with_name(f".{shortened(target.name)}.{secrets.token_hex(4)}")
+    return target.with_name(f".{target.name[:_LONGEST]}.{os.urandom(4).hex()}")
 
 
 def _unwritable(path: Path, error: OSError) -> BadInput:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
-from dp2ddp.project import raw_bytes, text_files
+from dp2ddp.project import text_files
 from dp2ddp.project.text_files import TextFile
 
 
@@ -76,7 +76,7 @@ class PythonFiles(Mapping[str, str]):
         """
         if path not in self._data:
             try:
-                self._data[path] = raw_bytes.read(self.root / path, path)
+                self._data[path] = text_files.read_bytes(self.root / path, path)
             except OSError as error:
                 raise BadInput(path, what=f"can't be read ({error.strerror})") from None
         return self._data[path]

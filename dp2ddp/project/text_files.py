@@ -1,24 +1,73 @@
-"""Reading a script and writing its conversion, so that every byte that isn't converted stays.
+"""Reading a script so that every byte that isn't converted stays; and where its conversion may go.
 
-Encodings as PEP 263 has them; output through a temporary file and `os.replace`, so that nobody ever sees half a file.
+Encodings as PEP 263 has them.
 """
 
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import os
 import re
+import select
 import stat
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import raw_bytes
+
+#: No script is longer; what is (a device, a data set with a wrong name) would fill the memory.
+LONGEST = 64 << 20
+#: So many seconds a pipe may stay silent: as long as a command at its other end may think, but not for ever.
+PATIENCE = 30.0
+_CHUNK = 1 << 20
+
+
+def read_bytes(path: Path, name: str) -> bytes:
+    """The bytes of the file, pipe or device at `path`.
+
+    Args:
+        name: how messages call it.
+
+    Raises:
+        BadInput: a pipe that nobody writes to, or more than `LONGEST` bytes.
+        OSError: it can't be read.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for somebody who opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        return _read_all(descriptor, name, is_pipe=stat.S_ISFIFO(os.fstat(descriptor).st_mode))
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, name: str, *, is_pipe: bool = False) -> bytes:
+    """All that can be read there. Raises as `read`.
+
+    Args:
+        is_pipe: it doesn't block, and is silent until somebody writes.
+    """
+    data = bytearray()
+    while True:
+        if is_pipe:
+            _wait(descriptor, name)
+        chunk = os.read(descriptor, _CHUNK)
+        data += chunk
+        if not chunk or b"\0" in chunk:  # what is binary need not be read to its end, which may not come
+            return bytes(data)
+        if len(data) > LONGEST:
+            raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
+
+
+def _wait(descriptor: int, name: str) -> None:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN | select.POLLHUP)
+    if not waiting.poll(PATIENCE * 1000):
+        todo = "write the script into it, or give a file"
+        raise BadInput(name, what=f"a pipe that nobody has written to for {PATIENCE:g} s", todo=todo)
+
 
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
@@ -60,7 +109,7 @@ def read(name: str) -> TextFile:
         return decode(_standard_input(), "<stdin>", None)
     path = Path(name)
     try:
-        data = raw_bytes.read(path, name)
+        data = read_bytes(path, name)
     except FileNotFoundError:
         raise BadInput(name, what="no such file") from None
     except IsADirectoryError:
@@ -73,7 +122,7 @@ def read(name: str) -> TextFile:
 def _standard_input() -> bytes:
     name = "<stdin>"
     try:
-        return raw_bytes.read_all(sys.stdin.fileno(), name)
+        return _read_all(sys.stdin.fileno(), name)
     except io.UnsupportedOperation:  # a stand-in, as tests have it
         return sys.stdin.buffer.read()
     except OSError as error:
@@ -134,7 +183,7 @@ def check_new(path: Path, source: Path | None, *, force: bool) -> None:
         raise BadInput(str(path), what="a directory", todo="name the file to write")
     if source is not None and _same_file(path, source):
         raise BadInput(str(path), what="the output is the input", todo="use --in-place to convert a file in its place")
-    if path.exists() and not _is_special(path) and not force:
+    if path.exists() and not is_special(path) and not force:
         raise BadInput(str(path), what="exists already", todo="use --force to overwrite it")
 
 
@@ -148,56 +197,8 @@ def check_writable(path: Path) -> None:
     if not target.parent.is_dir():
         raise BadInput(str(path), what=f"no such folder: {target.parent}", todo="make it first")
     writable = os.access(target, os.W_OK) if target.exists() else True
-    if not writable or not (_is_special(target) or os.access(target.parent, os.W_OK)):
+    if not writable or not (is_special(target) or os.access(target.parent, os.W_OK)):
         raise BadInput(str(path), what="can't be written (Permission denied)")
-
-
-def write(path: Path, data: bytes, *, mode_of: Path | None = None) -> None:
-    """Writes `data` to `path`, all of it or nothing.
-
-    A symbolic link stays, and the file behind it is written. A file that is there keeps its mode; a new one gets that
-    of `mode_of`. Devices and pipes, such as ``/dev/null``, are written to as they are.
-
-    Raises:
-        BadInput: it can't be written.
-    """
-    target = _target(path)
-    try:
-        if _is_special(target):
-            target.write_bytes(data)
-        else:
-            _write_file(target, data, _mode(target, mode_of))
-    except OSError as error:
-        raise BadInput(str(path), what=f"can't be written ({error.strerror})") from None
-
-
-def _write_file(target: Path, data: bytes, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{shortened(target.name)}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def shortened(name: str) -> str:
-    """The beginning of a file's name: for temporary names, which may not be longer than a name may be."""
-    return name[:40]
-
-
-def _mode(target: Path, mode_of: Path | None) -> int:
-    for path in (target, mode_of):
-        if path is not None and path.exists():
-            return stat.S_IMODE(path.stat().st_mode)
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _target(path: Path) -> Path:
@@ -205,7 +206,8 @@ def _target(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
+    """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -82,6 +80,8 @@ def copy(folder: Path) -> Path:
     target = folder / RUNTIME_PACKAGE
     if _is_current(target):
         return target
+    import tempfile
+
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=f".{RUNTIME_PACKAGE}.") as scratch:
             fresh = Path(scratch, "fresh")
@@ -110,6 +110,8 @@ def copied(folders: Sequence[Path]) -> Iterator[None]:
         copy_all(folders)
         yield
     except BaseException:
+        import shutil
+
         for target in new:
             if target.is_dir():
                 shutil.rmtree(target)

@@ -13,7 +13,7 @@ import pytest
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.errors import BadInput
-from dp2ddp.project import raw_bytes
+from dp2ddp.project import text_files
 from dp2ddp.rules import Options
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +64,9 @@ def test_standard_input_has_no_name_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_pipe_without_a_writer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo("pipe.py")
-    monkeypatch.setattr(raw_bytes, "PATIENCE", 0.2)
+    monkeypatch.setattr(text_files, "PATIENCE", 0.2)
     with pytest.raises(BadInput, match=r"^pipe.py: a pipe that nobody has written to for 0.2 s"):
-        raw_bytes.read(Path("pipe.py"), "pipe.py")
+        text_files.read_bytes(Path("pipe.py"), "pipe.py")
 
 
 def test_a_pipe_with_a_writer_is_a_script() -> None:
@@ -81,10 +81,10 @@ def test_a_device_without_end() -> None:
 
 
 def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_bytes, "LONGEST", 100)
+    monkeypatch.setattr(text_files, "LONGEST", 100)
     Path("long.py").write_text("x = 1\n" * 100)
     with pytest.raises(BadInput, match=r"^long.py: more than \d+ MiB"):
-        raw_bytes.read(Path("long.py"), "long.py")
+        text_files.read_bytes(Path("long.py"), "long.py")
 
 
 @pytest.mark.parametrize("name", ["a" * 300 + ".py", "a" * 300 + "/out.py"])

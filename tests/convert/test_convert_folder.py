@@ -188,10 +188,10 @@ def test_a_copy_says_what_it_is_and_is_told_when_it_is_old(project: Path) -> Non
 
 
 def test_a_failure_takes_the_runtime_away_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(contents: object) -> None:
+    def refuse(contents: object, **more: object) -> None:
         raise BadInput("x", what="can't be written")
 
-    monkeypatch.setattr("dp2ddp.project.placing.overwrite", refuse)
+    monkeypatch.setattr("dp2ddp.project.placing.write", refuse)
     assert run("project", "--in-place", "--vendor").exit_code == 2
     assert not list(project.rglob("dp2ddp_runtime"))
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from dp2ddp.convert import side_by_side
+from dp2ddp.convert import diffs
+from dp2ddp.convert.diffs import Row, hunks, rows
 from dp2ddp.convert.page.content import CHANGED, FOLDED, SAME, Section, Shown
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.reporting import File
-from dp2ddp.convert.side_by_side import Row, hunks, rows
-from dp2ddp.page.code_lines import marked
+from dp2ddp.page.rendering import marked
 from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore
 from dp2ddp.source.spans import Span
 
@@ -69,7 +69,7 @@ def test_a_huge_change_is_put_together_as_it_comes() -> None:
     ],
 )
 def test_lines_are_python_s(text: str, lines: list[str]) -> None:
-    assert side_by_side.lines_of(text) == lines
+    assert diffs.lines_of(text) == lines
 
 
 def _edit(rule: str, line: int, end: int | None = None) -> Edit:

@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from making import WRAP
 
 from dp2ddp.cli import main
-from dp2ddp.notebook import document
 
 FIXTURE = fixture_data.FIXTURES / "notebook"
 # Before click 8.2 the two outputs are kept apart only on demand.
@@ -214,7 +213,7 @@ def test_names_that_a_shell_would_split_are_not_given_to_one() -> None:
 
 
 def test_without_nbformat_it_says_what_to_install(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "nbformat", None)
     done = run("convert", "train.ipynb", "-o", "out.py")
     message = "notebooks need nbformat; pip install nbformat"
     assert (done.exit_code, done.stderr) == (2, f"dp2ddp: train.ipynb: {message}\n")

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from dp2ddp import page
 from dp2ddp.errors import BadInput
+from dp2ddp.page import rendering
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31mred\u202egnp.exe\x00\udc80"
 SAID = "</script><img src=x onerror=alert(1)>\"'&\\x1b[31mred\\u202egnp.exe\\x00\\udc80"
@@ -177,23 +178,23 @@ def test_without_scripts_there_are_no_dead_buttons(browser: Browser, sheet: Path
     ],
 )
 def test_what_does_not_show_is_spelled_out(text: str, shown: str) -> None:
-    assert page.visible(text) == shown
-    assert html.unescape(page.code(text).striptags()) == " ".join(shown.split())
+    assert rendering.visible(text) == shown
+    assert html.unescape(rendering.code(text).striptags()) == " ".join(shown.split())
 
 
 def test_code_is_markup_once() -> None:
-    assert page.code("a < b") == Markup("a &lt; b")
-    assert page.code("\x00") == Markup(
+    assert rendering.code("a < b") == Markup("a &lt; b")
+    assert rendering.code("\x00") == Markup(
         '<span class="odd" data-char="0" title="a character that does not show">\\x00</span>'
     )
 
 
 def test_letters_from_right_to_left_keep_their_place() -> None:
-    assert page.code("'שלום' < 1") == Markup("&#39;<bdi>שלום</bdi>&#39; &lt; 1")
+    assert rendering.code("'שלום' < 1") == Markup("&#39;<bdi>שלום</bdi>&#39; &lt; 1")
 
 
 def test_sentences_have_their_code_marked() -> None:
-    assert page.prose("use `a < b`\n  and \x07") == Markup("use <code>a &lt; b</code> and \\x07")
+    assert rendering.prose("use `a < b`\n  and \x07") == Markup("use <code>a &lt; b</code> and \\x07")
 
 
 def test_a_page_goes_over_a_page_and_over_nothing_else(tmp_path: Path, sheet: Path) -> None:

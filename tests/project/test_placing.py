@@ -88,7 +88,7 @@ def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
     (tmp_path / "x").chmod(0o754)
     (tmp_path / "link").symlink_to("x")
     (tmp_path / "y").write_text("old")
-    placing.overwrite({tmp_path / "link": b"new", tmp_path / "y": b"newer"})
+    placing.write({tmp_path / "link": b"new", tmp_path / "y": b"newer"})
     assert contents(tmp_path) == {"x": "new", "link": "new", "y": "newer"}
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o754
@@ -100,7 +100,7 @@ def test_overwriting_fails_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monkey
         (tmp_path / name).write_text(name)
     fail_on(monkeypatch, failing)
     with pytest.raises(BadInput, match=f"{failing}: can't be written"):
-        placing.overwrite({tmp_path / name: b"new" for name in "xyz"})
+        placing.write({tmp_path / name: b"new" for name in "xyz"})
     assert contents(tmp_path) == {"x": "x", "y": "y", "z": "z"}
 
 
@@ -119,7 +119,7 @@ def test_what_cant_be_put_back_is_kept_and_named(tmp_path: Path, monkeypatch: py
     with pytest.raises(
         BadInput, match=r"y: can't be put back after a failure; what was there is in .*/\.y\."
     ) as caught:
-        placing.overwrite({tmp_path / name: b"new" for name in "xyz"})
+        placing.write({tmp_path / name: b"new" for name in "xyz"})
     kept = Path(str(caught.value).rsplit(" ", 1)[1])
     assert contents(tmp_path) == {"x": "x", "y": "new", "z": "z", kept.name: "y"}
 
@@ -133,5 +133,5 @@ def test_without_hard_links_copies_are_kept(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / name).write_text(name)
     fail_on(monkeypatch, "y")
     with pytest.raises(BadInput):
-        placing.overwrite({tmp_path / name: b"new" for name in "xy"})
+        placing.write({tmp_path / name: b"new" for name in "xy"})
     assert contents(tmp_path) == {"x": "x", "y": "y"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import text_files
+from dp2ddp.project import placing, text_files
 from dp2ddp.project.text_files import TextFile
 from dp2ddp.source import syntax
 
@@ -113,7 +113,7 @@ def test_a_new_file_gets_the_mode_of_the_input_and_an_old_one_keeps_its_own(tmp_
         path.write_text("x\n")
         path.chmod(mode)
     for path in (new, old):
-        text_files.write(path, b"y\n", mode_of=script)
+        placing.write({path: b"y\n"}, mode_of=script)
         assert path.read_bytes() == b"y\n"
     assert stat.S_IMODE(new.stat().st_mode) == 0o750
     assert stat.S_IMODE(old.stat().st_mode) == 0o604
@@ -123,7 +123,7 @@ def test_a_new_file_gets_the_mode_of_the_input_and_an_old_one_keeps_its_own(tmp_
 def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        text_files.write(tmp_path / "a.py", b"")
+        placing.write({tmp_path / "a.py": b""})
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
@@ -134,7 +134,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "real" / "a.py", tmp_path / "link.py"
     target.write_text("x\n")
     link.symlink_to(target)
-    text_files.write(link, b"y\n")
+    placing.write({link: b"y\n"})
     assert link.is_symlink()
     assert target.read_bytes() == b"y\n"
 
@@ -142,7 +142,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_devices_are_written_to_and_not_replaced() -> None:
     source = TextFile("a.py", None, "")
     text_files.check_output(os.devnull, source, force=False)
-    text_files.write(Path(os.devnull), b"x\n")
+    placing.write({Path(os.devnull): b"x\n"})
     assert not Path(os.devnull).is_file()
 
 
@@ -155,7 +155,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(BadInput, match=r"a.py: can't be written .No space left on device"):
-        text_files.write(path, b"new\n")
+        placing.write({path: b"new\n"})
     assert [each.name for each in tmp_path.iterdir()] == ["a.py"]
     assert path.read_text() == "old\n"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dp2ddp import page
+from dp2ddp.convert.job import Request
 from dp2ddp.convert.reporting import Report
-from dp2ddp.convert.request import Request
 from dp2ddp.errors import BadInput
 
 

@@ -12,12 +12,13 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from dp2ddp.convert import findings, running, side_by_side
+from dp2ddp.convert import diffs, findings, running
+from dp2ddp.convert.job import Request
 from dp2ddp.convert.reporting import File, Report, count, reasons, to_run
-from dp2ddp.convert.request import Request
-from dp2ddp.convert.running import Step, is_notebook
+from dp2ddp.convert.running import Step
 from dp2ddp.errors import BadInput
-from dp2ddp.page.code_lines import Line, lines_of_rows
+from dp2ddp.notebook.notebook import is_notebook
+from dp2ddp.page.rendering import Line, lines_of_rows
 from dp2ddp.project.text_files import STANDARD
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules import Rule, rule
@@ -107,16 +108,16 @@ class Shown:
     @cached_property
     def _lines(self) -> tuple[list[str], list[str]]:
         conversion = self.file.conversion
-        return side_by_side.lines_of(conversion.old_text), side_by_side.lines_of(conversion.new_text)
+        return diffs.lines_of(conversion.old_text), diffs.lines_of(conversion.new_text)
 
     @property
     def _findings(self) -> Sequence[Finding]:
         return [*self.file.conversion.edits, *self.file.conversion.notes]
 
     @cached_property
-    def rows(self) -> list[side_by_side.Row]:
+    def rows(self) -> list[diffs.Row]:
         """All lines, before and after."""
-        return list(side_by_side.rows(*self._lines))
+        return list(diffs.rows(*self._lines))
 
     @property
     def added(self) -> int:
@@ -145,7 +146,7 @@ class Shown:
 
     def sections(self) -> Iterator[Section]:
         """The code before and after; unchanged lines show where they are near to what matters."""
-        hunks = side_by_side.hunks(self.rows, self.file.conversion.edits)
+        hunks = diffs.hunks(self.rows, self.file.conversion.edits)
         owner = {row: number for number, hunk in enumerate(hunks) for row in hunk.rows}
         matters = [n for n, row in enumerate(self.rows) if not row.same or row.old in self.wanted]
         near = {n for number in matters for n in range(number - _AROUND, number + _AROUND + 1)}
