@@ -57,45 +57,11 @@ STEPS = {
         '        super().__init__(root, True, None, None, download)\n> data = Few("data", download=True)\n'
     ),
     "folders that it goes to": (
-        """
-        def fetch(root):
-            zipped = "b.zip"
-            if not os.path.exists(zipped):
-                os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))
-        if not os.path.isdir("raw"):
-            os.makedirs("raw")
-        if not os.path.exists("raw/a.zip"):
-            os.system("wget -O raw/a.zip " + url)
-        os.makedirs("rawer")
-        data = os.path.join("in", "b")
-        try:
-            os.mkdir(data)
-        except FileExistsError:
-            pass
-        os.mkdir("out")
-        fetch(data)
-        """,
-        """
-        def fetch(root):
-            zipped = "b.zip"
-            with ddp.main_first():
-                if not os.path.exists(zipped):
-                    os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))
-        with ddp.main_first():
-            if not os.path.isdir("raw"):
-                os.makedirs("raw")
-            if not os.path.exists("raw/a.zip"):
-                os.system("wget -O raw/a.zip " + url)
-        os.makedirs("rawer")
-        data = os.path.join("in", "b")
-        with ddp.main_first():
-            try:
-                os.mkdir(data)
-            except FileExistsError:
-                pass
-        os.mkdir("out")
-        fetch(data)
-        """,
+        'def fetch(root):\n    zipped = "b.zip"\n>     if not os.path.exists(zipped):\n'
+        '>         os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))\n'
+        'done = 0\n> if not os.path.isdir("raw"):\n>     os.makedirs("raw")\n> if not os.path.exists("raw/a.zip"):\n'
+        '>     os.system("wget -O raw/a.zip " + url)\nos.makedirs("rawer")\ndata = os.path.join("in", "b")\n'
+        '> try:\n>     os.mkdir(data)\n> except FileExistsError:\n>     pass\nos.mkdir("out")\nfetch(data)\n'
     ),
     "a branch that takes all ranks": (
         "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    net(x)\n"

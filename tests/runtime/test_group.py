@@ -1,4 +1,4 @@
-"""A rank looks like the one process that the original is: libraries find no process group, count once; where ranks meet."""
+"""A rank looks like the one process that the original is: libraries find no process group; where the ranks meet."""
 
 from __future__ import annotations
 
