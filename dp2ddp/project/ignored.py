@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from pathlib import Path
+import subprocess
+from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
@@ -43,6 +44,7 @@ class GitIgnore:
                 self._above.append((prefix, spec))
         if not (place / ".git").exists():
             self._above.clear()
+        self._tracked = _tracked(root) if (place / ".git").exists() else frozenset[str]()
         self._root = root
 
     def enter(self, folder: str) -> None:
@@ -52,7 +54,12 @@ class GitIgnore:
             self._specs[folder] = spec
 
     def names(self, path: str, *, is_folder: bool) -> bool:
-        """Whether the file or folder is ignored. The deepest `.gitignore` that names it decides."""
+        """Whether the file or folder is ignored. The deepest `.gitignore` that names it decides.
+
+        What git tracks isn't, nor a folder that it lies in.
+        """
+        if path in self._tracked:
+            return False
         ending = "/" if is_folder else ""
         folder = posixpath.dirname(path)
         while True:
@@ -68,6 +75,20 @@ class GitIgnore:
             if verdict is not None:
                 return verdict
         return False
+
+
+def _tracked(root: Path) -> frozenset[str]:
+    """What of a folder git tracks though `.gitignore` names it, and the folders above; nothing where git can't tell."""
+    # (A repository's own settings may name a program for git to start.)
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=root, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return frozenset()
+    found = set(filter(None, os.fsdecode(done.stdout).split("\0")))
+    for path in [*found]:
+        found.update(str(above) for above in PurePosixPath(path).parents)
+    return frozenset(found)
 
 
 def _load(folder: Path) -> GitIgnoreSpec | None:
