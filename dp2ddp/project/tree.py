@@ -6,10 +6,11 @@ import contextlib
 import os
 import posixpath
 import stat
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
@@ -51,6 +52,7 @@ class _GitIgnore:
                 self._above.append((prefix, spec))
         if not (place / ".git").exists():
             self._above.clear()
+        self._tracked = _tracked(root) if (place / ".git").exists() else frozenset[str]()
         self._root = root
 
     def enter(self, folder: str) -> None:
@@ -60,7 +62,12 @@ class _GitIgnore:
             self._specs[folder] = spec
 
     def names(self, path: str, *, is_folder: bool) -> bool:
-        """Whether the file or folder is ignored. The deepest `.gitignore` that names it decides."""
+        """Whether the file or folder is ignored. The deepest `.gitignore` that names it decides.
+
+        What git tracks isn't, nor a folder that it lies in.
+        """
+        if path in self._tracked:
+            return False
         ending = "/" if is_folder else ""
         folder = posixpath.dirname(path)
         while True:
@@ -76,6 +83,20 @@ class _GitIgnore:
             if verdict is not None:
                 return verdict
         return False
+
+
+def _tracked(root: Path) -> frozenset[str]:
+    """What of a folder git tracks though `.gitignore` names it, and the folders above; nothing where git can't tell."""
+    # (A repository's own settings may name a program for git to start.)
+    command = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=root, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return frozenset()
+    found = set(filter(None, os.fsdecode(done.stdout).split("\0")))
+    for path in [*found]:
+        found.update(str(above) for above in PurePosixPath(path).parents)
+    return frozenset(found)
 
 
 def _load(folder: Path) -> GitIgnoreSpec | None:

@@ -6,8 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Function
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import keyword
 from dp2ddp.source.spans import Span
 
 # Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
@@ -97,6 +99,10 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.alone.nodes:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
                 yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
+        for seed in _seeds_of_children(facts):
+            what = "a process of this rank's takes a seed that is another one on each rank: what it makes differs, too"
+            todo = "give it a number that all ranks have: which of the processes it is, for instance"
+            yield Note(self.id, facts.source.span(seed), what, todo)
         for call in facts.own_values.files:
             yield Note(
                 self.id,
@@ -123,6 +129,18 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             return Note(self.id, span, what, todo)
         reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
         return ReplaceExpr(self.id, span, reason, template, holes)
+
+
+def _seeds_of_children(facts: Facts) -> list[ast.Call]:
+    """Where processes that the script starts (`Process(target=...)`) seed by what each rank has for itself."""
+    targets = (keyword(call, "target") for call in facts.source.calls if ast.unparse(call.func).endswith("Process"))
+    roles = [role for target in targets if target is not None for role in facts.resolver.roles(target)]
+    inside = facts.loops.reached(*(role.definition for role in roles if isinstance(role, Function)))
+    does, name = facts.catalogue.does, facts.names.qualified
+    seeding = [each for each in inside if isinstance(each, ast.Call) and does(name(each.func), "seeds")]
+    own = {call for call in facts.source.calls if does(name(call.func), "own")} if seeding else set()
+    reached = facts.own_values.ingredients.reached
+    return [call for call in seeding if reached(call.args, own)]
 
 
 def _is_bare(call: ast.Call) -> bool:

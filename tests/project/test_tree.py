@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_what_gitignore_names_is_left_out(tmp_path: Path) -> None:
     found = tree.scan(tmp_path)
     assert found.files == [".gitignore", "a/.gitignore", "a/build/x.py", "a/keep.log", "b/only.py", "keep.py"]
     assert found.reasons == {"named by .gitignore": 3}
+
+
+def test_what_git_tracks_is_not_ignored(tmp_path: Path) -> None:
+    make(tmp_path, "p/out/kept.py", "p/out/other.py", "p/train.py", "p/logs/a.log")
+    (tmp_path / ".gitignore").write_text("out/\n*.log\ntrain.py\n")
+    for command in (["init", "-q"], ["add", "--force", "p/out/kept.py", "p/train.py"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    found = tree.scan(tmp_path / "p")
+    assert found.files == ["out/kept.py", "train.py"]
+    assert set(found.left_out) == {"out/other.py", "logs/a.log"}
 
 
 def test_gitignore_above_counts_in_a_repository_only(tmp_path: Path) -> None:

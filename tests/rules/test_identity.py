@@ -177,6 +177,12 @@ def test_what_leaves_a_temporary_folder_is_rank_0_s() -> None:
             "ddp.broadcast(tempfile.mkdtemp())",
         ),
         ("random.seed()", "give it a number"),
+        (
+            "import multiprocessing\ndef load(queue):\n    np.random.seed(os.getpid())\n"
+            "    queue.put(np.random.rand(8, 4))\n"
+            "context = multiprocessing.get_context()\ncontext.Process(target=load, args=(queue,)).start()",
+            "which of the processes it is",
+        ),
         ("torch.seed()", "give it a number"),
     ],
 )

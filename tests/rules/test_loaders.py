@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.pipeline import convert_files, convert_source
 from dp2ddp.rules import Options
 
 _HEAD = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\nfrom data import data\n"
@@ -64,3 +64,20 @@ def test_a_list_that_came_out_of_a_loader_is_not_sharded() -> None:
     # A list of loaders that are made elsewhere isn't one.
     script = f"from other import loaders\nfor parts in loaders:\n{inner}"
     assert lines(script) == ["for i, x in enumerate(ddp.shard_loader(parts)):"]
+
+
+def test_loaders_of_one_name_in_functions_that_either_module_may_hold() -> None:
+    """Each class's own; and whichever of two modules is imported."""
+    trained = (
+        _HEAD.replace("from data import data\n", "data = list(range(8))\n")
+        + "class First:\n    def __init__(self):\n        self.loader = DataLoader(data, 4)\n"
+        "class Second:\n    def __init__(self):\n        self.loader = DataLoader(data, 2)\n"
+        "def train():\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "    for x in First().loader:\n        net(x).sum().backward()\n"
+        "    for x in Second().loader:\n        net(x).sum().backward()\n"
+    )
+    main = "import sys\nif sys.argv[1:]:\n    from x import train\nelse:\n    from y import train\ntrain()\n"
+    done = convert_files({"main.py": main, "x.py": trained, "y.py": trained}, ["main.py"], Options())
+    for name in ("x.py", "y.py"):
+        assert done[name].new_text.count("ddp.shard_loader(DataLoader(") == 2
+        assert "ddp.wrap_model(" in done[name].new_text

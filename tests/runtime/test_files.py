@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import csv
+import fileinput
 import gc
 import glob
 import io
@@ -20,6 +21,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -217,7 +219,7 @@ def handles(late: Late) -> Any:
 
 def commands(late: Late) -> Any:
     """What is run is run once, and told."""
-    codes = [os.system("echo a >> lines; exit 3"), subprocess.call("echo b >> lines", shell=True)]
+    codes: list[Any] = [os.system("echo a >> lines; exit 3"), subprocess.call("echo b >> lines", shell=True)]
     late()
     told = subprocess.check_output(["cat", "lines"])
     late()
@@ -231,7 +233,98 @@ def commands(late: Late) -> Any:
         subprocess.run(["false"], check=True)
     except subprocess.CalledProcessError as failed:
         error = str(failed)
+    late()
+    with os.popen("echo e >> lines; tail -1 lines") as said:
+        codes.append(said.read())
+    codes.append(os.popen("exit 2").close())
+    with os.popen("cat >> lines", "w") as asked:
+        asked.write("f\n")
+    late()
+    codes.append(Path("lines").read_text())
     return codes, told, done.stdout, done.returncode, started.returncode, error, main_only(len)("abc") and "done"
+
+
+class Model:
+    """What nobody listed: a library that reads and writes under its own names."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @classmethod
+    def from_pretrained(cls, folder: str) -> Model:
+        return cls("".join(line for line in fileinput.input(sorted(glob.glob(f"{folder}/*.json")))))
+
+    def save_vocabulary(self, folder: str, late: Late) -> str:
+        name = os.path.join(folder, "vocabulary.json") if os.path.isdir(folder) else folder
+        late()
+        with open(name, "w") as file:
+            file.write(self.text)
+        return name
+
+
+class Keeper:
+    """Keeps the last checkpoints: by temporary files that take their places."""
+
+    def __init__(self, folder: str, late: Late) -> None:
+        self.folder, self.late, self.kept = Path(folder), late, list[Path]()
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(f"{folder} isn't empty")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, number: int) -> None:
+        with tempfile.NamedTemporaryFile(delete=False, dir=self.folder) as part:
+            torch.save({"number": number}, part)
+        self.late()
+        os.chmod(part.name, 0o644)
+        os.rename(part.name, self.folder / f"{number}.pth")
+        self.kept.append(self.folder / f"{number}.pth")
+        if len(self.kept) > 2:
+            self.late()
+            self.kept.pop(0).unlink()
+
+
+class Annotations:
+    def __init__(self, *paths: str) -> None:
+        self.found = [json.loads(os.read(descriptor, 1000)) for descriptor in map(self._opened, paths)]
+
+    @staticmethod
+    def _opened(path: str) -> int:
+        return os.open(path, os.O_RDONLY)
+
+
+def libraries(late: Late) -> Any:
+    """Readers and writers that are on nobody's list, right behind each other."""
+    read: list[Any] = []
+    os.makedirs("results")
+    late()
+    read.append(Model("a cat").save_vocabulary("results", late))
+    keeper = Keeper("kept/here", late)
+    for epoch in range(3):
+        json.dump({"epoch": epoch}, open("results/all.json", "w"))  # noqa: SIM115
+        late()
+        read.append(Annotations("results/all.json").found)
+        ElementTree.ElementTree(ElementTree.Element("a", epoch=str(epoch))).write("a.xml")
+        late()
+        read.append(ElementTree.parse("a.xml").getroot().attrib)
+        config = configparser.ConfigParser()
+        config["a"] = {"b": str(epoch)}
+        with open("a.ini", "w") as file:
+            config.write(file)
+        late()
+        again = configparser.ConfigParser()
+        read.append([again.read("a.ini"), again["a"]["b"]])
+        keeper(epoch)
+        late()
+        read.append([torch.load(each)["number"] for each in keeper.kept])
+        read.append(sorted(os.listdir("kept/here")))
+    late()
+    read.append(Model.from_pretrained("results").text)
+    names = [f"{number}.json" for number in range(20)]
+    for name in names:
+        Path(name).write_text(name[0])
+    late()
+    read.append(Annotations(*names).found)
+    return read
 
 
 def in_threads(late: Late) -> Any:
@@ -257,6 +350,7 @@ SHAPES = [
     rotated,
     handles,
     commands,
+    libraries,
     in_threads,
 ]
 

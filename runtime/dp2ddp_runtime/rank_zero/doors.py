@@ -42,6 +42,12 @@ from .callsites import Call, belongs_to_this_rank, call_of
 from .disk_functions import DOORS, Door
 from .journal import Journal, error_again, told_error
 
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _real_open, _real_os_open, _real_stat, _real_mkstemp = builtins.open, os.open, os.stat, tempfile.mkstemp
 _journal: Journal | None = None
 _is_installed = False
@@ -74,7 +80,10 @@ def install(store: Any, load: Any = None) -> None:
         (tempfile, "NamedTemporaryFile", temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)),
         (torch, "load", load or torch.load),
         (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
+        (os, "popen", _popen(os.popen)),
     ]
+    if fcntl is not None:
+        stand_ins.append((fcntl, "ioctl", _asking_for_size(fcntl.ioctl)))
     made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
     for owner, name, stand_in in stand_ins:
         setattr(owner, name, stand_in)
@@ -319,3 +328,34 @@ def _starting(real: Any) -> Any:
         real(**given)
 
     return init
+
+
+def _popen(real: Any) -> Any:
+    """`os.popen`: what a command says that is read to its end is rank 0's, and said to all."""
+
+    @functools.wraps(real)
+    def popen(cmd: str, mode: str = "r", buffering: int = -1) -> IO[str]:
+        if mode != "r" or not isinstance(cmd, str):
+            return cast("IO[str]", real(cmd, mode, buffering))
+        done = subprocess.run(cmd, shell=True, stdout=subprocess.PIPE, text=True)
+        return handles.Output(done.stdout, done.returncode)
+
+    return popen
+
+
+def _asking_for_size(real: Any) -> Any:
+    """`fcntl.ioctl`: how large a terminal is, is asked on rank 0; other ranks have none."""
+    ask = _stand_in_for(Door(fcntl, "ioctl", asks=True, told=list, made=bytes), real)
+
+    @functools.wraps(real)
+    def ioctl(fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True) -> Any:
+        if request != termios.TIOCGWINSZ or isinstance(arg, int):
+            return real(fd, request, arg, mutate_flag)
+        room = memoryview(arg.encode() if isinstance(arg, str) else arg)
+        size = ask(fd, request, bytes(room.nbytes))
+        if room.readonly or not mutate_flag:
+            return size
+        room.cast("B")[:] = size
+        return 0
+
+    return ioctl

@@ -72,6 +72,18 @@ def _told(each: os.DirEntry[Any]) -> list[Any]:
     return [each.name, each.path, *kinds, each.is_symlink(), each.inode()]
 
 
+class Output(io.StringIO):
+    """What `os.popen` gives, of a command that has ended."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self._code = code
+
+    def close(self) -> int | None:  # type: ignore[override]
+        super().close()
+        return (self._code << 8) or None
+
+
 class Nowhere(io.FileIO):
     """A raw file of nobody's that keeps the room of what it takes, as a hole, and not the bytes."""
 
