@@ -188,10 +188,7 @@ class _Guesser:
         reachability = Reachability(trees)
 
         def comes_to_a_wrap(path: str, *functions: str, whole: bool = False) -> bool:
-            def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-                return self._layout.resolve(importer, path, module, level, name)
-
-            files = reaching.get(path, ())
+            files, resolve = reaching.get(path, ()), self._layout.resolver(path)
             return bool(reachability.of(path, files, resolve, functions, whole=whole).lines(wraps))
 
         leading = {

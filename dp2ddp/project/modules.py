@@ -7,14 +7,17 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from typing import Optional
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project.importing import STAR, Addition, FileImports, Import, read
 from dp2ddp.project.python_files import PythonFiles
 
 _INIT = "__init__.py"
+#: Finds the file that an import means: importing file, module, level (dots), name -> path, None for others.
+Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
 
 
 class Layout:
@@ -54,6 +57,10 @@ class Layout:
         """
         self._follow(entry)
         return self._resolve(importer, entry, Import(module, level, name))
+
+    def resolver(self, entry: str) -> Resolve:
+        """`resolve` for what runs when the script `entry` does."""
+        return lambda importer, module, level, name: self.resolve(importer, entry, module, level, name)
 
     def reachable(self, entry: str) -> list[str]:
         """The files that the script `entry` may import, itself first, in the order in which imports lead to them."""

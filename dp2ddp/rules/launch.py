@@ -235,12 +235,6 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         for call in launch.folders:
             yield self._may_exist(facts, call)
 
-    def _import_above(self, facts: Facts, launch: Launch) -> Iterator[AddImport]:
-        """Above what prints while it is imported: which the ranks do, once the runtime is there, as after `setup`."""
-        for statement in facts.launch_finder.effects.imports_that_print(launch.entry.body):
-            if statement.lineno < launch.statement.lineno:  # type: ignore[union-attr]
-                yield AddImport(self.id, facts.source.span(statement), "what is printed by an import comes once")
-
     def _may_exist(self, facts: Facts, call: ast.Call) -> ReplaceExpr:
         """`os.makedirs(path, exist_ok=True)`, as another process may be faster."""
         is_single = facts.names.qualified(call.func) == "os.mkdir" and isinstance(call.func, ast.Attribute)
