@@ -17,12 +17,13 @@ from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
-from dp2ddp.project.modules import Layout, Resolve
+from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.reachability import Reachability
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
+from dp2ddp.source.program import Resolve
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")

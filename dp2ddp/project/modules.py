@@ -7,17 +7,15 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Optional
 
 from dp2ddp.errors import BadInput
 from dp2ddp.project.importing import STAR, Addition, FileImports, Import, read
 from dp2ddp.project.python_files import PythonFiles
+from dp2ddp.source.program import Resolve
 
 _INIT = "__init__.py"
-#: Finds the file that an import means: importing file, module, level (dots), name -> path, None for others.
-Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
 
 
 class Layout:

@@ -22,8 +22,9 @@ from dp2ddp.project.code_units import (
     chain_of,
 )
 from dp2ddp.project.importing import STAR
-from dp2ddp.project.modules import Resolve, stem
+from dp2ddp.project.modules import stem
 from dp2ddp.source.nodes import last_name
+from dp2ddp.source.program import Resolve
 
 #: Classes of others that call no methods of what derives from them.
 _INERT = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "Exception", "NamedTuple", "TypedDict"})
