@@ -113,39 +113,13 @@ _IDLE = {
 )
 @SPEECH
 @click.pass_context
-def convert(
-    ctx: click.Context,
-    /,
-    inputs: Sequence[str],
-    output: str | None,
-    in_place: bool,
-    force: bool,
-    vendored: bool,
-    entries: Sequence[str],
-    annotate: bool,
-    strict: bool,
-    form: str,
-    html: str | None,
-    **asked: Any,
-) -> None:
+def convert(ctx: click.Context, /, **asked: Any) -> None:
     """Converts scripts or a project."""
     # Each command imports what it needs itself: --help and --version need nothing, and libcst takes long.
     from dp2ddp import convert as conversion
 
-    _check_usage(inputs, output, in_place, vendored, form)
-    request = conversion.Request(
-        inputs,
-        _options(annotate=annotate, **asked),
-        output,
-        in_place,
-        entries,
-        force,
-        vendored,
-        strict=strict,
-        form=form,
-        verbose=terminal.is_verbose(),
-        html=html,
-    )
+    _check_usage(**asked)
+    request = conversion.Request(options=_options(asked), verbose=terminal.is_verbose(), **asked)
     with progress.shown("reading", wanted=not terminal.is_quiet()):
         code = conversion.run(request)
     if code == FOUND and terminal.is_quiet():
@@ -153,10 +127,12 @@ def convert(
     ctx.exit(code)
 
 
-def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
+def _options(asked: dict[str, Any]) -> Any:
+    """Those of a command's arguments that say how to convert, taken out of the others."""
     from dp2ddp.rules import Options
 
-    return Options(ignore=frozenset(ignore), **asked)
+    found = {name: asked.pop(name) for name in Options.__dataclass_fields__ if name in asked}
+    return Options(**{**found, "ignore": frozenset(found["ignore"])})
 
 
 @main.command(cls=Command, files="inputs", idle=_IDLE, help=_CHECK_HELP, short_help="List what would be converted.")
@@ -165,13 +141,13 @@ def _options(*, ignore: Sequence[str], **asked: Any) -> Any:
 @FORMAT
 @SPEECH
 @click.pass_context
-def check(ctx: click.Context, /, inputs: Sequence[str], entries: Sequence[str], form: str, **asked: Any) -> None:
+def check(ctx: click.Context, /, form: str, **asked: Any) -> None:
     """Lists what would be converted."""
     from dp2ddp import convert as conversion
     from dp2ddp.convert import formats
 
     with progress.shown("reading", wanted=not terminal.is_quiet()):
-        found = conversion.check(inputs, _options(**asked), entries)
+        found = conversion.check(options=_options(asked), **asked)
     terminal.show_results(filter(None, [formats.FORMATS[form](found)]))
     terminal.show_messages([formats.in_sum(found)])
     ctx.exit(FOUND if found else 0)
@@ -189,7 +165,9 @@ def rules(rule_id: str | None, isolated: bool) -> None:
     terminal.show_results(rules_doc.rules_lines(all_rules()) if found is None else rules_doc.rule_lines(found))
 
 
-def _check_usage(inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool, form: str) -> None:
+def _check_usage(
+    inputs: Sequence[str], output: str | None, in_place: bool, vendored: bool, form: str, **more: object
+) -> None:
     from dp2ddp.project.text_files import STANDARD
 
     if in_place and output is not None:

@@ -19,10 +19,11 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.reachability import Reachability, Resolve
+from dp2ddp.project.reachability import Reachability
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
+from dp2ddp.source.program import Resolve
 
 #: What lies in the top folder of a project.
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
@@ -130,10 +131,7 @@ def follow(sources: PythonFiles, layout: Layout, entry: str, functions: Sequence
                 raise
             unread.append(error)
 
-    def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-        return layout.resolve(importer, entry, module, level, name)
-
-    return Program(entry, files, unread, functions, _comes_to_a_wrap(entry, files, resolve))
+    return Program(entry, files, unread, functions, _comes_to_a_wrap(entry, files, layout.resolver(entry)))
 
 
 def groups(programs: Sequence[Program]) -> list[list[Program]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.project.importing import STAR, Import
-from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.nodes import is_main_guard, last_name
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Decorators that keep what they are given to themselves; any other may hand it on to anybody.
@@ -256,7 +256,3 @@ def _class(path: str, node: ast.ClassDef) -> ClassUnits:
 
 def _is_quiet(decorator: ast.expr) -> bool:
     return last_name(decorator.func if isinstance(decorator, ast.Call) else decorator) in _QUIET
-
-
-def last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -27,9 +27,7 @@ _WORD = re.compile(rb"\w+")
 _DYNAMIC = (b"import_module", b"__import__")
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-_TEST_TOOLS = frozenset({"unittest", "pytest", "nose", "absl.testing", "torch.testing"})
+_TEST_TOOLS = ("unittest.", "pytest.", "nose.", "absl.testing.", "torch.testing.")
 
 
 @dataclass(frozen=True)
@@ -188,10 +186,7 @@ class _Guesser:
         reachability = Reachability(trees)
 
         def comes_to_a_wrap(path: str, *functions: str, whole: bool = False) -> bool:
-            def resolve(importer: str, module: str, level: int, name: str | None) -> str | None:
-                return self._layout.resolve(importer, path, module, level, name)
-
-            files = reaching.get(path, ())
+            files, resolve = reaching.get(path, ()), self._layout.resolver(path)
             return bool(reachability.of(path, files, resolve, functions, whole=whole).lines(wraps))
 
         leading = {
@@ -254,12 +249,10 @@ class _Guesser:
 
     def _is_test(self, path: str) -> bool:
         """Whether the file is a unit test: it has tests, and imports a tool for them."""
-        tree = self._tree(path)
-        nodes = [] if tree is None else list(ast.walk(tree))
-        tools = any(name in _TEST_TOOLS for node in nodes for name in _modules_named(node))
-        return tools and any(
-            isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.lower().startswith("test") for node in nodes
-        )
+        imports = self._layout.imports(path).imports
+        tree = self._tree(path) if any(f"{each.module}.".startswith(_TEST_TOOLS) for each in imports) else None
+        defined = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
+        return any(node.name.lower().startswith("test") for node in defined)
 
     def _has_guard(self, path: str) -> bool:
         tree = self._tree(path)
@@ -285,15 +278,6 @@ def _works(node: ast.stmt, own: Collection[str]) -> bool:
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in own:
             return True
     return bool(wrapcalls.find(ast.Module([node], [])))
-
-
-def _modules_named(node: ast.AST) -> Iterator[str]:
-    """The modules that an import names, and the packages around them."""
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-    names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _imported_words(data: bytes) -> frozenset[bytes] | None:

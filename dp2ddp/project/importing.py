@@ -17,7 +17,11 @@ from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
 from dp2ddp.source import syntax
+from dp2ddp.source.nodes import last_name
 
+STAR = "*"
+#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`.
+_PICKING = re.compile(r"\w*import\w*(?=\()")
 #: Stands for the project's root while folders are worked out; no real path begins so.
 _ROOT = "/\0"
 #: Functions and methods that leave a path what it is, as far as its place in the project goes.
@@ -157,7 +161,7 @@ class _Paths:
         return posixpath.join(left, right) if isinstance(node.op, ast.Div) else None
 
     def _call(self, node: ast.Call) -> str | None:
-        name = _last_name(node.func)
+        name = last_name(node.func)
         if name in _HERE:
             return "."
         if name in _OWN_FILE:
@@ -189,24 +193,13 @@ class _Paths:
             return None
         if isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
             folder, steps = self.value(node.value.value), index + 1
-        elif isinstance(node.value, ast.Call) and _last_name(node.value.func) == "split" and index == 0:
+        elif isinstance(node.value, ast.Call) and last_name(node.value.func) == "split" and index == 0:
             folder, steps = self.value(node.value.args[0]) if node.value.args else None, 1
         else:
             return None
         for _ in range(steps):
             folder = None if folder is None else posixpath.dirname(folder)
         return folder
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-STAR = "*"
-#: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`.
-_PICKING = re.compile(r"\w*import\w*(?=\()")
 
 
 class Import(NamedTuple):
@@ -318,8 +311,7 @@ def _beginning(text: ast.expr) -> str:
 
 
 def _picks_module(node: ast.Call) -> bool:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return "import" in name and bool(node.args)
+    return "import" in last_name(node.func) and bool(node.args)
 
 
 def _public(tree: ast.Module) -> frozenset[str] | None:

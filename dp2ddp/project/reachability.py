@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Optional
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from dp2ddp.project.code_units import (
     ANY_NAME,
@@ -21,16 +20,14 @@ from dp2ddp.project.code_units import (
     FileUnits,
     Unit,
     chain_of,
-    last_name,
 )
 from dp2ddp.project.importing import STAR
 from dp2ddp.project.modules import stem
+from dp2ddp.source.nodes import last_name
+from dp2ddp.source.program import Resolve
 
 #: Classes of others that call no methods of what derives from them.
 _INERT = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "Exception", "NamedTuple", "TypedDict"})
-
-#: Finds the file that an import means: importing file, module, level (dots), name -> path, None for others.
-Resolve = Callable[[str, str, int, Optional[str]], Optional[str]]
 
 
 class Reachability:

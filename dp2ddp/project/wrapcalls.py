@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dp2ddp.source.nodes import attribute_got
+from dp2ddp.source.nodes import attribute_got, last_name
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"
@@ -32,7 +32,7 @@ def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
     before = -1
     while len(found) != before:
         before = len(found)
-        found.update(node.name for node in classes if any(_last(base) in {CLASS, *found} for base in node.bases))
+        found.update(node.name for node in classes if any(last_name(base) in {CLASS, *found} for base in node.bases))
     return frozenset(found)
 
 
@@ -52,15 +52,15 @@ def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
     calls = find(tree, classes)
     apart.update(call.func for call in calls)
     handed = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load))
-    values = (n for n in handed if n not in apart and (n.id if isinstance(n, ast.Name) else n.attr) in names)
+    values = (n for n in handed if n not in apart and last_name(n) in names)
     return sorted(node.lineno for node in (*calls, *values))
 
 
 def _type_questions(node: ast.AST) -> list[ast.AST]:
     """Parts of a node in which a class is named to ask for a type, to derive from it, or by itself."""
-    if isinstance(node, ast.Call) and _last(node.func) in ("isinstance", "issubclass"):
+    if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass"):
         return [*node.args[1:]]
-    if isinstance(node, ast.Call) and _last(node.func) == "super":
+    if isinstance(node, ast.Call) and last_name(node.func) == "super":
         return [*node.args[:1]]
     if isinstance(node, ast.Compare):
         return [node]
@@ -101,9 +101,9 @@ def _is_of_unknown(node: ast.expr, known: Collection[str]) -> bool:
 
 def _is_computed(node: ast.expr) -> bool:
     """Whether a class of torch's is picked by a computed name."""
-    if not (isinstance(node, ast.Call) and _last(node.func) == "getattr" and len(node.args) > 1):
+    if not (isinstance(node, ast.Call) and last_name(node.func) == "getattr" and len(node.args) > 1):
         return False
-    return _last(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
+    return last_name(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
 
 
 def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> bool:
@@ -115,7 +115,7 @@ def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> 
     if not isinstance(func, ast.Attribute):
         return False
     # Methods of the name `data_parallel` are something else.
-    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and _last(func.value) in _MODULES)
+    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and last_name(func.value) in _MODULES)
 
 
 def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -125,12 +125,6 @@ def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
             is_torchs = (node.module or "").split(".")[0] == "torch"
             known = (a for a in node.names if (a.name in CALLED if is_torchs else _ANOTHER.fullmatch(a.name)))
             yield from (alias.asname or alias.name for alias in known)
-
-
-def _last(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 _MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})

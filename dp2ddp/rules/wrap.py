@@ -25,8 +25,8 @@ class WrapRule(Rule):
         "`ddp.wrap_model` runs the model on this rank's rows of the batch, gives back the outputs for all of it, and "
         "sums gradients over the ranks. BatchNorm, unused parameters and state dict keys behave as under DataParallel; "
         "the model stays where it is until the script moves it. Guards stay as they are: where the original does not "
-        "wrap, neither does the converted script, and every rank does the same work. `device_ids` stay: the runtime tells "
-        "where they aren't as many as there are ranks."
+        "wrap, neither does the converted script, and every rank does the same work. `device_ids` stay: the runtime "
+        "tells where they aren't as many as there are ranks."
     )
     essential = True
     examples = (

@@ -51,6 +51,11 @@ def names_in(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
+def last_name(node: ast.AST) -> str:
+    """The name `c` of `a.b.c`, or of a plain `c`; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def is_main_guard(node: ast.AST) -> bool:
     """Whether `node` is `if __name__ == "__main__":`."""
     return _name_asked_for(node) == "__main__"

@@ -239,13 +239,6 @@ class Loops:
     def _is_training_switch(self, call: ast.Call) -> bool:
         return isinstance(call.func, ast.Attribute) and call.func.attr in ("train", "eval")
 
-    def trains(self, loop: DataLoop) -> bool:
-        """Whether the loop's body runs a backward pass."""
-        return any(
-            isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "backward"
-            for n in self.reached(*loop.node.body)
-        )
-
     def is_count(self, node: ast.expr) -> bool:
         """Whether an expression is `range(...)` or `trange(...)`, perhaps under a progress bar."""
         while isinstance(node, ast.Call) and node.args:

@@ -22,12 +22,11 @@ _MODE = re.compile(r"[rwax][bt+]{0,2}")
 
 @dataclass(frozen=True)
 class Opened:
-    """A call that opens a file, and maybe writes it: `open(path, ...)` or, `as_method`, `path.open(...)`."""
+    """A call that opens a file, and maybe writes it: `open(path, ...)` or `path.open(...)`."""
 
     call: ast.Call
     path: ast.expr | None
     writes: bool
-    as_method: bool = False
 
 
 class Files:
@@ -52,7 +51,7 @@ class Files:
         is_mode = mode is None or (isinstance(mode, ast.Constant) and _MODE.fullmatch(str(mode.value)) is not None)
         if not plain or not is_mode or self.writers.is_own(call.func):
             return None
-        return Opened(call, call.func.value, mode is not None and _writes(mode), as_method=True)
+        return Opened(call, call.func.value, mode is not None and _writes(mode))
 
     def is_own(self, path: ast.expr | None) -> bool:
         """Whether a file or folder is each rank's own: a temporary one, in a temporary folder, or in memory."""
