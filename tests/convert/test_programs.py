@@ -1,4 +1,4 @@
-"""Programs of several files: roles, proofs and edits that cross from one to another."""
+"""Programs of several files: roles and edits that cross from one to another, also to those picked at run time."""
 
 from __future__ import annotations
 

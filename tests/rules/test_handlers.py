@@ -1,4 +1,4 @@
-"""Exceptions: handlers that the ranks don't reach together."""
+"""Handlers that the ranks don't reach together: of exceptions, and of signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks' own clocks would part them; what they ask the disk needs no edit."""
+"""Where the ranks' own clocks, or answers of a person, would part them; what they ask the disk needs no edit."""
 
 from __future__ import annotations
 

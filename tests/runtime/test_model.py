@@ -1,4 +1,4 @@
-"""The wrapped model does what `nn.DataParallel` does: compared with the oracle, scenario by scenario."""
+"""The wrapped model does what `nn.DataParallel` does: what random programs don't have is compared here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values over all ranks: exact, typed, in rank order."""
+"""The package's own functions: values over all ranks, exact, typed, in rank order; names that it has and hasn't."""
 
 from __future__ import annotations
 
