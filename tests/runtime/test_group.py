@@ -1,4 +1,4 @@
-"""A rank looks like the one process that the original is: libraries find no process group; where the ranks meet."""
+"""A rank looks like the one process that the original is: libraries find no process group; and where ranks meet."""
 
 from __future__ import annotations
 
