@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import builtins, contextlib, io, logging, logging.handlers, os, sys, warnings
+import builtins, contextlib, io, logging, logging.handlers, os, pdb, sys, warnings
 from tqdm import tqdm, trange
 early = logging.getLogger("early")
 early.addHandler(logging.StreamHandler())
@@ -24,7 +24,16 @@ class Bar:
     file = sys.stderr
     def draw(self):
         print("a bar of a package that keeps the stream", file=self.file)
+class Logger:
+    # The script's own stream, which gives nothing back.
+    def __init__(self, console):
+        self.console = console
+    def write(self, text):
+        self.console.write(text)
+    def flush(self):
+        self.console.flush()
 print("before")
+sys.stdout = Logger(sys.stdout)
 quiet()
 Bar().draw()
 stderr.write("kept")
@@ -43,6 +52,7 @@ rotating.doRollover()
 rotating.close()
 warnings.warn("warned")
 breakpoint()
+pdb.set_trace()
 bar = tqdm(range(3), desc="bar")
 assert list(bar) == [0, 1, 2]
 by_hand = tqdm(None, "by hand", 5, True, sys.stderr)

@@ -38,8 +38,8 @@ class Voice:
     def __init__(self, nowhere: Any, aloud: Any) -> None:
         self._nowhere, self._aloud = nowhere, aloud
 
-    def write(self, text: str) -> int:
-        return int((self._aloud if is_heard() else self._nowhere).write(text))
+    def write(self, text: str) -> Any:  # a script's own stream may give anything
+        return (self._aloud if is_heard() else self._nowhere).write(text)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -7,6 +7,7 @@ the ranks may have to find out a tensor's text together. An error that ends the 
 from __future__ import annotations
 
 import atexit
+import bdb
 import functools
 import io
 import json
@@ -109,7 +110,7 @@ def _calls_setup(filename: str) -> bool:
 
 
 def quiet() -> None:
-    """Silence this process: `print`, standard output and error, `tqdm`, `logging`, `warnings`, `breakpoint()`.
+    """Silence this process: `print`, standard output and error, `tqdm`, `logging`, `warnings`, debuggers.
 
     Standard output is redirected below Python, so that C++ code and child processes are silent, too. Standard error is
     not, because it may be an error that these have to tell; `sys.__stderr__` still leads there.
@@ -117,6 +118,7 @@ def quiet() -> None:
     flush()
     voice.silence()
     sys.breakpointhook = lambda *args, **kwargs: None
+    bdb.Bdb.set_trace = lambda *args, **kwargs: None  # type: ignore[method-assign]
     _silence_logging()
     show = threading.excepthook
 
