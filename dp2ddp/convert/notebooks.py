@@ -65,16 +65,6 @@ def new_bytes(source: TextFile, conversion: Conversion, *, alone: bool) -> bytes
     return rewritten(source, conversion.new_text)
 
 
-def check_kinds(output: str, name: str) -> None:
-    """Checks that what goes to `output` can be in its form.
-
-    Raises:
-        BadInput: a script can't become a notebook.
-    """
-    if is_notebook(output) and not is_notebook(name):
-        raise BadInput(output, what=f"a notebook, and {name} is a script", todo="name a .py file")
-
-
 def wrapping(tree: Tree) -> Iterator[str]:
     """The paths of a directory's notebooks that name `DataParallel`."""
     for path in tree.files:
