@@ -139,15 +139,13 @@ def apply(context: click.Context, inputs: Iterable[str], commands: Mapping[str, 
         parameter = _options(context.command).get(key)
         if parameter is None or parameter.name is None or own not in ([], [context.command.name]):
             continue
-        if _is_given(context, parameter.name) or idle.get(parameter.name, _never)(context.params):
+        if _is_given(context, parameter.name):
+            continue
+        if parameter.name in idle and idle[parameter.name](context.params):
             continue
         if isinstance(parameter.type, click.Path):
             value = _from(found.path.parent, value)
         context.params[parameter.name] = value
-
-
-def _never(parameters: Mapping[str, Any]) -> bool:
-    return False
 
 
 def _for_all(inputs: Iterable[str]) -> Settings | None:
@@ -167,10 +165,6 @@ def _options(command: click.Command) -> dict[str, click.Option]:
     """The options of a command, by what they are called in a file."""
     options = [each for each in command.params if isinstance(each, click.Option) and each.name not in _NOT_SET]
     return {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
-
-
-def _key(option: click.Option) -> str:
-    return max(option.opts, key=len).lstrip("-")
 
 
 def _checked(
@@ -202,45 +196,29 @@ def _value(
         meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else suggestion(key, [*options, *commands])
         raise found.error(keys, f"no setting {key!r}", meant)
     option = options[key]
-    if option.multiple and option.hidden and isinstance(value, dict):
-        return tuple(_entry(found, [*keys, name], each, option, context) for name, each in value.items())
     wanted, fits = _kind(option)
     if not fits(value):
         raise found.error(keys, f"{key!r} must be {wanted}")
-    try:
-        if option.multiple:
-            return tuple(_converted(option, each, context) for each in value)
-        return _converted(option, value, context)
-    except _Refused as error:
-        raise found.error(keys, error.what, error.todo, inside=error.value) from None
+    if not option.multiple:
+        return _converted(found, keys, value, option, context)
+    if option.hidden:
+        return tuple(
+            _converted(found, [*keys, name], f"{name}={each}", option, context) for name, each in value.items()
+        )
+    return tuple(_converted(found, keys, each, option, context) for each in value)
 
 
-def _entry(found: Settings, keys: Sequence[str], value: object, option: click.Option, context: click.Context) -> Any:
-    """An entry of a table, as an option takes it: `name=value`."""
-    try:
-        return _converted(option, f"{keys[-1]}={value}", context)
-    except _Refused as error:
-        raise found.error(keys, error.what, error.todo) from None
-
-
-class _Refused(BadInput):
-    """What a setting's option doesn't take."""
-
-    def __init__(self, value: object, what: str, todo: str = "") -> None:
-        super().__init__(FILE, what=what, todo=todo)
-        self.value = str(value)
-
-
-def _converted(option: click.Option, value: Any, context: click.Context) -> Any:
+def _converted(found: Settings, keys: Sequence[str], value: Any, option: click.Option, context: click.Context) -> Any:
     try:
         if option.multiple or option.callback is None:
             return option.type.convert(value, option, context)
         return option.process_value(context, str(value))
     except BadInput as error:
-        raise _Refused(value, error.what, error.todo) from None
+        what, todo = error.what, error.todo
     except click.BadParameter as error:
-        near = suggestion(str(value), option.type.choices) if isinstance(option.type, click.Choice) else ""
-        raise _Refused(value, f"{_key(option)!r}: {error.message.rstrip('.')}", near) from None
+        what = f"{max(option.opts, key=len).lstrip('-')!r}: {error.message.rstrip('.')}"
+        todo = suggestion(str(value), option.type.choices) if isinstance(option.type, click.Choice) else ""
+    raise found.error(keys, what, todo, inside=str(value))
 
 
 def _kind(option: click.Option) -> tuple[str, Callable[[Any], bool]]:

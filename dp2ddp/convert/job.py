@@ -61,7 +61,7 @@ class Request:
     html: str | None = None
 
     @property
-    def alone(self) -> bool:
+    def as_script(self) -> bool:
         """Whether a notebook becomes a script; else it stays a notebook."""
         return not (self.in_place or (self.output is not None and is_notebook(self.output)))
 
@@ -157,7 +157,7 @@ class Job:
     def new_bytes(self, path: str) -> bytes:
         """What is written for a file."""
         conversion = self.outcome.conversions[path]
-        return notebooks.new_bytes(self.sources.source(path), conversion, alone=self.request.alone)
+        return notebooks.new_bytes(self.sources.source(path), conversion, as_script=self.request.as_script)
 
     def changed(self) -> list[str]:
         """The files that were given, and all others that must change."""
@@ -204,7 +204,7 @@ def given(request: Request) -> list[TextFile]:
         raise BadInput(STANDARD, what="standard input among several inputs", todo="give it alone")
     if request.entries:
         raise BadInput("--entry", what="the input is no directory", todo="give the scripts themselves as inputs")
-    return [notebooks.read(name, alone=request.alone) for name in request.inputs]
+    return [notebooks.read(name, as_script=request.as_script) for name in request.inputs]
 
 
 def converted(request: Request, scripts: Sequence[TextFile], *, lenient: bool = False) -> Job:
@@ -247,7 +247,8 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
     with job.names.in_errors():
         _convert(job, layout, dict.fromkeys(by_path, ()), lenient=lenient)
     done = job.outcome.conversions
-    done.update({p: notebooks.with_places(done[p], by_path[p], alone=request.alone) for p in by_path if p in done})
+    for path in done.keys() & by_path:
+        done[path] = notebooks.with_places(done[path], by_path[path], as_script=request.as_script)
     return job
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 NOTEBOOK = "notebook"
 
 
-def read(name: str, *, alone: bool = True) -> TextFile:
-    """Reads a script, or a notebook as one. `alone`: the script will run without its notebook.
+def read(name: str, *, as_script: bool = True) -> TextFile:
+    """Reads a script, or a notebook as one. `as_script`: the script will run without its notebook.
 
     Raises:
         BadInput: as `text_files.read`, and as `notebook.script.read`.
@@ -32,17 +32,17 @@ def read(name: str, *, alone: bool = True) -> TextFile:
         return text_files.read(name)
     from dp2ddp.notebook import script  # with what a script doesn't need
 
-    return script.read(name, alone=alone)
+    return script.read(name, as_script=as_script)
 
 
-def with_places(conversion: Conversion, source: TextFile, *, alone: bool) -> Conversion:
+def with_places(conversion: Conversion, source: TextFile, *, as_script: bool) -> Conversion:
     """The conversion of a notebook's script, with the places of its lines in the notebook, and notes on these."""
     if not isinstance(source, Notebook):
         return conversion
     notes = [
         Note(NOTEBOOK, Span.of(each.line, 0, each.line, 1), each.what, each.todo)
         for each in source.remarks
-        if conversion.changed and (alone or not each.kept)
+        if conversion.changed and (as_script or not each.kept)
     ]
     return replace(
         conversion, notes=sorted([*conversion.notes, *notes], key=lambda note: note.span), places=source.places
@@ -56,23 +56,13 @@ def placed(error: BadInput, source: TextFile) -> BadInput:
     return error.renamed(source.name)
 
 
-def new_bytes(source: TextFile, conversion: Conversion, *, alone: bool) -> bytes:
+def new_bytes(source: TextFile, conversion: Conversion, *, as_script: bool) -> bytes:
     """What is written for a script: a script, or the notebook that holds it."""
-    if alone or not isinstance(source, Notebook):
+    if as_script or not isinstance(source, Notebook):
         return source.encode(conversion.new_text)
     from dp2ddp.notebook.rewritten import rewritten  # only where a notebook is written
 
     return rewritten(source, conversion.new_text)
-
-
-def check_kinds(output: str, name: str) -> None:
-    """Checks that what goes to `output` can be in its form.
-
-    Raises:
-        BadInput: a script can't become a notebook.
-    """
-    if is_notebook(output) and not is_notebook(name):
-        raise BadInput(output, what=f"a notebook, and {name} is a script", todo="name a .py file")
 
 
 def wrapping(tree: Tree) -> Iterator[str]:

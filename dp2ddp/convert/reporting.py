@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -78,11 +78,6 @@ def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> s
     return "not converted" if any(each.notes for each in files) else None
 
 
-def unreached(conversions: Mapping[str, Conversion], names: Callable[[str], str]) -> dict[str, Sequence[str]]:
-    """What stays as it is in files that change, as no script with a wrap comes to it; by what `names` calls these."""
-    return {names(path): done.unreached for path, done in sorted(conversions.items()) if done.unreached}
-
-
 @dataclass(frozen=True)
 class Report:
     """What became of scripts that were given one by one, or of a directory.
@@ -145,7 +140,7 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     programs = {program.entry: program.files for program in outcome.programs}
     idle = [program.entry for program in outcome.idle]
 
-    def done(path: str) -> File:
+    def file(path: str) -> File:
         state = IDLE if path in idle else of_program(programs.get(path, ()), conversions)
         return File(shown(path), outputs.get(path), conversions[path], state)
 
@@ -157,12 +152,12 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     beside = [Path(place).parent for path in started for place in (outputs.get(path), shown(path)) if place]
     beside += [Path(top) for top in (tree and tree.root, written) if top]
     return Report(
-        [done(path) for path in started],
-        [done(path) for path in [*listed, *others]],
+        [file(path) for path in started],
+        [file(path) for path in [*listed, *others]],
         request.vendored,
         outcome.is_refused,
         [*map(job.names.renamed, job.warnings), *vendor.older(beside)],
-        unreached(conversions, shown),
+        {shown(path): done.unreached for path, done in sorted(conversions.items()) if done.unreached},
         directory=None if tree is None else request.inputs[0],
         output=written,
         total=0 if tree is None else len(tree.files) + len(job.extra()),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dp2ddp.command import terminal
-from dp2ddp.convert import diffs, notebooks
+from dp2ddp.convert import diffs
 from dp2ddp.convert.job import Job, Request
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import SUFFIX, is_notebook
@@ -32,21 +32,20 @@ def check(request: Request, given: Sequence[TextFile]) -> None:
         raise BadInput(output, what="a directory can't go to standard output", todo="name a folder to write")
     if not _is_folder(request):
         if len(given) > 1:
-            raise BadInput(output, what="several files need a folder to go to", todo=_SLASH)
-        notebooks.check_kinds(output, given[0].name)
+            todo = "write its name with a / at the end"
+            raise BadInput(output, what="several files need a folder to go to", todo=todo)
+        if is_notebook(output) and not is_notebook(given[0].name):
+            raise BadInput(output, what=f"a notebook, and {given[0].name} is a script", todo="name a .py file")
         text_files.check_output(output, given[0], force=request.force)
         return
     if given and given[0].path is None:
         raise BadInput(output, what="a folder, and standard input has no name there", todo="name a file")
     target = Path(output)
     if os.path.lexists(target) and not target.is_dir():
-        raise BadInput(output if not given else str(target), what="not a folder")
+        raise BadInput(str(target) if given else output, what="not a folder")
     if not given:
         _check_apart(target, request)
     text_files.check_writable(target / "any" if target.is_dir() else target)
-
-
-_SLASH = "write its name with a / at the end"
 
 
 def _is_folder(request: Request) -> bool:

@@ -54,13 +54,13 @@ class Plain:
     kept: list[str] = field(default_factory=list)
 
 
-def plain(source: str, name: str, *, alone: bool) -> Plain:
+def plain(source: str, name: str, *, as_script: bool) -> Plain:
     """A cell's source in Python.
 
     Args:
         source: the cell's, with newlines as "\\n".
         name: the cell's, for messages.
-        alone: the script runs without its notebook, so what `%cd` and `%env` set is set in the script.
+        as_script: the script runs without its notebook, so what `%cd` and `%env` set is set in the script.
 
     Raises:
         BadInput: a line whose value is used, and that has no plain counterpart in Python.
@@ -72,7 +72,7 @@ def plain(source: str, name: str, *, alone: bool) -> Plain:
         if cell_magic[1] not in _PYTHON_CELLS:
             return _other_cell(cell, cell_magic)
         cell.lines[first] = f"# {cell.lines[first]}"
-    _Lines(cell, name, alone=alone).rewrite(first if cell_magic is None else first + 1)
+    _Lines(cell, name, as_script=as_script).rewrite(first if cell_magic is None else first + 1)
     return cell
 
 
@@ -89,10 +89,10 @@ def _other_cell(cell: Plain, magic: re.Match[str]) -> Plain:
 class _Lines:
     """Rewrites the lines of one cell."""
 
-    def __init__(self, cell: Plain, name: str, *, alone: bool) -> None:
+    def __init__(self, cell: Plain, name: str, *, as_script: bool) -> None:
         self.cell = cell
         self.name = name
-        self.alone = alone
+        self.as_script = as_script
 
     def rewrite(self, first: int) -> None:
         goes_on = keeps = False  # a command of several lines, and whether the notebook keeps it
@@ -154,7 +154,7 @@ class _Lines:
         variable = re.fullmatch(r"(\w+)\s*(?:=|\s)\s*(.+)", rest) if name != "cd" else None
         if name != "cd" and variable is None:
             return _left_out(indent, code)
-        if not self.alone:
+        if not self.as_script:
             self.cell.kept.append(code)
             return _left_out(indent, code)
         if not rest or rest == "-" or _VARIABLE.search(rest):

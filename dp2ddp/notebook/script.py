@@ -19,12 +19,12 @@ MARK, SCRIPT = "dp2ddp", "script"
 _WIDEST = 400  # characters: what is longer is an embedded picture
 
 
-def read(name: str, *, alone: bool = True) -> Notebook:
+def read(name: str, *, as_script: bool = True) -> Notebook:
     """Reads a notebook.
 
     Args:
         name: its path, as the user gave it.
-        alone: the script will run without the notebook; else it goes back into it.
+        as_script: the script will run without the notebook; else it goes back into it.
 
     Raises:
         BadInput: no notebook that can be read, or a line that can't be put in a script.
@@ -34,7 +34,7 @@ def read(name: str, *, alone: bool = True) -> Notebook:
     for index, cell in enumerate(content["cells"]):
         if cell["metadata"].get(MARK) == SCRIPT:
             return _converted(name, content, index)
-    made = _Script(name, alone=alone)
+    made = _Script(name, as_script=as_script)
     made.enter(content["cells"])
     text = "\n".join(made.lines) + "\n"
     return Notebook(
@@ -65,9 +65,9 @@ class _Cell:
 class _Script:
     """The lines of the script, each with its place."""
 
-    def __init__(self, name: str, *, alone: bool) -> None:
+    def __init__(self, name: str, *, as_script: bool) -> None:
         self.name = name
-        self.alone = alone
+        self.as_script = as_script
         self.lines: list[str] = []
         self.places: list[Place] = []
         self.remarks: list[Remark] = []
@@ -83,14 +83,14 @@ class _Script:
         for index, cell in enumerate(cells):
             if index in read:
                 self._code(read[index], names)
-            elif cell["cell_type"] == "markdown" and self.alone:
+            elif cell["cell_type"] == "markdown" and self.as_script:
                 self._text(index, cell["source"])
         self._head({module for each in read.values() for module in each.plain.imports})
         self._order(cells)
 
     def _read(self, index: int, cell: Any) -> _Cell:
         name = self._cell_name(index)
-        found = plain(_normal(cell["source"]), name, alone=self.alone)
+        found = plain(_normal(cell["source"]), name, as_script=self.as_script)
         return _Cell(index, found, shared("\n".join(found.lines), name))
 
     def _cell_name(self, index: int) -> str:
@@ -101,7 +101,7 @@ class _Script:
             self.kept[cell.index] = cell.plain.kept
         done = shown.rewrite(cell.plain.lines, cell.tree, self._cell_name(cell.index), names)
         self._future += done.future
-        if not (cell.tree.body or self.alone):
+        if not (cell.tree.body or self.as_script):
             return
         self._begin(f"# %% cell {cell.number}", Place(cell.number, 1))
         before = len(self.lines)

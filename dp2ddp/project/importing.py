@@ -137,9 +137,25 @@ class _Paths:
             return self._joined(node)
         if isinstance(node, ast.Call):
             return self._call(node)
+        if isinstance(node, ast.Attribute) and node.attr in ("curdir", "pardir"):
+            return "." if node.attr == "curdir" else ".."
         if isinstance(node, ast.Attribute):
-            return self._attribute(node)
-        return self._item(node) if isinstance(node, ast.Subscript) else None
+            return self._above(node.value, 1) if node.attr == "parent" else None
+        index = node.slice.value if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) else None
+        if not isinstance(node, ast.Subscript) or not isinstance(index, int) or index < 0:
+            return None
+        inner = node.value
+        if isinstance(inner, ast.Attribute) and inner.attr == "parents":
+            return self._above(inner.value, index + 1)
+        if isinstance(inner, ast.Call) and last_name(inner.func) == "split" and inner.args and index == 0:
+            return self._above(inner.args[0], 1)
+        return None
+
+    def _above(self, node: ast.expr, steps: int) -> str | None:
+        folder = self.value(node)
+        for _ in range(steps):
+            folder = None if folder is None else posixpath.dirname(folder)
+        return folder
 
     def _name(self, name: str) -> str | None:
         if name == "__file__":
@@ -179,27 +195,6 @@ class _Paths:
         if name == "dirname":
             return posixpath.dirname(known[0])
         return known[0] if name in _SAME else None
-
-    def _attribute(self, node: ast.Attribute) -> str | None:
-        if node.attr in ("curdir", "pardir"):
-            return "." if node.attr == "curdir" else ".."
-        folder = self.value(node.value) if node.attr == "parent" else None
-        return None if folder is None else posixpath.dirname(folder)
-
-    def _item(self, node: ast.Subscript) -> str | None:
-        """`path.parents[n]` and `os.path.split(path)[0]`."""
-        index = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if not isinstance(index, int) or index < 0:
-            return None
-        if isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
-            folder, steps = self.value(node.value.value), index + 1
-        elif isinstance(node.value, ast.Call) and last_name(node.value.func) == "split" and index == 0:
-            folder, steps = self.value(node.value.args[0]) if node.value.args else None, 1
-        else:
-            return None
-        for _ in range(steps):
-            folder = None if folder is None else posixpath.dirname(folder)
-        return folder
 
 
 class Import(NamedTuple):

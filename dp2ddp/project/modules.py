@@ -40,6 +40,7 @@ class Layout:
         self._read: dict[str, FileImports] = {}
         self._folders: dict[str, tuple[str, ...]] = {}
         self._programs: dict[str, list[str]] = {}
+        self._resolved: dict[tuple[str, str, Import], str | None] = {}
 
     def resolve(self, importer: str, entry: str, module: str, level: int, name: str | None) -> str | None:
         """The file that an import in `importer` means when the script `entry` runs; None where it isn't the project's.
@@ -54,7 +55,10 @@ class Layout:
             where `name` is one; the file of `module` itself where that binds `name`, or has nothing of this name.
         """
         self._follow(entry)
-        return self._resolve(importer, entry, Import(module, level, name))
+        asked = importer, entry, Import(module, level, name)
+        if asked not in self._resolved:  # the same names are asked about over and over
+            self._resolved[asked] = self._resolve(*asked)
+        return self._resolved[asked]
 
     def resolver(self, entry: str) -> Resolve:
         """`resolve` for what runs when the script `entry` does."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from dp2ddp.source.nodes import attribute_got, last_name
 
@@ -27,7 +28,7 @@ def mentions(data: bytes) -> bool:
 
 def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
     """The names of the files' own classes that derive from `DataParallel`, be it by way of another one."""
-    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.bases]
+    classes = [node for tree in trees for node in _nodes(tree) if isinstance(node, ast.ClassDef) and node.bases]
     found: set[str] = set()
     before = -1
     while len(found) != before:
@@ -39,21 +40,30 @@ def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
 def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
     """The calls of `DataParallel`, `data_parallel` and `parallel_apply`, and of the subclasses named `classes`."""
     nodes = list(ast.walk(tree))
-    names = {CLASS, *classes, *_imported_as(nodes)}
+    return _calls(nodes, {CLASS, *classes, *_imported_as(nodes)}, classes)
+
+
+def _calls(nodes: Iterable[ast.AST], names: Collection[str], classes: Collection[str]) -> list[ast.Call]:
     calls = (node for node in nodes if isinstance(node, ast.Call))
     return sorted((call for call in calls if _wraps(call.func, names, classes)), key=lambda call: call.lineno)
 
 
 def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
     """The lines where something is wrapped, or will be by whom `DataParallel` itself is handed to."""
-    nodes = list(ast.walk(tree))
+    nodes = _nodes(tree)
     names = {CLASS, *classes, *_imported_as(nodes)}
-    apart = {part for node in nodes for about in _type_questions(node) for part in ast.walk(about)}
-    calls = find(tree, classes)
-    apart.update(call.func for call in calls)
-    handed = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load))
-    values = (n for n in handed if n not in apart and last_name(n) in names)
-    return sorted(node.lineno for node in (*calls, *values))
+    calls = _calls(nodes, names, classes)
+    apart: set[ast.AST] = {call.func for call in calls}
+    read = (n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load))
+    values = [n for n in read if last_name(n) in names and n not in apart]
+    if values:
+        apart = {part for node in nodes for about in _type_questions(node) for part in ast.walk(about)}
+    return sorted(node.lineno for node in (*calls, *(n for n in values if n not in apart)))
+
+
+@lru_cache(maxsize=4096)
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def _type_questions(node: ast.AST) -> list[ast.AST]:
@@ -75,7 +85,7 @@ def _type_questions(node: ast.AST) -> list[ast.AST]:
 
 def unfollowed(tree: ast.Module) -> list[ast.expr]:
     """Where a file names `DataParallel` in a way that can't be followed: of what nobody knows, or by computed names."""
-    nodes = list(ast.walk(tree))
+    nodes = _nodes(tree)
     imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
     known = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
     known |= {"torch", "nn"} if "*" in known else set()  # mostly it is a star import that brings them

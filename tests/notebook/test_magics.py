@@ -48,8 +48,8 @@ PYTHON = [
 ]
 
 
-def made(source: str, *, alone: bool = True) -> Plain:
-    return plain(source, "train.ipynb:cell 1", alone=alone)
+def made(source: str, *, as_script: bool = True) -> Plain:
+    return plain(source, "train.ipynb:cell 1", as_script=as_script)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -79,7 +79,7 @@ def test_a_body_that_is_only_a_command_stays_a_body() -> None:
 
 
 def test_commands_are_told_and_kept_for_a_notebook_with_all_of_their_lines() -> None:
-    cell = made("!pip install \\\n  timm\nimport timm\n%cd data", alone=False)
+    cell = made("!pip install \\\n  timm\nimport timm\n%cd data", as_script=False)
     assert cell.kept == ["!pip install \\", "  timm", "%cd data"]
     assert cell.lines == ["# !pip install \\", "#   timm", "import timm", "# %cd data"]
     (remark,) = cell.remarks
