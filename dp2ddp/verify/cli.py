@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dp2ddp.command import terminal
+from dp2ddp.command import progress, terminal
 from dp2ddp.command.options import PATH, SPEECH, Command, flag
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
@@ -126,7 +126,6 @@ def verify(
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp import page
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.progress import showing
     from dp2ddp.verify.run.options import Options, Request
 
     if html is not None:
@@ -135,8 +134,8 @@ def verify(
     request = Request(script, arguments, converted, options, tolerance, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
-        with showing(quiet, steps) as show:
-            verdict = stack.enter_context(verifying(request, show))
+        with progress.shown("starting both scripts", wanted=not quiet):
+            verdict = stack.enter_context(verifying(request))
         _show_verdict(verdict, script.name, as_json=form == "json", quiet=quiet)
         if html is not None:
             from dp2ddp.verify.page import written

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.progress import Show, silent
 from dp2ddp.verify.run import sides
 from dp2ddp.verify.run.options import Request
 from dp2ddp.verify.start import client, temporary
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
+def verifying(request: Request) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
-
-    Args:
-        show: is told how far it is.
 
     Raises:
         BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
@@ -37,8 +33,8 @@ def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
         from dp2ddp.verify.side_by_side import SideBySide
         from dp2ddp.verify.verification import Verification, chosen_devices
 
-        options = replace(chosen_devices(request.options, show), foreign=both.foreign or request.options.foreign)
-        pair = SideBySide(request, folder, server, both, show)
+        options = replace(chosen_devices(request.options), foreign=both.foreign or request.options.foreign)
+        pair = SideBySide(request, folder, server, both)
         try:
             verdict = Verification(pair, options, request.tolerance, both.notes).verdict()
         except client.ServerEndedError as ended:

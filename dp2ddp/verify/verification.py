@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from dp2ddp.command import terminal
 from dp2ddp.errors import BadInput
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.verify.compare import rounding
@@ -15,13 +16,12 @@ from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.progress import Show, Stage
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Verdict
 
 _COARSE = 1e-3  # a tolerance from which printed numbers are taken by it, and not by their last digit
-_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute\n"
+_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute"
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
 
 
@@ -173,7 +173,7 @@ class Verification:
         return self._pair.compared(options, self._tolerance, second="again")
 
 
-def chosen_devices(options: Options, show: Show) -> Options:
+def chosen_devices(options: Options) -> Options:
     """The options, with pretend devices in place of CUDA's that aren't there.
 
     Raises:
@@ -183,7 +183,7 @@ def chosen_devices(options: Options, show: Show) -> Options:
     if not options.cuda or there >= wanted:
         return options
     try:
-        build.compiled(lambda: show(Stage.STARTING, None, _COMPILING))
+        build.compiled(lambda: terminal.show_messages([_COMPILING]))
     except PretendCudaUnavailableError as error:
         what = f"{there} GPU(s) here, {wanted} asked for, and {error}"
         raise BadInput("--device cuda", what=what, todo=error.todo or "try --device cpu") from error

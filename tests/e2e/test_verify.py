@@ -14,6 +14,7 @@ from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run.recording import is_union
 from dp2ddp.verify.run.runs import Options, Run, start_converted, start_original
+from dp2ddp.verify.run.state import sketch
 
 SCRIPT = """
 import sys
@@ -64,10 +65,10 @@ def test_a_recording_holds_steps_losses_and_batches(recorded: dict[str, Run]) ->
     assert [len(batch.indices) for batch in recording.batches] == [6, 6, 6, 2] * 2
     assert sorted(index for batch in recording.batches[:4] for index in batch.indices) == list(range(20))
     assert [batch.iterator for batch in recording.batches] == [0] * 4 + [1] * 4
-    last = dict(recording.parameters(7))
-    assert list(last) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    state = torch.load(run.work / "net.pt")["net"]
-    assert all(torch.equal(state[f"module.{name}"], value) for name, value in last.items())
+    last = recording.steps[7]
+    assert [slot.name for slot in last.slots] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    saved_state = torch.load(run.work / "net.pt")["net"]
+    assert last.sketches == [sketch(saved_state[f"module.{slot.name}"]) for slot in last.slots]
 
 
 def test_a_script_runs_as_python_runs_it(recorded: dict[str, Run]) -> None:
@@ -81,7 +82,7 @@ def test_steps_end_the_script_early_and_float64_is_the_default_dtype(recorded: d
     (recording,) = run.recordings()
     assert (run.exit_code, run.stdout, len(recording.steps)) == (0, "", 3)
     assert run.files() == {}
-    assert next(recording.parameters(0))[1].dtype == torch.float64
+    assert recording.steps[0].slots[0].dtype == torch.float64
 
 
 def test_a_run_agrees_with_itself(recorded: dict[str, Run]) -> None:

@@ -25,7 +25,6 @@ class Options:
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
         perturbed: begin with parameters that are off by a unit of rounding.
-        throttled: wait where the comparison, which removes the parameters that it has compared, is far behind.
         timeout: seconds after which a run is ended.
     """
 
@@ -39,7 +38,6 @@ class Options:
     synthetic: int | None = None
     foreign: bool = False
     perturbed: bool = False
-    throttled: bool = False
     timeout: float = 600.0
 
     @property
@@ -63,7 +61,6 @@ class Request:
         converted: the converted script; None: convert the original.
         options: how both run. `float64` is chosen by the verification.
         tolerance: the largest relative difference that counts as agreement.
-        keep: leave the parameters of all steps in the recordings.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself.
     """
 
@@ -72,7 +69,6 @@ class Request:
     converted: Path | None = None
     options: Options = field(default_factory=Options)
     tolerance: float = 1e-6
-    keep: bool = False
     allow_ddp: bool = False
 
 

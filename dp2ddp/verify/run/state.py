@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import random
 import sys
@@ -15,18 +16,33 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 _NOT_TOLD = ("params", "param_names")
+_SUMS = 8
 _ROW = 4099  # entries of a sum: prime, so that no image's rows begin anew with it
 
 
-def raw_bytes(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
-    """The tensors' bytes, each padded to `ALIGNMENT`."""
-    for tensor in tensors:
-        dense = tensor.cpu().contiguous()
-        size = dense.numel() * dense.element_size()
-        # Through the address: without NumPy there is no other way that doesn't go element by element.
-        yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
+def sketch(tensor: torch.Tensor) -> list[float]:
+    """What is kept of a parameter, a few numbers: a checksum of its bytes, its norm, and sums with random signs.
+
+    The mean square of the differences of two tensors' sums is about the squared norm of the tensors' difference (Alon,
+    Matias, Szegedy: The space complexity of approximating the frequency moments, 1996; `compare.steps` takes it).
+    """
+    dense = tensor.detach().cpu().contiguous()
+    # Through the address: without NumPy there is no other way that doesn't go element by element.
+    bytes_ = (ctypes.c_char * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
+    flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten().double()
+    rows = flat.numel() // _ROW
+    whole, rest = flat[: rows * _ROW].view(rows, _ROW), flat[rows * _ROW :]
+    sums = ((whole @ _signs(_ROW)) * _signs(rows)).sum(0) + rest @ _signs(_ROW)[: rest.numel()]
+    return [zlib.crc32(bytes_), float(torch.linalg.vector_norm(flat)), *sums.tolist()]
+
+
+@functools.cache
+def _signs(rows: int) -> torch.Tensor:
+    """Random signs, float64 of shape (rows, _SUMS); the same in each process."""
+    generator = torch.Generator().manual_seed(rows)
+    signs = torch.randint(0, 2, (rows, _SUMS), generator=generator, device="cpu", dtype=torch.float64)
+    return signs * 2 - 1
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
