@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.argv = [os.path.normpath(name), *task.arguments]
     callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
     try:
-        with Recorder(folder / f"rank{_rank()}", options, prints=task.original) as recorder, ExitStack() as modes:
+        with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
             _watch(task, recorder)
             if (
                 options.synthetic is not None

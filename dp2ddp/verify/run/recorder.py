@@ -7,7 +7,6 @@ what it did so far. `recording` reads it.
 
 from __future__ import annotations
 
-import builtins
 import json
 import logging
 import os
@@ -41,15 +40,12 @@ class Recorder:
     Args:
         folder: where to write; made if missing.
         options: when the script is ended, and whether it begins perturbed.
-        prints: note which of the script's lines print.
     """
 
-    def __init__(self, folder: Path, options: Options | None = None, prints: bool = False) -> None:
+    def __init__(self, folder: Path, options: Options | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._options = options or Options()
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
-        self._prints = prints
-        self._printed: set[str] = set()
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
@@ -78,8 +74,6 @@ class Recorder:
         self._watch(logging.Logger, "handle", before=self._on_log)
         if hasattr(torch.amp, "GradScaler"):
             self._watch(torch.amp.GradScaler, "update", after=self._on_scale)
-        if self._prints:
-            self._watch(builtins, "print", after=self._on_print)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -243,12 +237,6 @@ class Recorder:
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
             self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
-
-    def _on_print(self, result: None, *values: Any, sep: str | None = None, **options: Any) -> None:
-        at = self._at() if options.get("file") is None else None
-        if at is not None and at not in self._printed:
-            self._printed.add(at)
-            self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
 
     def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it

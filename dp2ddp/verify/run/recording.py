@@ -111,15 +111,6 @@ class Settings:
     groups: Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Print:
-    """The first thing that a line of the script printed."""
-
-    at: str
-    text: str
-    step: int
-
-
 @dataclass
 class Recording:
     """One process's recording.
@@ -127,7 +118,6 @@ class Recording:
     Attributes:
         starts: by optimizer, the parameters before its first step.
         models: by a parameter's name, the classes of the models that have one of that name.
-        prints: what the script's lines printed first (of an original).
         settings: the optimizers' settings as they change.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
@@ -150,7 +140,6 @@ class Recording:
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
     models: dict[str, set[str]] = field(default_factory=dict)
-    prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
     mixed: str | None = None
@@ -191,7 +180,6 @@ def read(folder: Path) -> Recording:
 _LISTS: Mapping[str, tuple[str, type | str]] = {
     "loss": ("losses", Loss),
     "batch": ("batches", Batch),
-    "print": ("prints", Print),
     "settings": ("settings", Settings),
     "wrapped": ("wrapped", Wrapped),
     "left": ("left", Wrapped),
