@@ -16,8 +16,8 @@ from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
+from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.options import Options
-from dp2ddp.verify.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Verdict
 
 _COARSE = 1e-3  # a tolerance from which printed numbers are taken by it, and not by their last digit
@@ -35,7 +35,7 @@ class Verification:
         notes: what a reader has to know about the sides; more is added.
     """
 
-    def __init__(self, pair: SideBySide, options: Options, tolerance: float, notes: list[str]) -> None:
+    def __init__(self, pair: PairedRuns, options: Options, tolerance: float, notes: list[str]) -> None:
         self._pair = pair
         self._options = options
         self._tolerance = tolerance

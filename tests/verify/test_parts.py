@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from dp2ddp.verify.compare import clock_names, printed, saved
-from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.start import client
@@ -129,21 +127,6 @@ def test_objects_in_checkpoints_are_compared_by_what_they_hold(tmp_path: Path) -
     assert list(saved.differences("x.pt", tmp_path / "a", tmp_path / "b")) == []
     found = {each.where: each.relative for each in saved.differences("x.pt", tmp_path / "a", tmp_path / "c")}
     assert found == {"meter/history": 0.5, "meter/best": 0.5}
-
-
-def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
-    folders = []
-    for side in ("original", "converted"):
-        script = tmp_path / side / "work" / "sub" / "train.py"
-        script.parent.mkdir(parents=True)
-        text = (
-            "import os, sys\nprint(sys.argv, os.getcwd(), __file__)\nopen('a.txt', 'w').write(os.path.abspath('b'))\n"
-        )
-        script.write_text(text)
-        with runs.start_original(script, ["-x"], tmp_path / side, runs.Options()) as running:
-            assert running.wait().stdout.startswith("['sub/train.py', '-x'] /")
-        folders.append(tmp_path / side)
-    assert explain(compare(folders[0], folders[1])) == []
 
 
 def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

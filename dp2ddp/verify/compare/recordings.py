@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
+from dp2ddp.verify.compare.optimizer_settings import SettingDifference, first_difference
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
-from dp2ddp.verify.compare.settings import SettingDifference, first_difference
 from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording

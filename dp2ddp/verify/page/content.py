@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.counting import counted
 from dp2ddp.verify.page import chart
 from dp2ddp.verify.page.chart import Chart
-from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict
+from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict, counted
 
 _LINES = 400  # of output that are shown
 _TRACEBACK = 80

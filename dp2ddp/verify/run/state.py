@@ -31,18 +31,32 @@ def sketch(tensor: torch.Tensor) -> list[float]:
     # Through the address: without NumPy there is no other way that doesn't go element by element.
     bytes_ = (ctypes.c_char * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
     flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten().double()
+    return [zlib.crc32(bytes_), *_signed_sums(flat, _SUMS)]
+
+
+def sums(tensor: torch.Tensor) -> list[float]:
+    """A tensor's norm, and a sum of its entries with random signs, which depends on their order.
+
+    In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
+    """
+    flat = tensor.detach().flatten()
+    return _signed_sums(flat.float() if flat.dtype.itemsize < 4 else flat, 1)
+
+
+def _signed_sums(flat: torch.Tensor, count: int) -> list[float]:
+    """The norm, and `count` sums with random signs, those of an entry's row times those of its place in the row."""
     rows = flat.numel() // _ROW
     whole, rest = flat[: rows * _ROW].view(rows, _ROW), flat[rows * _ROW :]
-    sums = ((whole @ _signs(_ROW)) * _signs(rows)).sum(0) + rest @ _signs(_ROW)[: rest.numel()]
-    return [zlib.crc32(bytes_), float(torch.linalg.vector_norm(flat)), *sums.tolist()]
+    of_rows, of_places = (_signs(size, count, flat.dtype, flat.device) for size in (rows, _ROW))
+    found = ((whole @ of_places) * of_rows).sum(0) + rest @ of_places[: rest.numel()]
+    return [float(torch.linalg.vector_norm(flat)), *found.tolist()]
 
 
 @functools.cache
-def _signs(rows: int) -> torch.Tensor:
-    """Random signs, float64 of shape (rows, _SUMS); the same in each process."""
+def _signs(rows: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Random signs of shape (rows, count); the same in each process."""
     generator = torch.Generator().manual_seed(rows)
-    signs = torch.randint(0, 2, (rows, _SUMS), generator=generator, device="cpu", dtype=torch.float64)
-    return signs * 2 - 1
+    return (torch.randint(0, 2, (rows, count), generator=generator, device="cpu") * 2 - 1).to(device, dtype)
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
@@ -71,20 +85,6 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
         return []
     each = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
     return [float(value) for value in torch.stack([value.cpu() for value in each]).tolist()]
-
-
-def sums(tensor: torch.Tensor) -> list[float]:
-    """A tensor's norm, and a sum of its entries that depends on their order.
-
-    In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
-    """
-    flat = tensor.detach().flatten()
-    flat = flat.float() if flat.dtype.itemsize < 4 else flat
-    rows = flat.numel() // _ROW
-    weights = torch.arange(max(_ROW, rows), dtype=flat.dtype, device=flat.device).cos()
-    ordered = (flat[: rows * _ROW].view(rows, _ROW) @ weights[:_ROW]) @ weights[:rows]
-    rest = flat[rows * _ROW :]
-    return [float(torch.linalg.vector_norm(flat)), float(ordered + rest @ weights[: rest.numel()])]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from dp2ddp import RUNTIME_SOURCE
-from dp2ddp.verify.start import process_tree
+from dp2ddp.verify.start import cleanup
 
 THREADS = 1  # CPU threads of a run
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
@@ -43,7 +43,7 @@ class Process:
     def kill(self) -> None:
         """End it, and its children that are in its group."""
         if self._code is None:  # its id is no other process's as long as nobody has heard of its end
-            process_tree.end_group(self.pid)
+            cleanup.end_group(self.pid)
 
 
 class ForkServer:
@@ -116,13 +116,6 @@ class ForkServer:
     ) -> None:
         # In the middle of an import it may hear late that it is to end. What it has started ends with it.
         self.close(_ENDS_WITHIN if kind is None else _ENDS_SOON)
-
-
-@contextmanager
-def opened(folder: Path | None) -> Iterator[ForkServer]:
-    """A fork server for one comparison."""
-    with ForkServer(folder) as server:
-        yield server
 
 
 def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS) -> dict[str, str]:

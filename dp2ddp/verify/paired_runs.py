@@ -17,14 +17,14 @@ from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.start.cleanup import check_room
 from dp2ddp.verify.start.client import ForkServer
-from dp2ddp.verify.start.temporary import check_room
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 
 
-class SideBySide:
+class PairedRuns:
     """Runs both sides, any number of times.
 
     Args:
