@@ -148,7 +148,7 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # An interrupt may have come between an order and its answer: ask the server nothing more. It ends what is there.
+        # An interrupt may have come between an order and its answer: then the server is asked nothing more, and ended.
         if self._own is None and (kind is None or issubclass(kind, Exception)):
             self.kill()
         self._close()
