@@ -63,14 +63,6 @@ class _Verify(Command):
     type=click.IntRange(1),
     help="End both after so many optimizer steps.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=1e-6,
-    show_default=True,
-    help="The largest relative difference that counts as agreement.",
-)
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -109,8 +101,6 @@ def verify(
     converted: Path | None,
     nproc: int,
     steps: int | None,
-    seed: int,
-    tolerance: float,
     device: str,
     allow_ddp: bool,
     synthetic_data: int | None,
@@ -130,8 +120,8 @@ def verify(
 
     if html is not None:
         page.check_target(html, force=force)
-    options = Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = Request(script, arguments, converted, options, tolerance, allow_ddp=allow_ddp)
+    options = Options(nproc, steps, cuda=device == "cuda", synthetic=synthetic_data, timeout=timeout)
+    request = Request(script, arguments, converted, options, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
         with progress.shown("starting both scripts", wanted=not quiet):

@@ -36,7 +36,7 @@ def verifying(request: Request) -> Iterator[Verdict]:
         options = replace(chosen_devices(request.options), foreign=both.foreign or request.options.foreign)
         pair = PairedRuns(request, folder, server, both)
         try:
-            verdict = Verification(pair, options, request.tolerance, both.notes).verdict()
+            verdict = Verification(pair, options, both.notes).verdict()
         except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended

@@ -41,7 +41,7 @@ class PairedRuns:
         self._sides = sides
         self._runs = 0
 
-    def compared(self, options: Options, tolerance: float, second: str = "converted") -> Comparison:
+    def compared(self, options: Options, second: str = "converted") -> Comparison:
         """Run both, at the same time unless they share GPUs, and compare.
 
         Args:
@@ -64,7 +64,7 @@ class PairedRuns:
         progress.doing("comparing")
         foreign = options.foreign and second == "converted"
         try:
-            comparison = compare(one.folder, other.folder, tolerance, LAST_PLACE, foreign)
+            comparison = compare(one.folder, other.folder, places=LAST_PLACE, foreign=foreign)
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
         if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared

@@ -68,7 +68,7 @@ def test_a_recording_holds_steps_losses_and_batches(recorded: dict[str, Run]) ->
     last = recording.steps[7]
     assert [slot.name for slot in last.slots] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     saved_state = torch.load(run.work / "net.pt")["net"]
-    assert last.sketches == [sketch(saved_state[f"module.{slot.name}"]) for slot in last.slots]
+    assert list(map(list, last.sketches)) == [sketch(saved_state[f"module.{slot.name}"]) for slot in last.slots]
 
 
 def test_a_script_runs_as_python_runs_it(recorded: dict[str, Run]) -> None:

@@ -65,17 +65,20 @@ def _pairs(ours: Recording, theirs: Recording) -> list[tuple[int, Step, Step]]:
 
 def _largest(ours: Recording, one: Step, other: Step, number: int) -> StepDifference:
     """Parameters are matched by their order: names are for the reader, and wrapping changes them."""
+    layouts = [[(slot.dtype, slot.shape) for slot in step.slots] for step in (one, other)]
     if len(one.slots) != len(other.slots):
         return StepDifference(number, "the number of parameters", math.inf)
+    if layouts[0] == layouts[1] and one.sketches == other.sketches:
+        return StepDifference(number, "", 0.0)
     sizes = [sketch[1] / math.sqrt(math.prod(slot.shape) or 1) for slot, sketch in zip(one.slots, one.sketches)]
     least = negligible(sizes)
     largest = StepDifference(number, "", 0.0)
-    for index, (a, b) in enumerate(zip(one.slots, other.slots)):
-        same = (a.dtype, a.shape) == (b.dtype, b.shape)
-        floor = least * math.sqrt(math.prod(a.shape))
+    for index, slot in enumerate(one.slots):
+        floor = least * math.sqrt(math.prod(slot.shape))
+        same = layouts[0][index] == layouts[1][index]
         relative = _relative(one.sketches[index], other.sketches[index], floor) if same else math.inf
         if relative > largest.relative:
-            largest = StepDifference(number, ours.called(a), relative)
+            largest = StepDifference(number, ours.called(slot), relative)
     return largest
 
 

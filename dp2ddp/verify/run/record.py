@@ -81,8 +81,8 @@ def _prepare(task: Task, folder: Path) -> None:
         _show_cuda()
     if options.float64:
         torch.set_default_dtype(torch.float64)
-    _seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
-    draws.install(options.seed, everywhere=options.foreign)
+    _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
+    draws.install(everywhere=options.foreign)
 
 
 def _watch(task: Task, recorder: Recorder) -> None:

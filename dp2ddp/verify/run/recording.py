@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,7 +203,9 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
             Slot(model, name, getattr(torch, dtype), tuple(shape)) for model, name, dtype, shape in event["tensors"]
         )
     elif kind in ("start", "step"):
-        step = Step(slots=layouts[event["optimizer"]], **event)
+        # A list of Python's floats would take four times the memory.
+        sketches = [array("d", sketch) for sketch in event.pop("sketches")]
+        step = Step(slots=layouts[event["optimizer"]], sketches=sketches, **event)
         if kind == "step":
             recording.steps.append(step)
             return

@@ -238,7 +238,7 @@ def _start(
     options = task.options
     work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
-    shared = client.environment(moved, options.threads)
+    shared = client.environment(moved)
     for name in _RANK_VARIABLES:
         shared.pop(name, None)
     if not options.on_cpu:  # nn.DataParallel takes all the devices it sees
