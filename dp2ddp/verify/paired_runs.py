@@ -83,7 +83,9 @@ class PairedRuns:
             for side, tail in events.items():
                 made[side] += tail.more().count(b'{"kind": "step"')
             progress.doing("training: " + ", ".join(f"{side} at step {count}" for side, count in made.items()))
-            terminal.show_messages(self._sides.by_own_names(line) for line in hangs.news())
+            news = hangs.news()
+            if news:  # which takes the progress away
+                terminal.show_messages(map(self._sides.by_own_names, news))
             done.update(ended)
             patience.check(done)
 

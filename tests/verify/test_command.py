@@ -17,6 +17,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from dp2ddp.cli import main
+from dp2ddp.command import progress
 from dp2ddp.verify.run import scratch
 
 # Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
@@ -229,6 +230,13 @@ def test_quiet_is_the_verdict_alone(verify) -> None:
     assert quiet.stderr == ""
     assert quiet.stdout.startswith("They agree: 9 optimizer steps")
     assert quiet.stdout.count("\n") == 1
+
+
+def test_progress_counts_the_steps_of_both_sides(verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "doing", lambda what: said.append(what))
+    verify("train.py")
+    assert "training: original at step 9, converted at step 9" in said
 
 
 def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_path: Path, monkeypatch) -> None:
