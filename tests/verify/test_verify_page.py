@@ -119,17 +119,6 @@ def test_it_goes_over_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "train.py").read_text() == "precious"
 
 
-def test_no_peak_of_a_long_curve_is_lost() -> None:
-    values = [0.0] * 20_000
-    values[12_345] = 7.0
-    drawn = chart.of_values("a", "a", "x", "", {"original": values})
-    heights = [float(point.split()[1]) for point in drawn.lines["original"][1:].split("L")]
-    assert len(heights) < 1000
-    top = next(mark.at for mark in drawn.ys if mark.text == "8")
-    foot = next(mark.at for mark in drawn.ys if mark.text == "0")
-    assert min(heights) == pytest.approx(foot + (top - foot) * 7 / 8, abs=0.2)
-
-
 def test_the_same_bits_are_at_the_foot_and_the_tolerance_is_drawn() -> None:
     drawn = chart.of_differences("a", "a", "x", "", [0.0, 1e-12, 1e-6, 1e-2, float("inf")], 1e-6)
     heights = [float(point.split()[1]) for point in drawn.lines["difference"][1:].split("L")]
