@@ -47,16 +47,16 @@ def _signed_sums(flat: torch.Tensor, count: int) -> list[float]:
     """The norm, and `count` sums with random signs, those of an entry's row times those of its place in the row."""
     rows = flat.numel() // _ROW
     whole, rest = flat[: rows * _ROW].view(rows, _ROW), flat[rows * _ROW :]
-    of_rows, of_places = (_signs(size, count, flat.dtype, flat.device) for size in (rows, _ROW))
+    of_rows, of_places = (_signs(size, count).type_as(flat) for size in (rows, _ROW))
     found = ((whole @ of_places) * of_rows).sum(0) + rest @ of_places[: rest.numel()]
     return [float(torch.linalg.vector_norm(flat)), *found.tolist()]
 
 
 @functools.cache
-def _signs(rows: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _signs(rows: int, count: int) -> torch.Tensor:
     """Random signs of shape (rows, count); the same in each process."""
     generator = torch.Generator().manual_seed(rows)
-    return (torch.randint(0, 2, (rows, count), generator=generator, device="cpu") * 2 - 1).to(device, dtype)
+    return torch.randint(0, 2, (rows, count), generator=generator, device="cpu") * 2 - 1
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
