@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from .build import PretendCudaUnavailableError
 from .counts import Copy, copies, reset_copies
-from .errors import PretendCudaUnavailableError
 
 __all__ = ["Copy", "PretendCudaUnavailableError", "copies", "install", "installed", "reset_copies"]
 
@@ -47,18 +47,17 @@ def install(devices: int = 2, *, backward_threads: bool = False) -> None:
         raise PretendCudaUnavailableError("pretend CUDA is installed already; it stays until the process ends")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call,unused-ignore]
         raise PretendCudaUnavailableError("pretend CUDA can't be installed: this process uses a real one already")
-    from . import build, collectives, data_parallel, kernels, module, storages
+    from . import build, data_parallel, kernels, module
     from .counts import listen
     from .devices import Devices
 
     library = build.load()
-    collectives.install()
+    module.install_collectives()
     known = Devices(library, devices)
     if library.pretend_install() < 0:
         raise PretendCudaUnavailableError(f"pretend CUDA can't replace the kernels of torch {torch.__version__}")
     listen(library)
     _held.extend([library, known, kernels.install()])
     module.install(known, library)
-    storages.install()
     data_parallel.install()
     torch.autograd.set_multithreading_enabled(backward_threads)

@@ -15,11 +15,21 @@ from pathlib import Path
 
 import torch
 
-from .errors import PretendCudaUnavailableError
-
 SOURCES = Path(__file__).with_name("native")
 # What torch itself is compiled with since 2.13; g++ 10 and later know it.
 FLAGS = ("-std=c++20", "-fPIC", "-O1", "-DUSE_DISTRIBUTED")
+
+
+class PretendCudaUnavailableError(RuntimeError):
+    """The pretend CUDA can't be used here; the message says why, in one line.
+
+    Attributes:
+        todo: what the user can do about it, if anything.
+    """
+
+    def __init__(self, why: str, todo: str = "") -> None:
+        super().__init__(why)
+        self.todo = todo
 
 
 def load() -> ctypes.CDLL:

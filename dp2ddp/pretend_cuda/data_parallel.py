@@ -106,8 +106,12 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
 
         return self._own.setdefault(replica, Stream(rank=replica))
 
+    def splits(self, calls: Sequence[Any]) -> None:
+        """Is called whenever a batch is split, with what each replica is called with."""
+
     def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         """torch's own `parallel_apply`, with threads that wait for one another."""
+        self.splits([*zip(inputs, kwargs)])
         if len(replicas) == 1:  # torch starts no thread then
             with self._drawing(0):
                 return super().parallel_apply(replicas, inputs, kwargs)
@@ -120,7 +124,11 @@ class OracleDataParallel(nn.DataParallel):  # type: ignore[type-arg,unused-ignor
             yield
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_own": {}}  # where a copy draws from is its own affair
+        # Where a copy draws from is its own affair; and a model that is saved whole is saved as torch's own.
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_own": {}})  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

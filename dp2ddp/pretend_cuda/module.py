@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .build import PretendCudaUnavailableError
 from .devices import Devices, Properties
 
 _USERS = ("torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams", "torch.cuda.graphs")
@@ -75,7 +76,8 @@ class Event:
 
 
 def install(devices: Devices, library: ctypes.CDLL) -> None:
-    """Put the stand-ins where `torch.cuda` looks for them."""
+    """Put the stand-ins where `torch.cuda` looks for them, and where storages and process groups are made."""
+    _install_storages()
     major, minor, patch = torch._C._cudnn.getCompileVersion()  # type: ignore[attr-defined,unused-ignore]
     library.pretend_set_cudnn(ctypes.c_long(major * 10000 + minor * 100 + patch))
     for name, function in {**_device_functions(devices), **_stream_functions(devices), **_memory_functions()}.items():
@@ -188,3 +190,48 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
 def _set(module: Any, **values: Any) -> None:
     for name, value in values.items():
         setattr(module, name, value)
+
+
+def install_collectives() -> None:
+    """Make the backend `nccl` of `torch.distributed` create gloo's; what is asked of the group stays as it is."""
+    from torch.distributed import distributed_c10d as c10d
+
+    backends: Any = c10d.Backend
+    if not hasattr(backends, "_ensure_backend_registered") or not hasattr(c10d, "_create_gloo_process_group"):
+        raise PretendCudaUnavailableError(
+            f"pretend CUDA doesn't know the torch.distributed of {torch.__version__}; it was made for 2.15"
+        )
+    backends._ensure_backend_registered("nccl")
+    known = backends._plugins
+    if "NCCL" not in known or not c10d.is_gloo_available():
+        raise PretendCudaUnavailableError("pretend CUDA: torch.distributed has no NCCL to stand in for, or no gloo")
+
+    def create(options: Any, backend_options: object | None) -> Any:
+        return c10d._create_gloo_process_group(options, None)
+
+    known["NCCL"] = known["NCCL"]._replace(creator_fn=create, extended_api=True)
+
+
+def _install_storages() -> None:
+    """Let `torch.UntypedStorage` take its memory on a pretend device from a tensor, and grow as a tensor's does."""
+    storage: Any = torch.UntypedStorage
+    new, resize = storage.__new__, storage.resize_
+
+    def make(cls: Any, *args: Any, device: Any = None, **named: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return new(cls, *args, **({} if device is None else {"device": device}), **named)
+        size = args[0] if args else 0
+        if isinstance(size, int):
+            return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(list(size), dtype=torch.uint8, device=device).untyped_storage()
+
+    def grow(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return resize(self, size)
+        if size < self.nbytes():
+            raise NotImplementedError("pretend CUDA: a storage on its devices can't be made smaller")
+        torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
+        return self
+
+    storage.__new__ = staticmethod(make)
+    storage.resize_ = grow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dp2ddp.command import terminal
+from dp2ddp.command import progress, terminal
 from dp2ddp.command.options import PATH, SPEECH, Command, flag
 from dp2ddp.errors import BadInput
 from dp2ddp.verify import COUNT
@@ -63,14 +63,6 @@ class _Verify(Command):
     type=click.IntRange(1),
     help="End both after so many optimizer steps.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For scripts that set none themselves.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0),
-    default=1e-6,
-    show_default=True,
-    help="The largest relative difference that counts as agreement.",
-)
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -109,8 +101,6 @@ def verify(
     converted: Path | None,
     nproc: int,
     steps: int | None,
-    seed: int,
-    tolerance: float,
     device: str,
     allow_ddp: bool,
     synthetic_data: int | None,
@@ -126,17 +116,16 @@ def verify(
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp import page
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.progress import showing
     from dp2ddp.verify.run.options import Options, Request
 
     if html is not None:
         page.check_target(html, force=force)
-    options = Options(nproc, steps, cuda=device == "cuda", seed=seed, synthetic=synthetic_data, timeout=timeout)
-    request = Request(script, arguments, converted, options, tolerance, allow_ddp=allow_ddp)
+    options = Options(nproc, steps, cuda=device == "cuda", synthetic=synthetic_data, timeout=timeout)
+    request = Request(script, arguments, converted, options, allow_ddp=allow_ddp)
     quiet = terminal.is_quiet()
     with ExitStack() as stack:
-        with showing(quiet, steps) as show:
-            verdict = stack.enter_context(verifying(request, show))
+        with progress.shown("starting both scripts", wanted=not quiet):
+            verdict = stack.enter_context(verifying(request))
         _show_verdict(verdict, script.name, as_json=form == "json", quiet=quiet)
         if html is not None:
             from dp2ddp.verify.page import written

@@ -9,43 +9,39 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.progress import Show, silent
 from dp2ddp.verify.run import sides
 from dp2ddp.verify.run.options import Request
-from dp2ddp.verify.start import client, temporary
+from dp2ddp.verify.start import cleanup, client
 
 if TYPE_CHECKING:
     from dp2ddp.verify.verdict import Verdict
 
 
 @contextmanager
-def verifying(request: Request, show: Show = silent) -> Iterator[Verdict]:
+def verifying(request: Request) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
-
-    Args:
-        show: is told how far it is.
 
     Raises:
         BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(temporary.folder())
+        folder = stack.enter_context(cleanup.folder())
         # It imports torch while the scripts are read and converted here.
         server = stack.enter_context(client.ForkServer(folder))
         both = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
         server.share(both.shared)
-        from dp2ddp.verify.side_by_side import SideBySide
+        from dp2ddp.verify.paired_runs import PairedRuns
         from dp2ddp.verify.verification import Verification, chosen_devices
 
-        options = replace(chosen_devices(request.options, show), foreign=both.foreign or request.options.foreign)
-        pair = SideBySide(request, folder, server, both, show)
+        options = replace(chosen_devices(request.options), foreign=both.foreign or request.options.foreign)
+        pair = PairedRuns(request, folder, server, both)
         try:
-            verdict = Verification(pair, options, request.tolerance, both.notes).verdict()
+            verdict = Verification(pair, options, both.notes).verdict()
         except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise temporary.full(folder) from error
+                raise cleanup.full(folder) from error
             raise
         yield verdict

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 from dp2ddp.verify.run.runs import Run
@@ -38,29 +37,40 @@ _BETWEEN = _frames(rf'[^"\n]*(?:{_LIBRARIES})[^"\n]*')
 _NATIVE = re.compile(rf"^{_IN_FRONT}(?:frame #\d+: .*|Exception raised from .*)\n", re.MULTILINE)
 
 
+class Tail:
+    """Reads a file while it is written, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def more(self) -> bytes:
+        """What was written since this was last asked."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return b""
+        self._read += len(new)
+        return new
+
+
 class Hangs:
-    """What the converted script's ranks say while they run, when one waits for another for long.
+    """What a run's ranks say on standard error when one waits for another for long: lines on where each of them is."""
 
-    Args:
-        folders: of the ranks' recordings, whose standard error is read as it is written.
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._files = {folder / "stderr.txt": 0 for folder in folders}
-        self._rest = dict.fromkeys(self._files, "")
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._tails = [Tail(folder / f"rank{rank}" / "stderr.txt") for rank in range(ranks)]
+        self._rest = [""] * ranks
 
     def news(self) -> list[str]:
-        """What was told since this was last asked: where each rank is, a line each."""
-        found = []
-        for path, start in self._files.items():
-            with suppress(FileNotFoundError), path.open("rb") as file:  # not yet
-                file.seek(start)
-                new = file.read()
-                self._files[path] += len(new)
-                text = self._rest[path] + new.decode(errors="replace")
-                told = [match for match in _TOLD.finditer(text) if _GOES_ON in match[0]]
-                found += [match[0] for match in told]
-                self._rest[path] = text[told[-1].end() if told else 0 :][-_KEPT:]
+        """The lines that were told since this was last asked."""
+        found: list[str] = []
+        for rank, tail in enumerate(self._tails):
+            text = self._rest[rank] + tail.more().decode(errors="replace")
+            told = [match for match in _TOLD.finditer(text) if _GOES_ON in match[0]]
+            found += [line for match in told for line in match[0].splitlines()]
+            self._rest[rank] = text[told[-1].end() if told else 0 :][-_KEPT:]
         return found
 
 

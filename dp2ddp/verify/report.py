@@ -13,8 +13,7 @@ from rich.text import Text
 
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.steps import StepDifference
-from dp2ddp.verify.counting import counted
-from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict
+from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
 
 _SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines
@@ -93,18 +92,12 @@ def _failed(failure: Failure) -> dict[str, str]:
 
 
 def interesting(comparison: Comparison) -> list[StepDifference]:
-    """A dozen steps that tell the story: the first ones, the first that differs with its neighbours, the worst, the
-    last, and some in between."""
-    steps = comparison.steps
-    last = len(steps)
-    chosen = {1, last, comparison.worst.step or 1}
-    if comparison.first is not None:
-        chosen |= {comparison.first.step - 1, comparison.first.step, comparison.first.step + 1}
-    for step in [10**power * digit for power in range(8) for digit in (1, 2, 5)]:
-        if len(chosen & set(range(1, last + 1))) >= _SHOWN:
-            break
-        chosen.add(step)
-    return [step for step in steps if step.step in chosen]
+    """A dozen steps that tell the story: the last, the worst, those around the first that differs, 1, 2, 5, 10, ..."""
+    around = comparison.first.step if comparison.first is not None else 1
+    chosen = [len(comparison.steps), comparison.worst.step, around - 1, around, around + 1]
+    chosen += [10**power * digit for power in range(8) for digit in (1, 2, 5)]
+    shown = [step for step in dict.fromkeys(chosen) if 1 <= step <= len(comparison.steps)][:_SHOWN]
+    return [comparison.steps[step - 1] for step in sorted(shown)]
 
 
 def _title(verdict: Verdict, name: str) -> Text:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from dp2ddp.command import terminal
 from dp2ddp.errors import BadInput
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.verify.compare import rounding
@@ -15,13 +16,11 @@ from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.progress import Show, Stage
+from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.options import Options
-from dp2ddp.verify.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Verdict
 
-_COARSE = 1e-3  # a tolerance from which printed numbers are taken by it, and not by their last digit
-_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute\n"
+_COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute"
 _SAME_TWICE = "Seed what it draws from, or switch off what depends on time, threads or the system's random numbers"
 
 
@@ -31,14 +30,12 @@ class Verification:
     Args:
         pair: what runs them and compares.
         options: how.
-        tolerance: the largest relative difference that counts as agreement.
         notes: what a reader has to know about the sides; more is added.
     """
 
-    def __init__(self, pair: SideBySide, options: Options, tolerance: float, notes: list[str]) -> None:
+    def __init__(self, pair: PairedRuns, options: Options, notes: list[str]) -> None:
         self._pair = pair
         self._options = options
-        self._tolerance = tolerance
         self._notes = notes
 
     def verdict(self) -> Verdict:
@@ -81,10 +78,10 @@ class Verification:
 
     def _once(self, float64: bool = False) -> Verdict:
         options = replace(self._options, float64=float64)
-        return self._explained(options, self._pair.compared(options, self._tolerance))
+        return self._explained(options, self._pair.compared(options))
 
     def _explained(self, options: Options, comparison: Comparison) -> Verdict:
-        return Verdict(options, comparison, _explained(comparison), self._notes)
+        return Verdict(options, comparison, explain(comparison), self._notes)
 
     def _compared(self) -> Verdict:
         """Compare in the precision that can tell: float32 on up to two ranks, float64 on more, or where it differs."""
@@ -170,10 +167,10 @@ class Verification:
 
     def _twice(self, options: Options) -> Comparison:
         """The original beside its own second run."""
-        return self._pair.compared(options, self._tolerance, second="again")
+        return self._pair.compared(options, second="again")
 
 
-def chosen_devices(options: Options, show: Show) -> Options:
+def chosen_devices(options: Options) -> Options:
     """The options, with pretend devices in place of CUDA's that aren't there.
 
     Raises:
@@ -183,17 +180,11 @@ def chosen_devices(options: Options, show: Show) -> Options:
     if not options.cuda or there >= wanted:
         return options
     try:
-        build.compiled(lambda: show(Stage.STARTING, None, _COMPILING))
+        build.compiled(lambda: terminal.show_messages([_COMPILING]))
     except PretendCudaUnavailableError as error:
         what = f"{there} GPU(s) here, {wanted} asked for, and {error}"
         raise BadInput("--device cuda", what=what, todo=error.todo or "try --device cpu") from error
     return replace(options, cuda=False, pretended=True)
-
-
-def _explained(comparison: Comparison) -> list[Finding]:
-    """What differs, but for what a coarse tolerance takes for rounding in printed numbers, too."""
-    coarse = comparison.tolerance if comparison.tolerance >= _COARSE else 0.0
-    return [finding for finding in explain(comparison) if finding.size > coarse]
 
 
 def _unexplained(
@@ -211,7 +202,7 @@ def _unexplained(
         lines=tuple(line for line in comparison.lines if line.line not in lines),
         files=tuple(file for file in comparison.files if (file.file, file.where) not in files),
     )
-    return _explained(left)
+    return explain(left)
 
 
 def _may_be_rounding(compared: Verdict) -> bool:

@@ -17,7 +17,7 @@ from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.run.options import Request
 from dp2ddp.verify.run.runs import Options
-from dp2ddp.verify.start import temporary
+from dp2ddp.verify.start import cleanup
 
 PROJECT = fixture_data.FIXTURES / "mnist_project"
 GOLDEN = fixture_data.FIXTURES / "mnist_project_ddp"
@@ -49,7 +49,7 @@ def test_converting_the_conversion_changes_nothing(tmp_path: Path) -> None:
 def verdict_of(name: str, folder: Path, options: Options, *arguments: str) -> Comparison:
     """Both sides of a script of the project, compared."""
     request = Request(PROJECT / name, arguments, GOLDEN / name, options=options)
-    with mock.patch.object(temporary, "folder", return_value=nullcontext(folder)), verifying(request) as verdict:
+    with mock.patch.object(cleanup, "folder", return_value=nullcontext(folder)), verifying(request) as verdict:
         assert verdict.failure is None, verdict.failure
         assert verdict.findings == []
         assert verdict.comparison is not None

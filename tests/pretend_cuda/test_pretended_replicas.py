@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from children import call
 from torch import Tensor, nn
 
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build, copies, install, reset_copies
+from dp2ddp.pretend_cuda import copies, reset_copies
 from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
 
 
@@ -34,23 +34,6 @@ def train(wrap: Any, device: Any, split: Any = lambda *batch: batch) -> list[Ten
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(one, other))
-
-
-class WrongGenerator(OracleDataParallel):
-    """Draws replica 1's numbers from replica 0's stream."""
-
-    def stream(self, replica: int) -> Any:
-        return super().stream(0)
-
-
-def oracle_is_the_emulation() -> None:
-    from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
-
-    torch.cuda.init()  # a stream starts anew where CUDA's first use comes between two steps
-    emulated = train(lambda net: EmulatedDataParallel(net, n=2), "cpu")
-    assert same(train(OracleDataParallel, "cuda"), emulated)
-    assert not same(train(WrongGenerator, "cuda"), emulated)
-    assert not same(train(nn.DataParallel, "cuda"), emulated)  # as on GPUs: each device's own generator
 
 
 class Parts(nn.Module):
@@ -140,10 +123,6 @@ def check_all(*checks: Any) -> None:
         check()
 
 
-def test_oracle_is_the_emulation() -> None:
-    call(oracle_is_the_emulation)
-
-
 def test_gradients_mistakes_and_precision() -> None:
     call(check_all, gradients, mistakes, precision)
 
@@ -186,23 +165,3 @@ def test_two_ranks_train_as_the_oracle(unused_port: str) -> None:
     assert told[1:] == other[1:] == [[3, 3], [[3, 3], [4, 4]], [[6, 6], [6, 6]], [[3, 3]]]
     assert told[0] == other[0] == "cuda:0"
     assert same(first, call(oracle_alone))
-
-
-def refused() -> list[str]:
-    said = []
-    torch.version.cuda, real = None, torch.version.cuda
-    for path in (os.environ["PATH"], "/nowhere"):
-        os.environ["PATH"] = path
-        with pytest.raises(PretendCudaUnavailableError) as raised:
-            install()
-        said.append(str(raised.value))
-        torch.version.cuda = real
-    return said
-
-
-def test_says_why_it_cant_be_used(tmp_path: Any) -> None:
-    cpu_build, no_compiler = call(refused, devices=None, XDG_CACHE_HOME=str(tmp_path))
-    assert "needs a CUDA build of torch" in cpu_build
-    assert "needs g++" in no_compiler
-    assert "\n" not in cpu_build + no_compiler
-    assert build._cached().suffix == ".so"

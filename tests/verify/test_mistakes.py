@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
 from tiny import edited
-
-from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.steps import StepDifference
 
 EPOCH = "    correct = total = 0\n"
 
@@ -116,11 +112,3 @@ def test_the_right_conversion_has_none(workplace: Path, original_run: Path, tmp_
     assert generators[1] == generators[2]
     torch_s = [[sums[0] for sums in side] for side in generators]
     assert torch_s[0] == torch_s[1]
-
-
-@pytest.mark.parametrize(("sizes", "kind"), [([0.0, 1e-8, 2e-6], "rounding"), ([0.0, 0.0, 2e-6], "update")])
-def test_rounding_that_grew_is_told_from_a_mistake(original_run: Path, sizes: list[float], kind: str) -> None:
-    same, _ = tiny.findings(original_run, original_run)
-    steps = tuple(StepDifference(step, "0.weight", size) for step, size in enumerate(sizes, start=1))
-    (finding,) = explain(replace(same, steps=steps))
-    assert (finding.kind, finding.step) == (kind, 3)

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from dp2ddp.verify.compare import clock_names, printed, saved
-from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.start import client
@@ -131,21 +129,6 @@ def test_objects_in_checkpoints_are_compared_by_what_they_hold(tmp_path: Path) -
     assert found == {"meter/history": 0.5, "meter/best": 0.5}
 
 
-def test_the_folder_of_a_run_is_not_compared(tmp_path: Path) -> None:
-    folders = []
-    for side in ("original", "converted"):
-        script = tmp_path / side / "work" / "sub" / "train.py"
-        script.parent.mkdir(parents=True)
-        text = (
-            "import os, sys\nprint(sys.argv, os.getcwd(), __file__)\nopen('a.txt', 'w').write(os.path.abspath('b'))\n"
-        )
-        script.write_text(text)
-        with runs.start_original(script, ["-x"], tmp_path / side, runs.Options()) as running:
-            assert running.wait().stdout.startswith("['sub/train.py', '-x'] /")
-        folders.append(tmp_path / side)
-    assert explain(compare(folders[0], folders[1])) == []
-
-
 def test_pythonpath_leads_to_what_stands_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, other, run = tmp_path / "project", tmp_path / "other", tmp_path / "run"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [project, project / "src", other, "lib"])))
@@ -161,17 +144,17 @@ _WRITTEN = datetime(2024, 5, 1, 10, 11, 30)
 @pytest.mark.parametrize(
     ("original", "converted", "names"),
     [
-        (["runs/0501_101112/net.pt"], ["runs/0501_101113/net.pt"], {"0501_101113": "0501_101112"}),
-        (["resnet18_0501_101112"], ["resnet18_0501_101113"], {"0501_101113": "0501_101112"}),
-        (["a/May01_10-11-12_host"], ["a/May01_10-11-14_host"], {"01_10-11-14": "01_10-11-12"}),
-        (["2024-05-01T10:11:12.34"], ["2024-05-01T10:11:12.56"], {"2024-05-01T10:11:12.56": "2024-05-01T10:11:12.34"}),
+        (["runs/0501_101112/net.pt"], ["runs/0501_101113/net.pt"], {"101113": "101112"}),
+        (["run_0501_1010"], ["run_0501_1011"], {"0501_1011": "0501_1010"}),
+        (["a/May01_10-11-12_host"], ["a/May01_10-11-14_host"], {"10-11-14": "10-11-12"}),
+        (["2024-05-01T10:11:12.34"], ["2024-05-01T10:11:12.56"], {"10:11:12.56": "10:11:12.34"}),
         (["x/101112", "x/101120"], ["x/101113", "x/101121"], {"101113": "101112", "101121": "101120"}),
-        (["run_0501_1011/a"], ["run_0501_1011/a"], {}),
         (["epoch12.pt"], ["epoch13.pt"], {}),
         (["model_0.8712.txt"], ["model_0.4310.txt"], {}),
         (["iter_001000.pth"], ["iter_000500.pth"], {}),
         (["run_101112/a"], ["run_101112/a", "run_101113/a"], {}),  # a rank made one of its own
         (["run_101112/a"], ["walk_101113/a"], {}),
+        (["epoch_4_20240501-101112"], ["epoch_5_20240501-101112"], {}),
         (["run_080000"], ["run_080001"], {}),  # no time of these runs
     ],
 )

@@ -18,7 +18,6 @@ from test_cuda import MIXED
 
 from dp2ddp.cli import main
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-from dp2ddp.verify.progress import silent
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.verification import chosen_devices
@@ -179,9 +178,9 @@ def test_the_machines_own_devices_come_first(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(build, "compiled", compiled)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     on_gpus = Options(2, cuda=True)
-    assert chosen_devices(on_gpus, silent) is on_gpus
-    assert chosen_devices(Options(3), silent) == Options(3)
+    assert chosen_devices(on_gpus) is on_gpus
+    assert chosen_devices(Options(3)) == Options(3)
     assert not compiled.called
-    pretend = chosen_devices(Options(3, cuda=True), silent)
+    pretend = chosen_devices(Options(3, cuda=True))
     assert (pretend.cuda, pretend.pretended, pretend.gpus) == (False, True, "pretend GPUs")
     assert compiled.called

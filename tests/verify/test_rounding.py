@@ -38,16 +38,6 @@ def test_rounding_is_no_mistake(verify: Callable[[str, str], Result]) -> None:
     assert "are rounding's, as the original shows that begins a unit of rounding elsewhere" in result.stdout
 
 
-def test_a_mistake_is_no_rounding(verify: Callable[[str, str], Result]) -> None:
-    right = tiny.converted(HALF)
-    wrong = right.replace("loss = criterion(output, y)\n", "loss = criterion(output, y) * 2\n")
-    assert wrong != right
-    result = verify(HALF, wrong)
-    assert result.exit_code == 1, result.output
-    assert "DIFFERENT step 1: " in result.stdout
-    assert "the loss is 2 times the original's" in result.stdout
-
-
 def test_a_small_mistake_is_no_rounding_in_float32(verify: Callable[[str, str], Result]) -> None:
     """A thousandth was taken for rounding, once."""
     right = tiny.converted(ONLY_FLOAT32)

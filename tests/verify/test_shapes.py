@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import pytest
 import tiny
 from click.testing import CliRunner
-from starts import Warm
 
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
-from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.options import Request
 
 _SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
@@ -70,20 +67,6 @@ for epoch in range(2):
 """
 
 SCRIPTS = {
-    "a reentrant checkpoint, which calls backward in backward": (
-        """
-        from torch.utils.checkpoint import checkpoint
-        class Again(Net):
-            def encode(self, x):
-                x = self.features[0](x)
-                known = self.features[1:]
-                return self.norm(checkpoint(known, x, use_reentrant=True) if x.requires_grad else known(x))
-        net = nn.DataParallel(Again()).cuda()
-        """,
-        _STEP,
-        _EPOCHS,
-        'print("%.6f" % F.cross_entropy(net(x.cuda()), y.cuda()).item())\n',
-    ),
     "a part, and its checkpoint": (
         """
         net = Net()
@@ -107,54 +90,6 @@ SCRIPTS = {
         _EPOCHS,
         "net.head = nn.Linear(6, 3)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\nstep(*next(iter(other)))\n",
     ),
-    "a forward that assigns": (
-        """
-        class Spectral(nn.Module):
-            def __init__(self, module):
-                super().__init__()
-                self.module = module
-                weight = module._parameters.pop("weight")
-                self.module.bar = nn.Parameter(weight.data)
-                self.module.u = nn.Parameter(torch.randn(len(weight)), requires_grad=False)
-            def forward(self, x):
-                bar, u = self.module.bar, self.module.u
-                v = F.normalize(bar.data.t() @ u.data, dim=0)
-                u.data = F.normalize(bar.data @ v, dim=0)
-                self.module.weight = bar / u.dot(bar.mv(v))
-                return self.module(x)
-        class Assigning(Net):
-            def __init__(self):
-                super().__init__()
-                self.head = Spectral(self.head)
-                self.register_buffer("memory", torch.zeros(4))
-                self.register_buffer("scale", torch.ones(4))
-                self.steps = 0
-            def forward(self, x):
-                self.steps += 1
-                self.memory = 0.9 * self.memory + x.detach().mean(0)
-                self.scale.mul_(0.9).add_(x.detach().abs().mean(0))
-                return super().forward((x + self.memory) * self.scale) / self.steps
-        net = nn.DataParallel(Assigning()).cuda()
-        """,
-        _STEP,
-        _EPOCHS,
-    ),
-    "a forward that calls backward": (
-        """
-        class Training(Net):
-            def forward(self, x, y):
-                loss = F.cross_entropy(super().forward(x), y)
-                loss.backward()
-                return loss.detach()
-        net = nn.DataParallel(Training()).cuda()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-        for epoch in range(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                print("loss %.5f" % net(x.cuda(), y.cuda()).mean().item())
-                optimizer.step()
-        """,
-    ),
     "past forward": (
         """
         net = nn.DataParallel(Net()).cuda()
@@ -167,50 +102,6 @@ SCRIPTS = {
             optimizer.step()
             print("loss %.5f" % loss.item())
         """,
-    ),
-    "a wrapped loss": (
-        """
-        net = nn.DataParallel(Net()).cuda()
-        criterion = nn.DataParallel(nn.CrossEntropyLoss()).cuda()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-        for x, y in loader:
-            losses = criterion(net(x.cuda()), y.cuda())
-            optimizer.zero_grad()
-            losses.mean().backward()
-            optimizer.step()
-            print("loss %.5f" % losses.sum().item())
-        """,
-    ),
-    "iterations over two loaders": (
-        """
-        net = nn.DataParallel(Net()).cuda()
-        """,
-        _STEP,
-        """
-batches, forever = iter(loader), itertools.cycle(other)
-for i in range(9):
-    try:
-        x, y = next(batches)
-    except StopIteration:
-        batches = iter(loader)
-        x, y = next(batches)
-    more = next(forever)
-    step(torch.cat([x, more[0]]), torch.cat([y, more[1]]))
-    if i % 4 == 3:
-        net.eval()
-        with torch.no_grad():
-            print("right", sum((net(x.cuda()).argmax(1).cpu() == y).sum().item() for x, y in other))
-        net.train()
-""",
-    ),
-    "an evaluation that leaves a rank without rows": (
-        """
-        loader, other = itertools.islice(loader, 3), make(7, 3)
-        batches = [*loader]
-        net = nn.DataParallel(Net()).cuda()
-        """,
-        _STEP,
-        _EPOCHS.replace("in loader", "in batches"),
     ),
     "models in a list, by turns": (
         """
@@ -267,31 +158,6 @@ def test_shapes_train_the_same(script: Path, shape: str) -> None:
 def test_beside_a_branch_of_its_own_the_rest_trains_the_same(script: Path) -> None:
     script.write_text(_HEAD + OWN_DDP)
     assert "They agree" in verify("train.py", "--nproc", "2", "--allow-ddp")
-
-
-def test_the_branch_of_its_own_does_what_it_did(warm: Warm, script: Path) -> None:
-    script.write_text(_HEAD + OWN_DDP)
-    converted = script.with_name("train_ddp.py")
-    result = CliRunner().invoke(main, ["convert", "train.py", "-o", converted.name, "--allow-ddp"])
-    assert result.exit_code == 0, result.output
-    printed = [_run_as_ranks(warm, path) for path in (script, converted)]
-    assert len(printed[0][0]) == 4
-    assert printed[0] == printed[1]
-
-
-def _run_as_ranks(warm: Warm, path: Path) -> list[list[str]]:
-    """What two ranks print, started as torchrun starts them."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs._free_port()), "WORLD_SIZE": "2"}
-    with ExitStack() as running:
-        ranks = [
-            running.enter_context(
-                warm.started(path, nproc=None, cwd=path.parent, env={**place, "RANK": rank, "LOCAL_RANK": rank})
-            )
-            for rank in "01"
-        ]
-        done = [rank.wait() for rank in ranks]
-    assert [rank.returncode for rank in done] == [0, 0], done
-    return [rank.stdout.splitlines() for rank in done]
 
 
 TWO_MODELS = """

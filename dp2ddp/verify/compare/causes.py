@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dp2ddp.verify.compare import evidence, outcomes, printed, rounding
+from dp2ddp.verify.compare import evidence, outcomes, rounding
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
 from dp2ddp.verify.compare.steps import StepDifference
@@ -18,7 +17,6 @@ from dp2ddp.verify.run.recording import Recording
 _SAME_DIRECTION = 1e-3  # what may remain of an update that is a multiple of another one
 _OWN = "each rank has a loss of its own: of its own rows, or of what it has drawn"
 _GRADIENTS = 1e-4  # a relative difference of their norms that may be rounding
-_GROWTH = 1000.0  # by how much rounding may grow in a step
 _INDEPENDENT = {"start", "shuffle", "setting", "apart"}
 
 
@@ -42,15 +40,12 @@ def explain(comparison: Comparison) -> list[Finding]:
 
 def _line(comparison: Comparison, finding: Finding) -> str | None:
     """The original's line where a finding is seen."""
-    ours = comparison.recordings[0] if comparison.recordings else Recording(Path())
-    if finding.kind == "printed" and comparison.lines:
-        words = printed.words(next(iter(comparison.wrong_lines), comparison.lines[0]).original or "")
-        return next((each.at for each in ours.prints if words in map(printed.words, each.text.splitlines())), None)
     if finding.step is None:
         return None
+    ours = comparison.recordings[0]
     if finding.kind in {"batch", "shuffle"} and comparison.batch is not None:
         return next((batch.at for batch in ours.batches if batch.iterator == comparison.batch.iterator), None)
-    if finding.kind in {"loss"}:
+    if finding.kind == "loss":
         return next((loss.at for loss in ours.losses if loss.step == finding.step - 1), None)
     return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
@@ -223,9 +218,6 @@ def _apart(apart: StepDifference, alone: bool) -> Finding:
 def _update(comparison: Comparison, first: StepDifference) -> Finding:
     """The first update that differs, on the same batch and from the same parameters."""
     what = f"{first.parameter} differs by {first.relative:.1e}"
-    if _grew(comparison, first.step):
-        cause = "it grew from nothing, step by step: rounding that training amplifies, rather than a mistake"
-        return Finding("rounding", what, cause, first.step, first.parameter, first.relative)
     loss = _loss_before(comparison, first.step)
     factor = _gradient_factor(comparison, first)
     own = _own_losses(comparison, first.step)
@@ -270,12 +262,6 @@ def _gradient_factor(comparison: Comparison, first: StepDifference) -> float | N
     factor = math.fsum(a * b for a, b in zip(ours, theirs)) / square
     left = math.sqrt(math.fsum((b - factor * a) ** 2 for a, b in zip(ours, theirs)) / square)
     return factor if left < _SAME_DIRECTION * abs(factor) else None
-
-
-def _grew(comparison: Comparison, step: int) -> bool:
-    """Whether the difference at `step` has grown from one that was there before, rather than come at once."""
-    before = [at.relative for at in comparison.steps[: step - 1]]
-    return bool(before) and before[-1] > comparison.steps[step - 1].relative / _GROWTH
 
 
 def _loss_before(comparison: Comparison, step: int) -> float | None:

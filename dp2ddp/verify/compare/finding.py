@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 #: Kinds of findings: numbers, which rounding and random numbers may change; and what neither ever changes.
-NUMBERS = frozenset({"loss", "update", "scale", "gradient", "rounding", "printed", "file", "buffer", "input"})
+NUMBERS = frozenset({"loss", "update", "scale", "gradient", "printed", "file", "buffer", "input"})
 STRUCTURE = frozenset({"exit", "keys", "left", "unwrapped", "sync_bn", "written", "prints", "missing"})
 
 
@@ -17,7 +17,7 @@ class Finding:
     Args:
         kind: one word for programs: exit, count, left, unwrapped, sync_bn, written, prints, start, data, batch,
             shuffle, passed, mode, kept, state, setting, input, buffer, draw, apart, scale, loss, update, gradient,
-            rounding, printed, keys, missing, file.
+            printed, keys, missing, file.
         what: what differs, with numbers.
         cause: the likely cause; empty where nothing is known.
         step: the optimizer step (from 1) at which; None where it has none.

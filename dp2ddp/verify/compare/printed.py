@@ -54,16 +54,6 @@ class LineDifference:
         return self.places is not None and self.places <= places and not self.whole
 
 
-def numbers(text: str) -> list[float]:
-    """All numbers in `text`."""
-    return [float(match) for match in NUMBER.findall(text)]
-
-
-def words(line: str) -> tuple[str, ...]:
-    """What a line says between its numbers."""
-    return tuple(NUMBER.split(without_times(line)))
-
-
 def differences(original: str, converted: str) -> Iterator[LineDifference]:
     """The lines in which the texts differ."""
     pairs = zip_longest(original.splitlines(), converted.splitlines())

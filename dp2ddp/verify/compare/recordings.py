@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.verify.compare import clock_names, printed, rounding, saved
+from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
+from dp2ddp.verify.compare.optimizer_settings import SettingDifference, first_difference
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
-from dp2ddp.verify.compare.settings import SettingDifference, first_difference
-from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference, Steps
+from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference
 from dp2ddp.verify.run import recording, runs
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
@@ -145,7 +145,6 @@ def compare(
     converted: Path,
     tolerance: float = TOLERANCE,
     places: float = 0,
-    steps: Steps | None = None,
     foreign: bool = False,
 ) -> Comparison:
     """Compare the finished runs in two folders (see `runs`).
@@ -155,17 +154,13 @@ def compare(
         converted: the folder of the converted script's run.
         tolerance: see `Comparison`.
         places: see `Comparison`; 0: every printed line must be the same.
-        steps: what compared the parameters while they ran.
         foreign: see `Comparison`.
 
     Raises:
         FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
     """
     one, other = runs.read(original), runs.read(converted)
-    if steps is None:
-        steps = Steps(rank_folders(original, converted, len(other.exit_codes)))
-    steps.finish()
-    ours, *theirs = steps.recordings
+    (ours,), theirs = one.recordings()[:1], other.recordings()
     batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
     files = _outputs(one), _outputs(other)
     names = clock_names.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
@@ -175,13 +170,13 @@ def compare(
         converted=other,
         tolerance=tolerance,
         places=places,
-        steps=tuple(steps.differences),
+        steps=tuple(steps.differences(ours, theirs[0])),
         losses=tuple(_losses([ours], theirs)),
         lines=tuple(_lines(one, other, hide, foreign)),
         files=tuple(_files(*files, places, hide)),
-        apart=steps.apart,
+        apart=steps.apart(theirs),
         counts=tuple(_counts(ours, theirs[0])),
-        starts=tuple(steps.starts),
+        starts=tuple(steps.starts(ours, theirs)),
         batch=batch,
         recordings=(ours, *theirs),
         names=names,
@@ -190,16 +185,6 @@ def compare(
         rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
         logged=tuple(printed.differences(*(hide[i](_logged(run)) for i, run in enumerate((ours, theirs[0]))))),
     )
-
-
-def rank_folders(original: Path, converted: Path, ranks: int) -> list[Path]:
-    """Where the original and the ranks of the converted script record."""
-    return [original / "rank0", *(converted / f"rank{rank}" for rank in range(ranks))]
-
-
-def processes_of(sides: Collection[str], ranks: int) -> list[int]:
-    """The processes of "original" and of what runs beside it, as `rank_folders` counts them."""
-    return [number for side in sides for number in ([0] if side == "original" else range(1, ranks + 1))]
 
 
 def _losses(ours: Sequence[Recording], theirs: Sequence[Recording]) -> list[float]:

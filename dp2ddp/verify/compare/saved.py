@@ -62,18 +62,18 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor, least: float =
     return difference / scale if scale and not math.isnan(difference) else math.inf
 
 
-def negligible(tensors: Iterable[torch.Tensor]) -> float:
-    """The size of entries (root mean square) below which a tensor may hold rounding alone: a thousandth of most others.
+def negligible(sizes: Iterable[float]) -> float:
+    """The size of entries (root mean square) below which a tensor may hold rounding alone: a thousandth of the median.
 
     A bias in front of a BatchNorm has no gradient but rounding. Where it starts from zero that is all it ever holds,
     and no two ways to add up numbers agree on it.
     """
-    sizes = []
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
-            size = float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel())
-            sizes += [size] if size and math.isfinite(size) else []
-    return _NEGLIGIBLE * statistics.median(sizes) if sizes else 0.0
+    known = [size for size in sizes if size and math.isfinite(size)]
+    return _NEGLIGIBLE * statistics.median(known) if known else 0.0
+
+
+def _size(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel() or 1)
 
 
 def differences(
@@ -132,7 +132,8 @@ def _array(data: bytes) -> torch.Tensor | None:
 
 
 def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide: Hiding) -> Iterator[FileDifference]:
-    least = negligible(value for value in ours.values() if isinstance(value, torch.Tensor))
+    tensors = [value for value in ours.values() if isinstance(value, torch.Tensor)]
+    least = negligible(_size(tensor) for tensor in tensors if tensor.is_floating_point())
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         if key not in ours or key not in theirs:
             yield FileDifference(name, f"{key} (only in the {'original' if key in ours else 'converted'})", math.inf)

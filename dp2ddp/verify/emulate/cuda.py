@@ -10,15 +10,22 @@ script that is told to stay on the CPU (`--no-cuda`) still finds it there.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 import types
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_TYPED = (  # torch.cuda.FloatTensor and the like
+    "FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor LongTensor "
+    "BoolTensor"
+).split()
 CPU = torch.device("cpu")
 _KEPT_WHERE_IT_IS = {Tensor.cuda, Tensor.pin_memory}
 _ASKS_WHERE = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -142,3 +149,226 @@ def _widen() -> None:
         return tensor.double() if tensor.dtype == torch.float32 else tensor
 
     torch.from_numpy = from_numpy
+
+
+def without_cuda(devices: int) -> None:
+    """Make `torch.cuda` say that `devices` devices are there and do what scripts ask of them on the CPU.
+
+    Together with `OnCPU`, which catches the tensors. For the rest of the process.
+    """
+    for name, value in {**_answers(devices), **_effects()}.items():
+        setattr(torch.cuda, name, value)
+    for name in _TYPED:
+        setattr(torch.cuda, name, getattr(torch, name))
+    if hasattr(torch, "accelerator"):
+        _stand_in_for_accelerator(devices)
+    _replace_functions()
+    _mix_on_cpu()
+    for message in (".*pin_memory.*no accelerator", ".*CUDA is not available"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _answers(devices: int) -> dict[str, Any]:
+    """What scripts ask about the devices."""
+    current = [0]
+
+    def set_device(device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index is not None and index >= 0:
+            current[0] = index
+
+    @contextlib.contextmanager
+    def on_device(device: Any) -> Iterator[None]:
+        before = current[0]
+        set_device(device)
+        yield
+        current[0] = before
+
+    gigabyte = 2**30
+    properties = types.SimpleNamespace(
+        name="CPU in place of a GPU", major=8, minor=0, total_memory=16 * gigabyte, multi_processor_count=1
+    )
+    return {
+        "is_available": _is_available,
+        "device_count": lambda: devices,
+        "current_device": lambda: current[0],
+        "set_device": set_device,
+        "device": on_device,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state() for _ in range(devices)],
+        "memory_summary": lambda device=None, abbreviated=False: "",
+        "memory_stats": lambda device=None: {},
+        **{
+            name: lambda device=None: 0
+            for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
+            "max_memory_cached utilization".split()
+        },
+    }
+
+
+def _is_available() -> bool:
+    """Yes to the script and its libraries; no to torch itself, which would look for the driver."""
+    return asked_by_script(sys._getframe(1))
+
+
+def _stand_in_for_accelerator(devices: int) -> None:
+    """`torch.accelerator` names the same devices to the script; torch's own loaders find none, as there are none."""
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: devices,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: torch.cuda.current_device(),
+        "set_device_index": lambda device: torch.cuda.set_device(device),
+        "synchronize": lambda device=None: None,
+    }
+    for name, answer in answers.items():
+        setattr(torch.accelerator, name, _to_script(answer, getattr(torch.accelerator, name)))
+
+
+def _to_script(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (answer if asked_by_script(sys._getframe(1)) else original)(*args, **kwargs)
+
+    return function
+
+
+def _effects() -> dict[str, Any]:
+    """What scripts tell the devices to do: nothing, or what a CPU can do."""
+    nothing = "synchronize empty_cache ipc_collect init manual_seed manual_seed_all seed seed_all set_rng_state "
+    nothing += "set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
+    nothing += "set_per_process_memory_fraction"
+    return {
+        # Each its own function: torch._dynamo keeps them in a table, by identity.
+        **{name: lambda *args, **kwargs: None for name in nothing.split()},
+        "Event": _Event,
+        "Stream": _Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+    }
+
+
+def _stay(storage: Any, *args: Any, **kwargs: Any) -> Any:
+    """`storage.cuda()`."""
+    put_to_use()
+    return storage
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What a CPU needn't do."""
+
+
+class _Event:
+    """`torch.cuda.Event`: on the CPU everything has happened when the call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1000 * (end.at - self.at)
+
+    def query(self) -> bool:
+        return True
+
+    wait = synchronize = _nothing
+
+
+class _Stream:
+    """`torch.cuda.Stream`: the CPU has only one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = CPU
+
+    def query(self) -> bool:
+        return True
+
+    synchronize = wait_stream = wait_event = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+def _replace_functions() -> None:
+    """Functions outside `torch.cuda` that take a device, and that a `TorchFunctionMode` doesn't see."""
+    _on_cpu(torch, "load", 1, "map_location")
+    _on_cpu(torch, "set_default_device", 0, "device")
+    original = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        original(untyped(kind) if isinstance(kind, str) else kind)
+
+    torch.set_default_tensor_type = set_default_tensor_type
+
+    class _Kind(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, generator)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return generator(device=CPU if is_cuda(device) else device)
+
+    storages: tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
+    for storage in storages:
+        storage.cuda = _stay
+    generator = torch.Generator
+    torch.Generator = _Kind("Generator", (), {})  # type: ignore[assignment,misc]
+
+
+def _on_cpu(owner: Any, name: str, position: int, keyword: str) -> None:
+    """Make `owner.name` take CUDA devices in that argument for the CPU."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], _place(args[position]), *args[position + 1 :])
+        elif keyword in kwargs:
+            kwargs[keyword] = _place(kwargs[keyword])
+        return original(*args, **kwargs)
+
+    function.__name__, function.__doc__ = name, original.__doc__
+    setattr(owner, name, function)
+
+
+def _place(place: Any) -> Any:
+    """A device or a `map_location` (which may be a dict, too) without CUDA."""
+    if isinstance(place, dict):
+        return {key: _place(value) for key, value in place.items()}
+    return str(here()) if is_cuda(place) else place
+
+
+def _mix_on_cpu() -> None:
+    """CUDA's mixed precision: `autocast` in bfloat16, whatever dtype it was given, and a `GradScaler` that scales.
+
+    torch switches both off where it finds no driver. (Before torch 2.3 there is no `GradScaler` for the CPU, and it
+    stays off.) `torch.cuda.amp`'s classes derive from these.
+    """
+    _redirect_autocast(torch.autocast)
+    if hasattr(torch.amp, "GradScaler"):
+        _redirect_scaler(torch.amp.GradScaler)
+
+
+def _redirect_autocast(kind: Any) -> None:
+    original = kind.__init__
+
+    def init(self: Any, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if is_cuda(device_type):
+            device_type, dtype = "cpu", torch.bfloat16
+        original(self, device_type, dtype, *args, **kwargs)
+
+    kind.__init__ = init
+
+
+def _redirect_scaler(kind: Any) -> None:
+    original = kind.__init__
+
+    def init(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if is_cuda(device) else device, *args, **kwargs)
+
+    kind.__init__ = init

@@ -32,32 +32,32 @@ class Told:
 
     Attributes:
         index: a sample's index, or a batch's.
-        key: what the draws depend on beside the index: the seed, and how often the data set was gone through.
+        passes: what the draws depend on beside the index: how often the data set was gone through.
         batch: its number in this pass.
     """
 
     index: Any
-    key: tuple[int, int]
+    passes: int
     batch: int
 
     def __reduce__(self) -> Any:
-        return _told, (self.index, self.key, self.batch)
+        return _told, (self.index, self.passes, self.batch)
 
 
-def _told(index: Any, key: tuple[int, int], batch: int) -> Told:
+def _told(index: Any, passes: int, batch: int) -> Told:
     """In a worker that isn't forked nothing is installed yet."""
     _install_in_worker()
-    return Told(index, key, batch)
+    return Told(index, passes, batch)
 
 
-def install(seed: int, everywhere: bool = False) -> None:
-    """From now on, and for the rest of the process, samples that workers load draw by `seed` and by their index.
+def install(everywhere: bool = False) -> None:
+    """From now on, and for the rest of the process, samples that workers load draw by their index.
 
     Args:
         everywhere: without workers, too: for scripts whose ranks don't draw as one process does.
     """
     _install_in_worker()
-    passes = _Passes(seed, everywhere)
+    passes = _Passes(everywhere)
     kind: Any = dataloader._BaseDataLoaderIter
     _replace(DataLoader, "__init__", _watching_seeds)
     reset, next_index = kind._reset, kind._next_index
@@ -74,8 +74,8 @@ def install(seed: int, everywhere: bool = False) -> None:
 class _Passes:
     """Counts how often each data set is gone through."""
 
-    def __init__(self, seed: int, everywhere: bool) -> None:
-        self._seed, self._everywhere = seed, everywhere
+    def __init__(self, everywhere: bool) -> None:
+        self._everywhere = everywhere
         self._seen: dict[int, tuple[Any, int]] = {}  # by id; the data set is kept, so that no other one gets its id
         self._again = False
 
@@ -96,7 +96,7 @@ class _Passes:
             self.begin(iterator)
         number = iterator._dp2ddp_batches
         iterator._dp2ddp_batches += 1
-        return Told(index, (self._seed, iterator._dp2ddp_pass), number)
+        return Told(index, iterator._dp2ddp_pass, number)
 
     def begin(self, iterator: Any) -> None:
         """A pass begins."""
@@ -159,7 +159,7 @@ def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def load(fetcher: Any, told: Any) -> Any:
         if not isinstance(told, Told):
             return original(fetcher, told)
-        draws = _Draws(fetcher.dataset, (*told.key, *_Seeding.moved))
+        draws = _Draws(fetcher.dataset, (told.passes, *_Seeding.moved))
         if not fetcher.auto_collation:
             data = draws.seeded(told.index, lambda: fetcher.dataset[told.index])
         else:

@@ -20,24 +20,6 @@ from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 _HOMES = ("torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel")
 
 
-class PretendedDataParallel(OracleDataParallel):
-    """Tells how it splits its batches; torch's own otherwise, as a script that saves its model whole shows it, too."""
-
-    def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        """As torch's own is called."""
-        self.splits([*zip(inputs, kwargs)])
-        return super().parallel_apply(replicas, inputs, kwargs)
-
-    def splits(self, calls: Sequence[Any]) -> None:
-        """Is called whenever a batch is split over several replicas, with what each is called with."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_own"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_own": {}})  # type: ignore[no-untyped-call]
-
-
 def pretend_devices(devices: int) -> None:
     """Let this process have `devices` pretend CUDA devices; `CUDA_VISIBLE_DEVICES` may show fewer.
 
@@ -69,7 +51,7 @@ def emulate(replicas: int, splits: Callable[[nn.Module, Sequence[Any]], None], *
         "__module__": _HOMES[-1],
         "__qualname__": "DataParallel",
     }
-    stand_in: Any = type("DataParallel", (PretendedDataParallel if pretended else EmulatedDataParallel,), body)
+    stand_in: Any = type("DataParallel", (OracleDataParallel if pretended else EmulatedDataParallel,), body)
 
     def data_parallel(
         module: nn.Module,

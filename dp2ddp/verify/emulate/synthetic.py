@@ -2,7 +2,7 @@
 
 The classes themselves are changed, so whatever a script does with them goes on: names imported from anywhere,
 subclasses, `isinstance`, transforms, `repr`. Objects hold their samples, or paths of image files that exist, so worker
-processes need nothing of this, however they are started. Nothing is imported before the script imports it.
+processes need nothing of this, however they are started.
 
 A model can learn the images: each class has a pattern, under noise. All come from their number, class and split alone;
 no global generator is drawn from.
@@ -10,27 +10,21 @@ no global generator is drawn from.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import importlib
 import inspect
 import os
 import shutil
-import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_HOME = "torchvision.datasets"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
-_STL10 = "airplane bird car cat deer dog horse monkey ship truck".split()
 _TEST_FOLDERS = ("val", "test", "eval")  # in the name of a folder of images that isn't trained on
 _FOLDER_CLASSES = 10
 _BLOCK = 4  # pixels: the side of a pattern's squares
@@ -81,80 +75,31 @@ class Maker:
 
 def install(maker: Maker) -> None:
     """From now on, and for the rest of the process, torchvision's data sets are made up by `maker`."""
-    if _HOME in sys.modules:
-        _fill(sys.modules[_HOME], maker)
-    else:
-        sys.meta_path.insert(0, _Finder(maker))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds `torchvision.datasets` as the other finders do, and has its classes changed once it is imported."""
-
-    def __init__(self, maker: Maker) -> None:
-        self.maker = maker
-        self._asking = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _HOME or self._asking:
-            return None
-        self._asking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._asking = False
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _fill(module, self.maker)
-
-            loader.exec_module = exec_module
-        return spec
-
-
-def _fill(datasets: Any, maker: Maker) -> None:
-    def fill_cifar(self: Any, given: Mapping[str, Any]) -> None:
-        self.train = given["train"]
-        hundred = self.meta["key"] == "fine_label_names"
-        self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.data, targets = maker.arrays(self, "train" if self.train else "test", (32, 32, 3), len(self.classes))
-        self.targets = targets.tolist()
-
-    def fill_svhn(self: Any, given: Mapping[str, Any]) -> None:
-        self.split = _known(given["split"], self.split_list)
-        self.url, self.filename, self.file_md5 = self.split_list[self.split][:3]
-        images, self.labels = maker.arrays(self, self.split, (32, 32, 3), 10)
-        self.data = images.transpose(0, 3, 1, 2)
-
-    def fill_stl10(self: Any, given: Mapping[str, Any]) -> None:
-        self.split, self.classes = _known(given["split"], self.splits), list(_STL10)
-        self.folds = self._verify_folds(given["folds"])
-        images, self.labels = maker.arrays(self, self.split, (96, 96, 3), 10)
-        unlabeled = {"unlabeled": 0, "train+unlabeled": len(images) // 2}.get(self.split, len(images))
-        self.labels[unlabeled:] = -1
-        self.data = images.transpose(0, 3, 1, 2)
-
-    _fill_mnist(datasets, maker)
-    _fill_instead(datasets.CIFAR10, fill_cifar)
-    _fill_instead(datasets.SVHN, fill_svhn)
-    _fill_instead(datasets.STL10, fill_stl10)
+    try:
+        datasets: Any = importlib.import_module("torchvision.datasets")
+    except ImportError:  # the script can't have them either
+        return
+    for kind in (datasets.MNIST, datasets.EMNIST):
+        kind._check_legacy_exist = lambda dataset: False
+        kind._check_exists = lambda dataset: True
+        kind.download = lambda dataset: None
+        kind._load_data = lambda dataset: _mnist(dataset, maker)
+    datasets.CIFAR10.__init__ = _cifar(datasets.CIFAR10, maker)
     datasets.DatasetFolder.__init__ = _dataset_folder(datasets.DatasetFolder.__init__, maker)
-    datasets.ImageNet.parse_archives = _nothing
-    names = {f"class_{number}": (f"class {number}",) for number in range(_FOLDER_CLASSES)}
-    datasets.imagenet.load_meta_file = lambda root, file=None: (names, [])
 
 
-def _nothing(dataset: Any) -> None:
-    """In place of a download."""
+def _mnist(dataset: Any, maker: Maker) -> tuple[Any, Any]:
+    """In place of what MNIST, and classes derived from it, read."""
+    import torch
+
+    given = getattr(dataset, "split", "")  # EMNIST's, whose letters are numbered from 1
+    first = int(given == "letters")
+    classes = len(getattr(dataset, "classes_split_dict", {}).get(given, range(10))) - first
+    images, targets = maker.arrays(dataset, "train" if dataset.train else "test", (28, 28, 1), classes)
+    return torch.from_numpy(images[..., 0].copy()), torch.from_numpy(targets) + first
 
 
-def _fill_instead(kind: Any, fill: Callable[[Any, Mapping[str, Any]], None]) -> None:
-    """Let `kind`'s constructor take what it takes, and `fill` objects of it, in place of reading files."""
+def _cifar(kind: Any, maker: Maker) -> Any:
     signature, begin = inspect.signature(kind.__init__), kind.__mro__[1].__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -162,42 +107,18 @@ def _fill_instead(kind: Any, fill: Callable[[Any, Mapping[str, Any]], None]) -> 
         bound.apply_defaults()
         given = bound.arguments
         begin(self, given["root"], transform=given["transform"], target_transform=given["target_transform"])
-        fill(self, given)
+        self.train = given["train"]
+        hundred = self.meta["key"] == "fine_label_names"
+        self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.data, targets = maker.arrays(self, "train" if self.train else "test", (32, 32, 3), len(self.classes))
+        self.targets = targets.tolist()
 
-    kind.__init__ = __init__
-
-
-def _fill_mnist(datasets: Any, maker: Maker) -> None:
-    """MNIST and the classes derived from it have their constructors split up: only what reads files is replaced."""
-
-    def load(dataset: Any) -> tuple[Any, Any]:
-        import torch
-
-        split = getattr(dataset, "what", "train" if dataset.train else "test")  # QMNIST's
-        first = int(getattr(dataset, "split", "") == "letters")  # EMNIST's letters are numbered from 1
-        classes = len(getattr(dataset, "classes_split_dict", {}).get(getattr(dataset, "split", ""), range(10)))
-        images, targets = maker.arrays(dataset, "test" if "test" in split else "train", (28, 28, 1), classes - first)
-        labels = torch.from_numpy(targets) + first
-        if hasattr(dataset, "compat"):  # QMNIST: the class, and seven numbers on where the sample comes from
-            labels = torch.nn.functional.pad(labels[:, None], (0, 7))
-        return torch.from_numpy(images[..., 0].copy()), labels
-
-    for kind in (datasets.MNIST, datasets.EMNIST, datasets.QMNIST):
-        kind._check_legacy_exist = lambda dataset: False
-        kind._check_exists = lambda dataset: True
-        kind.download = _nothing
-        kind._load_data = load
-
-
-def _known(split: str, splits: Any) -> str:
-    """`split`, if it is one of `splits`. Raises `ValueError` otherwise, as torchvision does."""
-    if split not in splits:
-        raise ValueError(f"Unknown value {split!r} for argument split. Valid values are {{{', '.join(splits)}}}.")
-    return split
+    return __init__
 
 
 def _dataset_folder(original: Any, maker: Maker) -> Any:
-    """Folders of images, and all that is built on them (ImageFolder, ImageNet): real files, in another place.
+    """Folders of images, as ImageFolder reads them: real files, in another place.
 
     Folders of other files are left alone.
     """

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 480, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 38
+LEFT, RIGHT, TOP, BOTTOM = 62, WIDTH - 14, 14, HEIGHT - 38
 _POINTS = 800  # a curve is drawn with; more would not show
 _READ = 4000  # values of a curve that can be read off
 _MARKS = 5  # on an axis, about
 
 Values = Sequence["float | None"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One side's line. `kind` is its class in the page's styles: original, converted, difference."""
-
-    name: str
-    kind: str
-    values: Values
-
-
-@dataclass(frozen=True)
-class Line:
-    """A path of the picture, in its coordinates."""
-
-    kind: str
-    path: str
 
 
 @dataclass(frozen=True)
@@ -49,47 +32,44 @@ class Chart:
 
     Attributes:
         x_name: what x counts.
-        y_name: what y measures.
         summary: what it shows, in words, for who can't see it.
+        lines: each curve's path, by its class in the page's styles.
+        xs, ys: marks on the axes.
+        data: the values, as JSON, to be read off.
         level: where the tolerance is, None where there is none.
         first: where the first value above it is.
-        data: the values, as JSON, to be read off.
     """
 
     id: str
     title: str
     x_name: str
-    y_name: str
     summary: str
-    lines: Sequence[Line]
+    lines: Mapping[str, str]
     xs: Sequence[Mark]
     ys: Sequence[Mark]
-    level: Mark | None
-    first: tuple[float, float] | None
     data: Markup
-    curves: Sequence[Curve]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    top: int = _TOP
-    bottom: int = HEIGHT - _BOTTOM
+    level: Mark | None = None
+    first: tuple[float, float] | None = None
 
 
-def of_values(id: str, title: str, x_name: str, y_name: str, summary: str, curves: Sequence[Curve]) -> Chart:
-    """A chart whose y axis is even."""
-    finite = [value for curve in curves for value in curve.values if value is not None]
+def of_values(id: str, title: str, x_name: str, summary: str, curves: Mapping[str, Values]) -> Chart:
+    """A chart whose y axis is even; `curves` by their class in the page's styles."""
+    finite = [value for values in curves.values() for value in values if value is not None]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:
         low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2
-    ticks = _even(low, high)
+    step = _round_step((high - low) / _MARKS)
+    ticks = [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
     low, high = min(low, ticks[0]), max(high, ticks[-1])
-    ys = [Mark(_y((value - low) / (high - low)), f"{value:.6g}") for value in ticks]
-    heights = [[None if v is None else _y((v - low) / (high - low)) for v in curve.values] for curve in curves]
-    return _chart(id, title, x_name, y_name, summary, curves, heights, ys)
+
+    def height(value: float) -> float:
+        return _y((value - low) / (high - low))
+
+    ys = [Mark(height(value), f"{value:.6g}") for value in ticks]
+    return Chart(id, title, x_name, summary, *_drawn(x_name, curves, height, ys))
 
 
-def of_differences(id: str, title: str, x_name: str, values: Sequence[float], tolerance: float, summary: str) -> Chart:
+def of_differences(id: str, title: str, x_name: str, summary: str, values: Sequence[float], tolerance: float) -> Chart:
     """A chart whose y axis counts powers of ten; at its foot is 0, which is the same bits."""
     positive = [value for value in (*values, tolerance) if 0 < value < math.inf]
     low = math.floor(min(math.log10(min(positive, default=1e-6)), -8))
@@ -102,43 +82,34 @@ def of_differences(id: str, title: str, x_name: str, values: Sequence[float], to
 
     apart = max(1, round((high - low) / _MARKS))
     ys = [Mark(_y(0), "0"), *(Mark(height(10.0**power), f"1e{power}") for power in range(high, low - 1, -apart))]
-    heights = [height(value) for value in values]
     beyond = next((index for index, value in enumerate(values) if value > tolerance), None)
-    first = None if beyond is None else (_x(beyond, len(values)), heights[beyond])
-    curve = Curve("difference", "difference", [value if math.isfinite(value) else None for value in values])
+    first = None if beyond is None else (_x(beyond, len(values)), height(values[beyond]))
     level = Mark(height(tolerance), f"tolerance {tolerance:.0e}") if tolerance > 0 else None
-    y_name = "relative difference"
-    return _chart(id, title, x_name, y_name, summary, [curve], [heights], ys, level, first)
+    return Chart(id, title, x_name, summary, *_drawn(x_name, {"difference": values}, height, ys), level, first)
 
 
-def _chart(
-    id: str,
-    title: str,
-    x_name: str,
-    y_name: str,
-    summary: str,
-    curves: Sequence[Curve],
-    heights: Sequence[Sequence[float | None]],
-    ys: Sequence[Mark],
-    level: Mark | None = None,
-    first: tuple[float, float] | None = None,
-) -> Chart:
-    count = max((len(curve.values) for curve in curves), default=0)
-    xs = [Mark(_x(number - 1, count), str(number)) for number in _whole(count)]
-    lines = [Line(curve.kind, _path(points, count)) for curve, points in zip(curves, heights)]
-    read = {"x": x_name, "curves": [[curve.name, list(curve.values[:_READ])] for curve in curves]}
+def _drawn(
+    x_name: str, curves: Mapping[str, Values], height: Callable[[float], float], ys: Sequence[Mark]
+) -> tuple[Mapping[str, str], Sequence[Mark], Sequence[Mark], Markup]:
+    """The curves' paths, both axes' marks, and the values to be read off."""
+    count = max(map(len, curves.values()), default=0)
+    step = max(1, round(_round_step(count / _MARKS))) if count else 1
+    xs = [1, *range(step if step > 1 else 2, count + 1, step)] if count else []
+    lines = {kind: _path([None if v is None else height(v) for v in values], count) for kind, values in curves.items()}
+    told = [[kind, [v if v is not None and math.isfinite(v) else None for v in values[:_READ]]]
+            for kind, values in curves.items()]  # fmt: skip
     # Between <script> tags only `<` could end it.
-    data = Markup(json.dumps(read).replace("<", "\\u003c"))
-    return Chart(id, title, x_name, y_name, summary, lines, xs, ys, level, first, data, curves)
+    data = Markup(json.dumps({"x": x_name, "curves": told}).replace("<", "\\u003c"))
+    return lines, [Mark(_x(number - 1, count), str(number)) for number in xs], ys, data
 
 
 def _x(index: int, count: int) -> float:
     share = index / (count - 1) if count > 1 else 0.5
-    return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
+    return round(LEFT + share * (RIGHT - LEFT), 1)
 
 
 def _y(share: float) -> float:
-    return round(HEIGHT - _BOTTOM - share * (HEIGHT - _BOTTOM - _TOP), 1)
+    return round(BOTTOM - share * (BOTTOM - TOP), 1)
 
 
 def _path(heights: Sequence[float | None], count: int) -> str:
@@ -147,46 +118,22 @@ def _path(heights: Sequence[float | None], count: int) -> str:
     pen = False
     for index in _chosen(heights):
         y = heights[index]
-        if y is None:
-            pen = False
-            continue
-        x = _x(index, count)
-        parts.append(f"{'L' if pen else 'M'}{x:g} {y:g}")
-        pen = True
-    if len(parts) == 1:
-        parts.append("h.1")
-    return "".join(parts)
+        if y is not None:
+            parts.append(f"{'L' if pen else 'M'}{_x(index, count):g} {y:g}")
+        pen = y is not None
+    return "".join([*parts, "h.1"] if len(parts) == 1 else parts)
 
 
 def _chosen(heights: Sequence[float | None]) -> Iterator[int]:
-    """Of many points the lowest and the highest of each stretch, so that no peak is lost."""
-    if len(heights) <= _POINTS:
-        yield from range(len(heights))
-        return
-    size = len(heights) / (_POINTS / 2)
-    for stretch in range(_POINTS // 2):
-        indices = range(int(stretch * size), int((stretch + 1) * size))
+    """Of many points the lowest and the highest of each part, so that no peak is lost."""
+    size = max(1.0, 2 * len(heights) / _POINTS)
+    for part in range(math.ceil(len(heights) / size)):
+        indices = range(int(part * size), min(len(heights), int((part + 1) * size)))
         there = [index for index in indices if heights[index] is not None]
-        if there:
-            yield from sorted({min(there, key=lambda i: heights[i] or 0), max(there, key=lambda i: heights[i] or 0)})
-        else:
-            yield indices[0]
+        yield from sorted({f(there, key=lambda i: heights[i] or 0) for f in (min, max)}) if there else indices[:1]
 
 
-def _step(rough: float) -> float:
+def _round_step(rough: float) -> float:
     """The round number (1, 2 or 5 times a power of ten) that isn't smaller than `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-
-
-def _even(low: float, high: float) -> list[float]:
-    """Round numbers from about `low` to about `high`."""
-    step = _step((high - low) / _MARKS)
-    first = math.floor(low / step)
-    return [number * step for number in range(first, math.ceil(high / step) + 1)]
-
-
-def _whole(count: int) -> list[int]:
-    """Whole numbers from 1 to `count`, evenly apart."""
-    step = max(1, round(_step(count / _MARKS))) if count else 1
-    return [1, *range(step if step > 1 else 2, count + 1, step)] if count else []

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.counting import counted
-from dp2ddp.verify.page import chart, numbers, places
-from dp2ddp.verify.page.chart import Chart, Curve
-from dp2ddp.verify.page.numbers import Numbers
-from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Failure, Verdict
+from dp2ddp.verify.page import chart
+from dp2ddp.verify.page.chart import Chart
+from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict, counted
 
-_CHARTS = 16  # of printed numbers
 _LINES = 400  # of output that are shown
 _TRACEBACK = 80
+_AROUND = 2  # lines of the script before and after
+_PLACES = 20  # in a file
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Something that was compared: how much of it, and what came out. `color` is a badge's: good, bad, plain."""
 
     what: str
@@ -28,42 +28,49 @@ class Row:
     color: str
 
 
+class File(NamedTuple):
+    """A file that was written, and the places where it differs."""
+
+    name: str
+    places: Sequence[str] = ()
+
+
+class Printed(NamedTuple):
+    """A line of output (from 1); of those that differ, both."""
+
+    number: int
+    original: str | None
+    converted: str | None
+    differs: bool
+
+
 def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
     """What the template names."""
-    comparison = verdict.comparison
-    badge = NAMES[verdict.exit_code].capitalize()
-    color = {AGREE: "good", DIFFER: "bad"}.get(verdict.exit_code, "warn")
-    common = {
+    comparison, failure = verdict.comparison, verdict.failure
+    said = "" if failure is None else "\n".join(failure.stderr.rstrip().splitlines()[-_TRACEBACK:])
+    found = {
         "name": name,
         "command": command,
-        "badge": badge,
-        "color": color,
+        "badge": NAMES[verdict.exit_code].capitalize(),
+        "color": {AGREE: "good", DIFFER: "bad"}.get(verdict.exit_code, "warn"),
         "notes": verdict.notes,
         "sentence": _sentence(verdict),
         "ran": _ran(verdict),
-        "failure": verdict.failure,
-        "traceback": _told(verdict.failure) if verdict.failure else "",
+        "failure": failure,
+        "traceback": f"{failure.where}\n\n{said}" if failure and failure.where else said,
+        "frame": chart,
+        "most": _PLACES,
     }
     if comparison is None:
-        return {**common, **dict.fromkeys(("findings", "rows", "charts", "more", "singles", "files", "output"), ())}
-    printed = numbers.of(comparison.original.stdout, comparison.converted.stdout)
-    curves = [each for each in printed if not each.single]
+        return {**found, **dict.fromkeys(("findings", "rows", "charts", "files", "output"), ())}
     return {
-        **common,
-        "findings": [places.shown(finding, comparison) for finding in verdict.findings],
-        "rows": _rows(comparison, verdict),
-        "charts": [*_training(comparison), *(_curve(number, each) for number, each in enumerate(curves[:_CHARTS]))],
-        "more": [each.name for each in curves[_CHARTS:]],
-        "singles": [_single(each) for each in printed if each.single],
-        "files": places.files(comparison),
-        "output": places.output(comparison, _LINES),
+        **found,
+        "findings": [(finding, _code(finding.at, comparison)) for finding in verdict.findings],
+        "rows": list(_rows(comparison, verdict)),
+        "charts": list(_charts(comparison)),
+        "files": _files(comparison),
+        "output": list(_output(comparison)),
     }
-
-
-def _told(failure: Failure) -> str:
-    """Where each rank was, and what the side that failed wrote."""
-    lines = failure.stderr.rstrip().splitlines()[-_TRACEBACK:]
-    return "\n".join([failure.where, "", *lines] if failure.where else lines)
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -71,15 +78,15 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.failure is not None:
         return f"The {verdict.failure.side} script could not run: {verdict.failure.reason}"
     assert comparison is not None
-    steps = len(comparison.steps)
     if verdict.exit_code == NOT_SHOWN:
         return f"Nothing is shown: {verdict.unshown}."
-    if verdict.exit_code == AGREE and not steps:
-        return "Both scripts print and write the same. No optimizer step was taken."
     if verdict.exit_code == AGREE:
+        if not comparison.steps:
+            return "Both scripts print and write the same. No optimizer step was taken."
         worst = comparison.worst.relative
         how = f"parameters within {worst:.0e}" if worst else "the same bits in every parameter"
-        return f"Both scripts train the same model: {how} after each of {counted(steps, 'optimizer step')}."
+        steps = counted(len(comparison.steps), "optimizer step")
+        return f"Both scripts train the same model: {how} after each of {steps}."
     first = verdict.findings[0]
     if comparison.trained_alike:
         return f"Both scripts train the same model, but they don't say or write the same: {first.what}."
@@ -88,99 +95,97 @@ def _sentence(verdict: Verdict) -> str:
     return f"The scripts differ: {first.what}."
 
 
-def _ran(verdict: Verdict) -> Sequence[tuple[str, str]]:
+def _ran(verdict: Verdict) -> Iterator[tuple[str, str]]:
     options, comparison = verdict.options, verdict.comparison
     n = options.replicas
-    where = f"{n} {options.gpus}" if options.gpus else f"{n} emulated replicas on the CPU"
-    precision = "float64" if options.float64 else "the script's own precision"
-    found = [("original", f"nn.DataParallel on {where}"), ("converted", f"{n} ranks"), ("computed in", precision)]
+    yield "original", f"nn.DataParallel on {n} {options.gpus or 'emulated replicas on the CPU'}"
+    yield "converted", f"{n} ranks"
+    yield "computed in", "float64" if options.float64 else "the script's own precision"
     if comparison is not None:
-        found += [("tolerance", f"{comparison.tolerance:g}, relative")]
-        found += [
-            ("took", f"original {comparison.original.seconds:.1f} s, converted {comparison.converted.seconds:.1f} s")
-        ]
-    found += [("synthetic data", ", ".join(map(str, verdict.synthetic)))] if verdict.synthetic else []
-    return found
+        seconds = [f"{run.seconds:.1f} s" for run in (comparison.original, comparison.converted)]
+        yield "tolerance", f"{comparison.tolerance:g}, relative"
+        yield "took", f"original {seconds[0]}, converted {seconds[1]}"
+    if verdict.synthetic:
+        yield "synthetic data", ", ".join(map(str, verdict.synthetic))
 
 
-def _rows(comparison: Comparison, verdict: Verdict) -> Sequence[Row]:
+def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
     """All that was compared. Where it shows nothing, what the verdict doesn't count is only told."""
     bad = "plain" if verdict.exit_code == NOT_SHOWN else "bad"
 
     def row(what: str, amount: str, wrong: str, right: str = "the same") -> Row:
         return Row(what, amount, wrong or right, bad if wrong else "good")
 
-    apart = sum(step.relative > comparison.allowed(step.step) for step in comparison.steps)
-    worst = comparison.worst.relative
-    losses, lines = len(comparison.wrong_losses), len(comparison.wrong_lines)
-    files = len({file.file for file in comparison.wrong_files})
-    one, other = comparison.original, comparison.converted
-    return [
-        row(
-            "parameters, step by step",
-            counted(len(comparison.steps), "step"),
-            f"{apart} beyond the tolerance" if apart else "",
-            f"within {worst:.0e}" if worst else "the same bits",
-        ),
-        row(
-            "losses", counted(len(comparison.losses), "loss", "es"), f"{losses} beyond the tolerance" if losses else ""
-        ),
-        row(
-            "batches",
-            counted(len(comparison.recordings[0].batches), "batch", "es"),
-            "other samples" if comparison.batch else "",
-            "the same samples",
-        ),
-        row("optimizers' settings", "each step", str(comparison.setting or "")),
-        row(
-            "ranks among each other",
-            counted(len(comparison.recordings) - 1, "rank"),
-            "other parameters" if comparison.apart else "",
-            "the same bits",
-        ),
-        row("printed lines", counted(one.stdout.count("\n"), "line"), f"{lines} not the same" if lines else ""),
-        row("files written", counted(len(one.files()), "file"), f"{files} not the same" if files else ""),
-        row(
-            "exit codes", f"{one.exit_code} and {other.exit_code}", "other" if one.exit_code != other.exit_code else ""
-        ),
-        *(Row("how often", text, "not the same", "bad") for text in comparison.counts),
-    ]
+    def some(wrong: Collection[object], text: str) -> str:
+        return f"{len(wrong)} {text}" if wrong else ""
+
+    one, other, worst = comparison.original, comparison.converted, comparison.worst.relative
+    apart = [step for step in comparison.steps if step.relative > comparison.allowed(step.step)]
+    codes = one.exit_code, other.exit_code
+    yield row("parameters, step by step", counted(len(comparison.steps), "step"), some(apart, "beyond the tolerance"),
+              f"within {worst:.0e}" if worst else "the same bits")  # fmt: skip
+    yield row("losses", counted(len(comparison.losses), "loss", "es"),
+              some(comparison.wrong_losses, "beyond the tolerance"))  # fmt: skip
+    yield row("batches", counted(len(comparison.recordings[0].batches), "batch", "es"),
+              "other samples" if comparison.batch else "", "the same samples")  # fmt: skip
+    yield row("optimizers' settings", "each step", str(comparison.setting or ""))
+    yield row("ranks among each other", counted(len(comparison.recordings) - 1, "rank"),
+              "other parameters" if comparison.apart else "", "the same bits")  # fmt: skip
+    yield row("printed lines", counted(one.stdout.count("\n"), "line"), some(comparison.wrong_lines, "not the same"))
+    yield row("files written", counted(len(one.files()), "file"),
+              some({file.file for file in comparison.wrong_files}, "not the same"))  # fmt: skip
+    yield row("exit codes", f"{codes[0]} and {codes[1]}", "other" if codes[0] != codes[1] else "")
+    for text in comparison.counts:
+        yield Row("how often", text, "not the same", "bad")
 
 
-def _training(comparison: Comparison) -> Sequence[Chart]:
-    found = []
-    losses = [[_finite(value) for value in run.losses()] for run in (comparison.original, comparison.converted)]
-    if losses[0] or losses[1]:
+def _charts(comparison: Comparison) -> Iterator[Chart]:
+    losses = {
+        side: [value if math.isfinite(value) else None for value in run.losses()]
+        for side, run in (("original", comparison.original), ("converted", comparison.converted))
+    }
+    if any(losses.values()):
         worst = max(comparison.losses, default=0.0)
         how = f"they differ by up to {worst:.0e}" if worst else "they are the same"
-        summary = f"The losses of both scripts over {len(losses[0])} calls of backward: {how}."
-        found.append(chart.of_values("loss", "Loss", "call of backward", "loss", summary, _both(*losses)))
+        summary = f"The losses of both scripts over {len(losses['original'])} calls of backward: {how}."
+        yield chart.of_values("loss", "Loss", "call of backward", summary, losses)
     if comparison.steps:
         values = [step.relative for step in comparison.steps]
         first = comparison.first
         how = f"beyond the tolerance from step {first.step} on" if first else "never beyond the tolerance"
         summary = f"The largest relative difference of a parameter after each of {len(values)} steps: {how}."
         title = "Difference of the parameters"
-        found.append(chart.of_differences("difference", title, "optimizer step", values, comparison.tolerance, summary))
-    return found
+        yield chart.of_differences("difference", title, "optimizer step", summary, values, comparison.tolerance)
 
 
-def _curve(number: int, each: Numbers) -> Chart:
-    how = "the same in both" if each.agree else "not the same in both"
-    summary = f"{each.name}, printed {len(each.sides[0])} times: {how}."
-    return chart.of_values(
-        f"printed{number}", each.name, "time it was printed", "as printed", summary, _both(*each.sides)
-    )
+def _code(at: str | None, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:
+    """The lines of the script around `at`: number, text, whether it is the one."""
+    name, _, number = (at or "").rpartition(":")
+    try:
+        path = Path(os.path.normpath(comparison.original.work / name))
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # none is known, or the script has removed it
+        return ()
+    here = int(number)
+    around = range(max(1, here - _AROUND), min(len(lines), here + _AROUND) + 1)
+    return [(n, lines[n - 1], n == here) for n in around]
 
 
-def _both(original: chart.Values, converted: chart.Values) -> list[Curve]:
-    return [Curve("original", "original", original), Curve("converted", "converted", converted)]
+def _files(comparison: Comparison) -> Sequence[File]:
+    """All files that either side wrote; those that differ first."""
+    wrong: dict[str, list[str]] = {}
+    for each in comparison.wrong_files:
+        by = "" if math.isinf(each.relative) else f": {each.relative:.1e}"
+        wrong.setdefault(each.file, []).append(f"{each.where}{by}")
+    same = [File(name) for name in comparison.original.files() if name not in wrong]
+    return [*(File(name, places) for name, places in wrong.items()), *same]
 
 
-def _single(each: Numbers) -> tuple[str, str, str, bool]:
-    texts = ["nothing" if not side else "not finite" if side[0] is None else f"{side[0]:.10g}" for side in each.sides]
-    return each.name, texts[0], texts[1], each.agree
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _output(comparison: Comparison) -> Iterator[Printed]:
+    """The first lines that the original printed, and all that differ."""
+    wrong = {line.line for line in comparison.wrong_lines}
+    sides = comparison.original.stdout.splitlines(), comparison.converted.stdout.splitlines()
+    for number in range(1, max(map(len, sides)) + 1):
+        if number <= _LINES or number in wrong:
+            texts = [side[number - 1] if number <= len(side) else None for side in sides]
+            yield Printed(number, texts[0], texts[1], number in wrong)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dp2ddp.verify.start.client import THREADS
-
 
 @dataclass(frozen=True)
 class Options:
@@ -20,12 +18,9 @@ class Options:
         float64: make float64 torch's default dtype.
         cuda: use the machine's CUDA devices.
         pretended: use N pretend CUDA devices. Without either the CPU stands in for max(N, 2) devices.
-        seed: seeds the generators before the scripts start, for those that don't.
-        threads: CPU threads a process.
         synthetic: torchvision's data sets get so many made-up training samples; None: they are the real ones.
         foreign: the converted script isn't made for this project's runtime: it is started as torchrun starts scripts.
         perturbed: begin with parameters that are off by a unit of rounding.
-        throttled: wait where the comparison, which removes the parameters that it has compared, is far behind.
         timeout: seconds after which a run is ended.
     """
 
@@ -34,12 +29,9 @@ class Options:
     float64: bool = False
     cuda: bool = False
     pretended: bool = False
-    seed: int = 0
-    threads: int = THREADS
     synthetic: int | None = None
     foreign: bool = False
     perturbed: bool = False
-    throttled: bool = False
     timeout: float = 600.0
 
     @property
@@ -62,8 +54,6 @@ class Request:
         arguments: the script's own.
         converted: the converted script; None: convert the original.
         options: how both run. `float64` is chosen by the verification.
-        tolerance: the largest relative difference that counts as agreement.
-        keep: leave the parameters of all steps in the recordings.
         allow_ddp: convert a script that can also set up DistributedDataParallel itself.
     """
 
@@ -71,8 +61,6 @@ class Request:
     arguments: Sequence[str] = ()
     converted: Path | None = None
     options: Options = field(default_factory=Options)
-    tolerance: float = 1e-6
-    keep: bool = False
     allow_ddp: bool = False
 
 

@@ -28,11 +28,11 @@ from dp2ddp_runtime.rank_zero import callsites
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dp2ddp.verify.emulate import cuda, cuda_module, draws, foreign, stand_in, synthetic
+from dp2ddp.verify.emulate import cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
 from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.run.recorder import Recorder, StepsDone
-from dp2ddp.verify.start import process_tree
+from dp2ddp.verify.start import cleanup
 
 with suppress(ImportError):  # Windows has no such terminals
     import fcntl
@@ -44,7 +44,7 @@ _LINES, _COLUMNS = 24, 80
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Raises whatever the script raises."""
     parent, told = sys.argv[1:] if argv is None else argv
-    process_tree.end_with(int(parent))
+    cleanup.end_with(int(parent))
     task = Task.of_text(told)
     folder, options = Path(task.folder), task.options
     _prepare(task, folder)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.argv = [os.path.normpath(name), *task.arguments]
     callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
     try:
-        with Recorder(folder / f"rank{_rank()}", options, prints=task.original) as recorder, ExitStack() as modes:
+        with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
             _watch(task, recorder)
             if (
                 options.synthetic is not None
@@ -77,12 +77,12 @@ def _prepare(task: Task, folder: Path) -> None:
     if options.pretended:
         stand_in.pretend_devices(options.replicas)
     if options.on_cpu:
-        cuda_module.without_cuda(max(options.replicas, 2))
+        cuda.without_cuda(max(options.replicas, 2))
         _show_cuda()
     if options.float64:
         torch.set_default_dtype(torch.float64)
-    _seed(options.seed + _rank())  # torchrun's ranks differ, too, in scripts that don't seed
-    draws.install(options.seed, everywhere=options.foreign)
+    _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
+    draws.install(everywhere=options.foreign)
 
 
 def _watch(task: Task, recorder: Recorder) -> None:

@@ -1,19 +1,16 @@
 """Hooks that write down what a training script does, without changing it.
 
-A recording is a folder with `events.jsonl` (one JSON object a line, in the order in which things happened) and a file
-for each optimizer step, `<number>.bin`, with the parameters after it, raw. They are written as the script goes, so
-memory stays as it was, a script that is killed leaves what it did so far, and what was compared can be removed
-meanwhile. `recording` reads them.
+A recording is a folder with `events.jsonl`: one JSON object a line, in the order in which things happened. Of
+parameters a few numbers are kept (`state.sketch`). It is written as the script goes, so a script that is killed leaves
+what it did so far. `recording` reads it.
 """
 
 from __future__ import annotations
 
-import builtins
 import json
 import logging
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -33,30 +30,8 @@ if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
 
 
-AHEAD = 256 * 2**20  # bytes of parameters that a run may be ahead of the comparison
-_STEPS_AHEAD = 2  # it always may be
-_LOOK_EVERY = 0.005  # seconds
-
-
 class StepsDone(SystemExit):
     """Ends a script after the number of optimizer steps that was asked for; not an error."""
-
-
-class Throttle:
-    """Lets a run wait where it is far ahead of the comparison, which removes what it has compared."""
-
-    def __init__(self) -> None:
-        self._left: dict[Path, int] = {}
-
-    def add(self, path: Path) -> None:
-        """A step's parameters were written to `path`."""
-        self._left[path] = path.stat().st_size
-
-    def wait(self, optimizers: int) -> None:
-        """Wait until little is left to be compared; the last step of each optimizer always is there."""
-        while len(self._left) > optimizers + _STEPS_AHEAD and sum(self._left.values()) > AHEAD:
-            self._left = {path: size for path, size in self._left.items() if path.exists()}
-            time.sleep(_LOOK_EVERY)
 
 
 class Recorder:
@@ -64,19 +39,13 @@ class Recorder:
 
     Args:
         folder: where to write; made if missing.
-        options: when the script is ended, whether it waits for the comparison, and whether it begins perturbed.
-        prints: note which of the script's lines print.
+        options: when the script is ended, and whether it begins perturbed.
     """
 
-    def __init__(self, folder: Path, options: Options | None = None, prints: bool = False) -> None:
+    def __init__(self, folder: Path, options: Options | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._options = options or Options()
         self._events: IO[str] = (folder / "events.jsonl").open("w", buffering=1)
-        self._folder = folder
-        self._saved = 0
-        self._throttle = Throttle() if self._options.throttled else None
-        self._prints = prints
-        self._printed: set[str] = set()
         self._work = str(folder.parent / "work")
         self._tops = tuple({str(folder.parent) + os.sep, str(folder.resolve().parent) + os.sep})
         self._step = 0
@@ -105,8 +74,6 @@ class Recorder:
         self._watch(logging.Logger, "handle", before=self._on_log)
         if hasattr(torch.amp, "GradScaler"):
             self._watch(torch.amp.GradScaler, "update", after=self._on_scale)
-        if self._prints:
-            self._watch(builtins, "print", after=self._on_print)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -234,7 +201,7 @@ class Recorder:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = len(self._kept)
             self._kept.append(optimizer)
-            self._write("start", **self._save_parameters(optimizer), momentum=state.optimizer_state(optimizer))
+            self._write("start", **self._parameters(optimizer), momentum=state.optimizer_state(optimizer))
         index, now = self._optimizers[id(optimizer)], state.settings(optimizer)
         if self._settings.get(index) != now:
             self._settings[index] = now
@@ -242,28 +209,20 @@ class Recorder:
         self._gradients = state.gradients(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        saved = self._save_parameters(optimizer)
+        parameters = self._parameters(optimizer)
         self._step += 1
-        self._write("step", **saved, generators=state.generators(), gradients=self._gradients, at=self._at())
+        self._write("step", **parameters, generators=state.generators(), gradients=self._gradients, at=self._at())
         if self._options.steps is not None and self._step >= self._options.steps:
             raise StepsDone(0)
-        if self._throttle is not None:
-            self._throttle.wait(len(self._kept))
 
-    def _save_parameters(self, optimizer: Optimizer) -> dict[str, int]:
+    def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
         index = self._optimizers[id(optimizer)]
         tensors = [param.detach() for group in optimizer.param_groups for param in group["params"]]
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout
             self._write("layout", optimizer=index, tensors=[[*n, *t] for n, t in zip(state.names(optimizer), layout)])
-        number, self._saved = self._saved, self._saved + 1
-        path = self._folder / f"{number}.bin"
-        with path.open("wb") as file:
-            file.writelines(state.raw_bytes(tensors))
-        if self._throttle is not None:
-            self._throttle.add(path)
-        return {"optimizer": index, "file": number}
+        return {"optimizer": index, "sketches": list(map(state.sketch, tensors))}
 
     def _on_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         # Each replica has a loss of its own, and rank 0 has its own alone; a reentrant checkpoint's are no losses.
@@ -278,12 +237,6 @@ class Recorder:
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
             self._once("mixed", dtype=str(autocast.fast_dtype).rpartition(".")[2])
-
-    def _on_print(self, result: None, *values: Any, sep: str | None = None, **options: Any) -> None:
-        at = self._at() if options.get("file") is None else None
-        if at is not None and at not in self._printed:
-            self._printed.add(at)
-            self._write("print", at=at, text=(" " if sep is None else sep).join(map(str, values)))
 
     def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it

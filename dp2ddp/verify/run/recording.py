@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,16 @@ from typing import Any
 import torch
 
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.run.state import ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter in a step's bytes: its name, dtype and shape, where it starts, in bytes, and whose it is."""
+    """A parameter: the class of its model, its name, dtype and shape."""
 
+    model: str
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
-    model: str = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes, without padding."""
-        return math.prod(self.shape) * torch.empty(0, dtype=self.dtype).element_size()
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,8 @@ class Step:
 
     Attributes:
         optimizer: which (in order of first use).
-        slots: its parameters' places.
-        file: the number of the file with these.
+        slots: its parameters.
+        sketches: what is known of their values (`state.sketch`).
         step: how many steps were made before.
         generators: the checksums of the global generators (`state.generators`).
         at: the script's line.
@@ -49,7 +43,7 @@ class Step:
 
     optimizer: int
     slots: tuple[Slot, ...]
-    file: int
+    sketches: Sequence[Sequence[float]]
     step: int = 0
     generators: Sequence[int] = ()
     at: str | None = None
@@ -118,15 +112,6 @@ class Settings:
     groups: Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Print:
-    """The first thing that a line of the script printed."""
-
-    at: str
-    text: str
-    step: int
-
-
 @dataclass
 class Recording:
     """One process's recording.
@@ -134,7 +119,6 @@ class Recording:
     Attributes:
         starts: by optimizer, the parameters before its first step.
         models: by a parameter's name, the classes of the models that have one of that name.
-        prints: what the script's lines printed first (of an original).
         settings: the optimizers' settings as they change.
         synthetic: the data sets that hold made-up samples, each once.
         mixed: the dtype that `autocast` casts to ("bfloat16"); None: the script uses none.
@@ -157,7 +141,6 @@ class Recording:
     batches: list[Batch] = field(default_factory=list)
     starts: dict[int, Step] = field(default_factory=dict)
     models: dict[str, set[str]] = field(default_factory=dict)
-    prints: list[Print] = field(default_factory=list)
     synthetic: list[MadeUp] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
     mixed: str | None = None
@@ -173,57 +156,9 @@ class Recording:
     drew: bool = False
     wrote: list[str] = field(default_factory=list)
 
-    def parameters(self, step: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values of the parameters that the optimizer of step `step` (from 0) moved, after that step."""
-        return self.values(self.steps[step])
-
-    def values(self, at: Step) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values of the parameters at `at`, one of `steps` or `starts`."""
-        bytes_ = self.raw(at)
-        for slot in at.slots:
-            yield self.called(slot), bytes_[slot.start : slot.start + slot.size].view(slot.dtype).view(slot.shape)
-
     def called(self, slot: Slot) -> str:
         """A parameter's name; with its model's in front where two models have parameters of that name."""
         return f"{slot.model}.{slot.name}" if len(self.models.get(slot.name, ())) > 1 else slot.name
-
-    def raw(self, at: Step) -> torch.Tensor:
-        """The bytes of the parameters at `at`. Raises `FileNotFoundError` if they were discarded."""
-        path = self.path(at)
-        size = path.stat().st_size
-        if not size:
-            return torch.empty(0, dtype=torch.uint8)
-        # Mapped, not read: hundreds of steps of a model need no memory at once.
-        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-
-    def path(self, at: Step) -> Path:
-        """The file with the parameters at `at`."""
-        return self.folder / f"{at.file}.bin"
-
-
-class Reader:
-    """Reads a recording (a `rank<r>` folder of a run) while it is written.
-
-    Attributes:
-        recording: what was read so far.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.recording = Recording(folder)
-        self._layouts: dict[int, tuple[Slot, ...]] = {}
-        self._read = 0  # bytes
-        self._rest = b""
-
-    def more(self) -> None:
-        """Read what was written since. Raises `FileNotFoundError` where nothing is recorded (yet)."""
-        with (self.recording.folder / "events.jsonl").open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        self._read += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        for line in lines:
-            event = json.loads(line)
-            _add(self.recording, event.pop("kind"), event, self._layouts)
 
 
 def read(folder: Path) -> Recording:
@@ -232,16 +167,20 @@ def read(folder: Path) -> Recording:
     Raises:
         FileNotFoundError: nothing was recorded there.
     """
-    reader = Reader(folder)
-    reader.more()
-    return reader.recording
+    recording = Recording(folder)
+    layouts: dict[int, tuple[Slot, ...]] = {}
+    with (folder / "events.jsonl").open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):  # else the process was killed there
+                event = json.loads(line)
+                _add(recording, event.pop("kind"), event, layouts)
+    return recording
 
 
 #: By an event's name: the list in the recording that it is added to, and what of it: an object of a class, or a value.
 _LISTS: Mapping[str, tuple[str, type | str]] = {
     "loss": ("losses", Loss),
     "batch": ("batches", Batch),
-    "print": ("prints", Print),
     "settings": ("settings", Settings),
     "wrapped": ("wrapped", Wrapped),
     "left": ("left", Wrapped),
@@ -260,9 +199,13 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
         name, what = _LISTS[kind]
         getattr(recording, name).append(event[what] if isinstance(what, str) else what(**event))
     elif kind == "layout":
-        layouts[event["optimizer"]] = _slots(event["tensors"])
+        layouts[event["optimizer"]] = tuple(
+            Slot(model, name, getattr(torch, dtype), tuple(shape)) for model, name, dtype, shape in event["tensors"]
+        )
     elif kind in ("start", "step"):
-        step = Step(slots=layouts[event["optimizer"]], **event)
+        # A list of Python's floats would take four times the memory.
+        sketches = [array("d", sketch) for sketch in event.pop("sketches")]
+        step = Step(slots=layouts[event["optimizer"]], sketches=sketches, **event)
         if kind == "step":
             recording.steps.append(step)
             return
@@ -278,16 +221,6 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
         recording.loaders[event["iterator"]] = event["told"]
     else:
         setattr(recording, kind, event.get("dtype", True))
-
-
-def _slots(tensors: Sequence[Sequence[Any]]) -> tuple[Slot, ...]:
-    slots: list[Slot] = []
-    start = 0
-    for model, name, dtype, shape in tensors:
-        slot = Slot(name, getattr(torch, dtype), tuple(shape), start, model)
-        slots.append(slot)
-        start += slot.size + -slot.size % ALIGNMENT
-    return tuple(slots)
 
 
 def global_losses(recordings: Sequence[Recording]) -> list[float]:

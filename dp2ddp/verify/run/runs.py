@@ -148,7 +148,8 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._own is None:
+        # An interrupt may have come between an order and its answer: then the server is asked nothing more, and ended.
+        if self._own is None and (kind is None or issubclass(kind, Exception)):
             self.kill()
         self._close()
 
@@ -237,7 +238,7 @@ def _start(
     options = task.options
     work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
-    shared = client.environment(moved, options.threads)
+    shared = client.environment(moved)
     for name in _RANK_VARIABLES:
         shared.pop(name, None)
     if not options.on_cpu:  # nn.DataParallel takes all the devices it sees

@@ -17,7 +17,6 @@ from dp2ddp.rules import Options as ConversionOptions
 from dp2ddp.source.syntax import without_async_arguments
 
 _RUNTIME = "dp2ddp_runtime"
-_SETTING = re.compile(r"[\"']TORCH[A-Z]*_[A-Z_]+[\"']")
 _PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w.-]+\.(?:py|ipynb))(?=:\d|\", line \d)")
 _TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
 
@@ -91,16 +90,10 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
 
 
 def _shared(program: Program) -> list[str]:
-    """What optimizers import at their first use, and torchvision where the script uses it.
-
-    Not what reads settings in the environment that the script may make (`TORCHDYNAMO_DISABLE`, `TORCH_LOGS`).
-    """
-    texts = program.files.values()
+    """torchvision, where the script uses it and has none of its own."""
     own = any(path.startswith("torchvision") for path in program.files)
-    found = [] if any(_SETTING.search(text) for text in texts) else ["torch._dynamo"]
-    if not own and any(_TORCHVISION.search(text) for text in texts):
-        found += ["torchvision", "torchvision.datasets", "torchvision.transforms"]
-    return found
+    used = any(_TORCHVISION.search(text) for text in program.files.values())
+    return ["torchvision", "torchvision.datasets", "torchvision.transforms"] if used and not own else []
 
 
 def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import random
 import sys
@@ -15,18 +16,47 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-ALIGNMENT = 16  # bytes; so that any dtype can be read in place
 _NOT_TOLD = ("params", "param_names")
+_SUMS = 8
 _ROW = 4099  # entries of a sum: prime, so that no image's rows begin anew with it
 
 
-def raw_bytes(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
-    """The tensors' bytes, each padded to `ALIGNMENT`."""
-    for tensor in tensors:
-        dense = tensor.cpu().contiguous()
-        size = dense.numel() * dense.element_size()
-        # Through the address: without NumPy there is no other way that doesn't go element by element.
-        yield ctypes.string_at(dense.data_ptr(), size) + bytes(-size % ALIGNMENT)
+def sketch(tensor: torch.Tensor) -> list[float]:
+    """What is kept of a parameter, a few numbers: a checksum of its bytes, its norm, and sums with random signs.
+
+    The mean square of the differences of two tensors' sums is about the squared norm of the tensors' difference (Alon,
+    Matias, Szegedy: The space complexity of approximating the frequency moments, 1996; `compare.steps` takes it).
+    """
+    dense = tensor.detach().cpu().contiguous()
+    # Through the address: without NumPy there is no other way that doesn't go element by element.
+    bytes_ = (ctypes.c_char * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
+    flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten().double()
+    return [zlib.crc32(bytes_), *_signed_sums(flat, _SUMS)]
+
+
+def sums(tensor: torch.Tensor) -> list[float]:
+    """A tensor's norm, and a sum of its entries with random signs, which depends on their order.
+
+    In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
+    """
+    flat = tensor.detach().flatten()
+    return _signed_sums(flat.float() if flat.dtype.itemsize < 4 else flat, 1)
+
+
+def _signed_sums(flat: torch.Tensor, count: int) -> list[float]:
+    """The norm, and `count` sums with random signs, those of an entry's row times those of its place in the row."""
+    rows = flat.numel() // _ROW
+    whole, rest = flat[: rows * _ROW].view(rows, _ROW), flat[rows * _ROW :]
+    of_rows, of_places = (_signs(size, count).type_as(flat) for size in (rows, _ROW))
+    found = ((whole @ of_places) * of_rows).sum(0) + rest @ of_places[: rest.numel()]
+    return [float(torch.linalg.vector_norm(flat)), *found.tolist()]
+
+
+@functools.cache
+def _signs(rows: int, count: int) -> torch.Tensor:
+    """Random signs of shape (rows, count); the same in each process."""
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randint(0, 2, (rows, count), generator=generator, device="cpu") * 2 - 1
 
 
 def gradients(optimizer: Optimizer) -> list[float | None]:
@@ -55,20 +85,6 @@ def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
         return []
     each = [torch.linalg.vector_norm(tensor.detach().double()) for tensor in tensors]
     return [float(value) for value in torch.stack([value.cpu() for value in each]).tolist()]
-
-
-def sums(tensor: torch.Tensor) -> list[float]:
-    """A tensor's norm, and a sum of its entries that depends on their order.
-
-    In float32 for less precise ones, else in their precision: a conversion would take longer than all else.
-    """
-    flat = tensor.detach().flatten()
-    flat = flat.float() if flat.dtype.itemsize < 4 else flat
-    rows = flat.numel() // _ROW
-    weights = torch.arange(max(_ROW, rows), dtype=flat.dtype, device=flat.device).cos()
-    ordered = (flat[: rows * _ROW].view(rows, _ROW) @ weights[:_ROW]) @ weights[:rows]
-    rest = flat[rows * _ROW :]
-    return [float(torch.linalg.vector_norm(flat)), float(ordered + rest @ weights[: rest.numel()])]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

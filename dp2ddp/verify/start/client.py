@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from dp2ddp import RUNTIME_SOURCE
-from dp2ddp.verify.start import process_tree
+from dp2ddp.verify.start import cleanup
 
-THREADS = 1  # CPU threads of a run
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
 _ENDS_SOON = 5.0
@@ -43,7 +42,7 @@ class Process:
     def kill(self) -> None:
         """End it, and its children that are in its group."""
         if self._code is None:  # its id is no other process's as long as nobody has heard of its end
-            process_tree.end_group(self.pid)
+            cleanup.end_group(self.pid)
 
 
 class ForkServer:
@@ -74,7 +73,6 @@ class ForkServer:
             fork: from the server, where that may be; a Python of its own otherwise.
         """
         files = {"out": str(streams / "stdout.txt"), "err": str(streams / "stderr.txt")}
-        fork = fork and env.get("OMP_NUM_THREADS") == str(THREADS)
         order = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "fork": fork, **files}
         return Process(self, self.ask({"start": order}))
 
@@ -118,21 +116,13 @@ class ForkServer:
         self.close(_ENDS_WITHIN if kind is None else _ENDS_SOON)
 
 
-@contextmanager
-def opened(folder: Path | None) -> Iterator[ForkServer]:
-    """A fork server for one comparison."""
-    with ForkServer(folder) as server:
-        yield server
-
-
-def environment(moved: Sequence[tuple[Path, Path]] = (), threads: int = THREADS) -> dict[str, str]:
+def environment(moved: Sequence[tuple[Path, Path]] = ()) -> dict[str, str]:
     """The environment of a run, but for what tells it its place.
 
     Args:
         moved: folders of the user's, and what stands for them in the run: `PYTHONPATH` leads to these.
-        threads: CPU threads.
     """
-    found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": str(threads)}
+    found = {**os.environ, "PYTHONPATH": python_path(moved), "OMP_NUM_THREADS": "1"}
     found["PYTHONHASHSEED"] = "0"  # so that the order of a set is the same on both sides
     found.setdefault("DP2DDP_STUCK_AFTER", str(STUCK_AFTER))
     return found

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from dp2ddp.verify.start import process_tree, temporary
+from dp2ddp.verify.start import cleanup
 
 RECORD = "dp2ddp.verify.run.record"
 FORKS = sys.platform == "linux"
@@ -55,8 +55,8 @@ class Server:
             else:
                 self._answer(self._exit_code(order["poll"]))
         for pid in self._processes:
-            process_tree.end_group(pid)
-        process_tree.end_children()
+            cleanup.end_group(pid)
+        cleanup.end_children()
         return None
 
     def _answer(self, answer: Any) -> None:
@@ -162,14 +162,14 @@ def main() -> None:
     for fd in (0, 1):
         os.dup2(silence, fd)
     os.close(silence)
-    process_tree.adopt_orphans()
+    cleanup.adopt_orphans()
     given = Server(orders, answers).serve()
     if given is not None:
         from dp2ddp.verify.run import record
 
         run_to_the_end(lambda: record.main(given))
     for folder in sys.argv[1:]:
-        temporary.remove(Path(folder))
+        cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second
 
 

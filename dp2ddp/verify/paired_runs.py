@@ -1,4 +1,4 @@
-"""Run the original and the converted script side by side, and compare what they do while they do it."""
+"""Run the original and the converted script side by side, and compare what they did."""
 
 from __future__ import annotations
 
@@ -9,41 +9,39 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from dp2ddp.command import progress, terminal
 from dp2ddp.verify import failures
-from dp2ddp.verify.compare.recordings import Comparison, compare, processes_of, rank_folders
-from dp2ddp.verify.compare.steps import Steps
-from dp2ddp.verify.progress import Show, Stage
+from dp2ddp.verify.compare.recordings import Comparison, compare
+from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.start.cleanup import check_room
 from dp2ddp.verify.start.client import ForkServer
-from dp2ddp.verify.start.temporary import check_room
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
 
 
-class SideBySide:
+class PairedRuns:
     """Runs both sides, any number of times.
 
     Args:
-        request: the script, its arguments, and whether parameters are kept.
+        request: the script and its arguments.
         folder: where the runs are.
         server: what starts them.
         sides: the files of each side.
-        show: is told how far it is.
     """
 
-    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: Sides, show: Show) -> None:
+    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: Sides) -> None:
         self._request = request
         self._folder = folder.resolve()
         self._server = server
         self._sides = sides
-        self._show = show
         self._runs = 0
 
-    def compared(self, options: Options, tolerance: float, second: str = "converted") -> Comparison:
+    def compared(self, options: Options, second: str = "converted") -> Comparison:
         """Run both, at the same time unless they share GPUs, and compare.
 
         Args:
@@ -55,22 +53,18 @@ class SideBySide:
             BadInput: the disk is full.
         """
         self._runs += 1
-        self._show(Stage.STARTING, None)
         folder = self._folder / str(self._runs)
         places = {side: folder / side for side in ("original", second)}
-        ranks = options.replicas if second == "converted" else 1
-        options = replace(options, throttled=not (options.cuda or self._request.keep))
-        steps = Steps(rank_folders(folder / "original", folder / second, ranks), self._request.keep)
         try:
-            one, other = self._run(places, options, steps, ranks)
+            one, other = self._run(places, options)
         except CouldNotRun as stopped:
             check_room(self._folder, stopped.failure.stderr)
             raise
         check_room(self._folder)
-        self._show(Stage.COMPARING, None)
+        progress.doing("comparing")
         foreign = options.foreign and second == "converted"
         try:
-            comparison = compare(one.folder, other.folder, tolerance, LAST_PLACE, steps, foreign)
+            comparison = compare(one.folder, other.folder, places=LAST_PLACE, foreign=foreign)
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
         if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
@@ -78,15 +72,20 @@ class SideBySide:
             raise CouldNotRun(Failure("original", reason, one.stderr))
         return comparison
 
-    def _run(self, places: Mapping[str, Path], options: Options, steps: Steps, ranks: int) -> Sequence[Run]:
+    def _run(self, places: Mapping[str, Path], options: Options) -> Sequence[Run]:
         done: dict[str, Run] = {}
         patience = failures.Patience(self._sides)
-        second = list(places)[1]
-        hangs = failures.Hangs([places[second] / f"rank{rank}" for rank in range(ranks)])
+        hangs = failures.Hangs(list(places.values())[1], options.replicas)
+        events = {side: Tail(place / "rank0" / "events.jsonl") for side, place in places.items()}
+        made = dict.fromkeys(places, 0)
 
         def look(ended: Mapping[str, Run]) -> None:
-            steps.look(() if options.cuda else processes_of(ended, ranks))
-            self._show(Stage.TRAINING, steps, self._sides.by_own_names("".join(hangs.news())))
+            for side, tail in events.items():
+                made[side] += tail.more().count(b'{"kind": "step"')
+            progress.doing("training: " + ", ".join(f"{side} at step {count}" for side, count in made.items()))
+            news = hangs.news()
+            if news:  # which takes the progress away
+                terminal.show_messages(map(self._sides.by_own_names, news))
             done.update(ended)
             patience.check(done)
 
