@@ -1,0 +1,118 @@
+"""The pytest plugin: the fixture `dp2ddp_compare`, with which a project tests its conversions.
+
+It is loaded in every run of pytest where dp2ddp is installed, so it imports nothing heavy before the fixture is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+import pytest
+
+from dp2ddp.verify import COUNT
+
+if TYPE_CHECKING:
+    from dp2ddp.verify.run.runs import Run
+    from dp2ddp.verify.verdict import Verdict
+
+ACCURACY = r"acc[^0-9]*([0-9.]+)"
+
+
+class Side:
+    """What one of the two scripts did.
+
+    Attributes:
+        losses: what `backward` was called on, over all ranks.
+        output: what the script printed.
+        files: those that the script wrote, by their path relative to its working directory.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.losses: list[float] = run.losses()
+        self.output: str = run.stdout
+        self.files: Mapping[str, Path] = run.files()
+
+    def last(self, pattern: str) -> float:
+        """The last number printed that `pattern`'s group matches, ignoring case.
+
+        Raises:
+            AssertionError: there is none.
+        """
+        found = re.findall(pattern, self.output, re.IGNORECASE)
+        assert found, f"nothing printed matches {pattern!r}:\n{self.output}"
+        return float(found[-1].rstrip("."))
+
+
+class Compared:
+    """Two finished runs."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        assert verdict.comparison is not None
+        self.verdict = verdict
+        self.original, self.converted = Side(verdict.comparison.original), Side(verdict.comparison.converted)
+
+    def assert_same_training(self) -> None:
+        """Fail unless both scripts are shown to make the same updates, print the same numbers, write the same files."""
+        __tracebackhide__ = True
+        found = [*map(str, self.verdict.findings)] or [f"not shown: {self.verdict.unshown}"] * bool(
+            self.verdict.unshown
+        )
+        if found:
+            pytest.fail("\n".join([*found, *(f"note: {note}" for note in self.verdict.notes)]), pytrace=False)
+
+    def assert_same_accuracy(self, pattern: str = ACCURACY, atol: float = 0.0) -> None:
+        """Fail unless the last numbers printed that `pattern` finds are at most `atol` apart.
+
+        Args:
+            pattern: a regular expression with one group, the number. Case doesn't matter.
+            atol: in the units that the scripts print.
+        """
+        __tracebackhide__ = True
+        ours, theirs = self.original.last(pattern), self.converted.last(pattern)
+        if abs(ours - theirs) > atol:
+            first = f"\nfirst of all: {self.verdict.findings[0]}" if self.verdict.findings else ""
+            pytest.fail(f"{ours} in the original, {theirs} converted: more than {atol} apart{first}", pytrace=False)
+
+
+@pytest.fixture
+def dp2ddp_compare() -> Any:
+    """Runs a DataParallel script and its conversion side by side: `dp2ddp_compare("train.py", nproc=2, steps=50)`.
+
+    Arguments: `args`, the script's own; `converted`, the converted script, if there is one; `nproc`, replicas and
+    ranks; `steps`, after how many optimizer steps both end; `device`, "cpu" or "cuda"; `timeout` in seconds;
+    `synthetic_data`, True or a number of samples, to fill torchvision's data sets with made-up ones. Returns a
+    `Compared`, whose files are there until the test ends. Fails the test where a side can't run, with its traceback.
+    """
+    with ExitStack() as runs:
+        yield _comparer(runs)
+
+
+def _comparer(stack: ExitStack) -> Callable[..., Compared]:
+    def compare(
+        script: str | Path,
+        args: Sequence[str] = (),
+        converted: str | Path | None = None,
+        nproc: int = 2,
+        steps: int | None = None,
+        device: str = "cpu",
+        timeout: float = 600.0,
+        synthetic_data: bool | int = False,
+    ) -> Compared:
+        __tracebackhide__ = True
+        from dp2ddp.verify.command import verifying
+        from dp2ddp.verify.run.options import Options, Request
+
+        samples = COUNT if synthetic_data is True else synthetic_data or None
+        options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)
+        other = None if converted is None else Path(converted)
+        verdict = stack.enter_context(verifying(Request(Path(script), [*map(str, args)], other, options)))
+        if verdict.failure is not None:
+            failure = verdict.failure
+            pytest.fail(f"{failure.stderr}\nthe {failure.side} script could not run: {failure.reason}", pytrace=False)
+        return Compared(verdict)
+
+    return compare
