@@ -1,0 +1,78 @@
+"""How many lines each room has, as `wc -l` counts them: a room that grows beyond its limit is looked at first.
+
+`python tests/test_weight.py` prints the table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: By folder. Raise one only with a reason in the commit, and lower it where lines went.
+LIMITS = {
+    "dp2ddp": 475,
+    "dp2ddp/analysis": 6_450,
+    "dp2ddp/codemods": 200,
+    "dp2ddp/command": 825,
+    "dp2ddp/convert": 2_900,
+    "dp2ddp/notebook": 875,
+    "dp2ddp/page": 275,
+    "dp2ddp/pretend_cuda": 925,
+    "dp2ddp/project": 2_725,
+    "dp2ddp/rewrite": 1_725,
+    "dp2ddp/rules": 3_100,
+    "dp2ddp/source": 975,
+    "dp2ddp/verify": 6_275,
+    "runtime/dp2ddp_runtime": 350,
+    "runtime/dp2ddp_runtime/base": 725,
+    "runtime/dp2ddp_runtime/batches": 2_575,
+    "runtime/dp2ddp_runtime/gradients": 700,
+    "runtime/dp2ddp_runtime/launch": 975,
+    "runtime/dp2ddp_runtime/model": 1_425,
+    "runtime/dp2ddp_runtime/rank_zero": 1_650,
+    "runtime/dp2ddp_runtime/ranks": 1_150,
+    "tests": 1_425,
+    "tests/analysis": 2_025,
+    "tests/benchmarks": 475,
+    "tests/codemods": 100,
+    "tests/command": 325,
+    "tests/convert": 3_650,
+    "tests/docs": 525,
+    "tests/e2e": 1_025,
+    "tests/notebook": 625,
+    "tests/page": 225,
+    "tests/pretend_cuda": 700,
+    "tests/project": 1_100,
+    "tests/rewrite": 775,
+    "tests/rules": 1_475,
+    "tests/runtime": 8_925,
+    "tests/source": 100,
+    "tests/verify": 2_575,
+}
+
+
+def lines(folder: Path) -> int:
+    """All lines of Python below a folder; of the files in it alone where it is a package of rooms."""
+    is_house = any(str((folder / child).relative_to(ROOT)) in LIMITS for child in folder.iterdir())
+    return sum(path.read_bytes().count(b"\n") for path in (folder.glob if is_house else folder.rglob)("*.py"))
+
+
+@pytest.mark.parametrize("room", LIMITS)
+def test_no_room_grows(room: str) -> None:
+    assert lines(ROOT / room) <= LIMITS[room]
+
+
+def test_every_room_has_a_limit() -> None:
+    houses = [ROOT / name for name in ("dp2ddp", "runtime/dp2ddp_runtime", "tests")]
+    rooms = [room for house in houses for room in (house, *house.iterdir()) if any(room.glob("*.py"))]
+    assert sorted(str(room.relative_to(ROOT)) for room in rooms) == sorted(LIMITS)
+
+
+if __name__ == "__main__":
+    for name, limit in LIMITS.items():
+        print(f"{name:40} {lines(ROOT / name):6,} of {limit:6,}")
+    for house in ("dp2ddp", "runtime", "tests"):
+        found = sum(lines(ROOT / room) for room in LIMITS if room.split("/")[0] == house)
+        print(f"{house:40} {found:6,}")
