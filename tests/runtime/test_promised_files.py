@@ -87,7 +87,7 @@ def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
 
 def make_pair(original: bool, seed: int) -> tuple[Any, torch.optim.Optimizer]:
     wrap = data_parallel(2) if original else models.wrap_model
-    net = wrap(seeded(Net, torch.float32, seed))
+    net = wrap(seeded(Net, torch.float32, seed)).to(world.device())
     return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
 
