@@ -18,6 +18,8 @@ from dp2ddp.project.python_files import PythonFiles
 
 _HISTORIES = frozenset({".git", ".hg", ".svn"})
 _CACHES = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
+_IGNORED = "named by .gitignore"
+_SPECIAL = "neither files nor folders"
 
 
 def _reason(folder: Path) -> str | None:
@@ -83,10 +85,6 @@ def _load(folder: Path) -> GitIgnoreSpec | None:
     if not os.path.isfile(path):
         return None
     return GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
-
-
-_IGNORED = "named by .gitignore"
-_SPECIAL = "neither files nor folders"
 
 
 @dataclass
