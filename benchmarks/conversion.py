@@ -2,18 +2,22 @@
 
 Both are timed side by side in one process, in turn, so that the machine's load falls on both; the ratio is of medians.
 
-    python benchmarks/conversion.py [--repeats 7] [--max 4] [--project] [--max-project 1.5] [FILE ...]
+    python benchmarks/conversion.py [--repeats 7] [--max 4] [--project] [--max-project 1.5] [--whole] [FILE ...]
 
 Without files: the fixtures, and a script of 300 lines made from them. With `--max` it exits with 1 above that ratio.
 With `--project` or `--max-project`: a repository of 100 files, three of which use DataParallel, as a ratio to these
-three converted alone.
+three converted alone. With `--whole`: processor time of whole processes on the script of 300 lines, with Python's
+bytecode in the cache and without.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -157,6 +161,40 @@ def measure_project(repeats: int) -> Result:
     return Result("3 of 100 files", sum(len(text.splitlines()) for text in alone), first, second)
 
 
+_FLOOR = """
+import sys, libcst
+class Plain(libcst.CSTTransformer): pass
+text = open(sys.argv[1]).read()
+assert libcst.parse_module(text).visit(Plain()).code == text
+"""
+
+
+def measure_whole(repeats: int, *, cached: bool) -> Result:
+    """Processor seconds of processes that do nothing but libcst's floor, and of `dp2ddp convert`; in turn.
+
+    Args:
+        cached: Python finds the bytecode of all modules.
+    """
+    _, text = scripts([])[-1]
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch, "train.py")
+        script.write_text(text)
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(Path(scratch, "cache"))}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        if not cached:
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        convert = ["-m", "dp2ddp", "convert", str(script), "-o", str(Path(scratch, "out.py")), "--force", "-q"]
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats + 1):
+            for arguments, times in zip((["-c", _FLOOR, str(script)], convert), seconds):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run([sys.executable, *arguments], env=environment, check=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    first, second = (statistics.median(times[1:]) for times in seconds)
+    return Result(f"whole, {'warm' if cached else 'cold'}", len(text.splitlines()), first, second)
+
+
 def _report_project(result: Result, limit: float | None) -> int:
     print(f"{result.name}: {result.conversion:.2f} s, {result.ratio:.2f} times the {result.floor:.2f} s of the three")
     if limit is not None and result.ratio > limit:
@@ -173,13 +211,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max", type=float, dest="limit", help="exit with 1 above this ratio")
     parser.add_argument("--project", action="store_true", help="measure a repository instead")
     parser.add_argument("--max-project", type=float, metavar="RATIO", help="the same, with a limit")
+    parser.add_argument("--whole", action="store_true", help="measure whole processes instead")
     options = parser.parse_args(arguments)
     if options.project or options.max_project is not None:
         return _report_project(measure_project(options.repeats), options.max_project)
     print(f"{'script':24} {'lines':>5} {'floor ms':>9} {'conversion ms':>14} {'ratio':>6}")
     results = []
-    for name, text in scripts(options.files):
-        result = measure(name, text, options.repeats)
+    if options.whole:
+        measured = (measure_whole(options.repeats, cached=cached) for cached in (True, False))
+    else:
+        measured = (measure(name, text, options.repeats) for name, text in scripts(options.files))
+    for result in measured:
         results.append(result)
         times = f"{result.floor * 1e3:9.1f} {result.conversion * 1e3:14.1f} {result.ratio:6.2f}"
         print(f"{result.name:24} {result.lines:5} {times}", flush=True)

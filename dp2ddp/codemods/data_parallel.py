@@ -26,6 +26,10 @@ from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.rules import Options, check_ignored
 
+_FOLDER = "DP2DDP_CODEMOD"
+_PATIENCE = 600.0  # seconds, for the process that computes
+_T = TypeVar("_T")
+
 
 class ConvertCommand(CodemodCommand):
     """Each file becomes what `dp2ddp convert PROJECT --in-place` makes of it.
@@ -130,11 +134,6 @@ def _conversion(name: str, text: str, options: Options) -> tuple[Conversion, lis
 def _project(root: Path, options: Options) -> Outcome:
     request = Request([str(root)], options)
     return _once(repr(request), lambda: job.converted(request, []).outcome)
-
-
-_FOLDER = "DP2DDP_CODEMOD"
-_PATIENCE = 600.0  # seconds, for the process that computes
-_T = TypeVar("_T")
 
 
 def _prepare() -> None:

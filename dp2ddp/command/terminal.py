@@ -13,12 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from dp2ddp.command import progress
-from dp2ddp.errors import printable_lines
+from dp2ddp.errors import BadInput, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-from dp2ddp.errors import BadInput
 
 #: What `--color` takes.
 COLORS = ("auto", "always", "never")

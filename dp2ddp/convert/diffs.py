@@ -22,6 +22,11 @@ from dp2ddp.rewrite.edits import Edit, InsertAfter, InsertBefore
 _ALIKE = 0.5
 #: A change of more pairs of lines than that is put side by side as it comes.
 _MOST_PAIRS = 4000
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
+_COLORS = {"+": "green", "-": "red"}
+#: What git takes for the line that a hunk is in: one that begins with a name.
+_HEADING = re.compile(r"[A-Za-z_]")
 
 
 class Row(NamedTuple):
@@ -124,13 +129,6 @@ def _distance(hunk: Hunk, edit: Edit) -> tuple[int, int]:
     # What is only inserted stands before the next old line.
     lines = hunk.old or [hunk.above + 1]
     return min((max(first - line, line - last, 0), line) for line in lines)
-
-
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-_HUNK = re.compile(r"(@@ -(\d+).* @@)(.*)")
-_COLORS = {"+": "green", "-": "red"}
-#: What git takes for the line that a hunk is in: one that begins with a name.
-_HEADING = re.compile(r"[A-Za-z_]")
 
 
 def show(changes: Iterable[tuple[str, TextFile, Conversion]]) -> None:

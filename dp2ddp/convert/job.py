@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +14,16 @@ from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.notebook import Notebook
+from dp2ddp.notebook.notebook import LineMap, Notebook, is_notebook
 from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.text_files import STANDARD, TextFile
+from dp2ddp.rules import Options
 
 if TYPE_CHECKING:
     from dp2ddp.project.tree import Tree
-import contextlib
 
-from dp2ddp.notebook.notebook import LineMap, is_notebook
-from dp2ddp.rules import Options
 
 NOTES_OPEN = 1
 REFUSED = 2

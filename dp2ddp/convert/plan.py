@@ -22,6 +22,12 @@ from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
 from dp2ddp.source.program import File, ParsedProgram
 from dp2ddp.source.spans import Span
 
+#: What stands in a rule's place where a note is about a comment.
+_UNUSED = "unused"
+_COMMENT = re.compile(r"(?:^|\s)#\s*dp2ddp:\s*ignore\b(?P<rest>.*)")
+_RULES = re.compile(r"\s*\[(?P<rules>[^\]]*)\]")
+_LOST = re.compile(r"\s*[:=(\[]?\s*(?P<rule>DDP\d+)", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -109,13 +115,6 @@ def _ignored(finding: Finding) -> Note:
         return finding
     todo = f"do it by hand, or convert without --ignore {finding.rule}"
     return Note(finding.rule, finding.span, f"left as it is by --ignore: {finding.reason}", todo)
-
-
-#: What stands in a rule's place where a note is about a comment.
-_UNUSED = "unused"
-_COMMENT = re.compile(r"(?:^|\s)#\s*dp2ddp:\s*ignore\b(?P<rest>.*)")
-_RULES = re.compile(r"\s*\[(?P<rules>[^\]]*)\]")
-_LOST = re.compile(r"\s*[:=(\[]?\s*(?P<rule>DDP\d+)", re.IGNORECASE)
 
 
 @dataclass(eq=False)

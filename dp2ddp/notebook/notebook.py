@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from dp2ddp.errors import BadInput
 from dp2ddp.project.text_files import TextFile
 
+SUFFIX = ".ipynb"
+
 
 class Place(NamedTuple):
     """A line of a cell; both count from 1, cells of text included, as ruff counts them."""
@@ -72,9 +74,6 @@ class Notebook(TextFile):
     remarks: Sequence[Remark] = ()
     document: Any = None
     kept: Mapping[int, Sequence[str]] = field(default_factory=dict)
-
-
-SUFFIX = ".ipynb"
 
 
 def is_notebook(name: str) -> bool:

@@ -22,6 +22,10 @@ from pathlib import Path
 from dp2ddp.errors import BadInput
 from dp2ddp.project import placing, text_files
 
+#: What every page has in its first lines.
+_MARK = b'<meta name="generator" content="dp2ddp '
+_HEAD = 1000  # bytes in which that stands
+
 
 def render(
     package: str,
@@ -42,11 +46,6 @@ def render(
     from dp2ddp.page import rendering
 
     return rendering.render(package, template, content, styles, scripts)
-
-
-#: What every page has in its first lines.
-_MARK = b'<meta name="generator" content="dp2ddp '
-_HEAD = 1000  # bytes in which that stands
 
 
 def check_target(path: str, *, force: bool) -> None:

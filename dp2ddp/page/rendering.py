@@ -24,6 +24,9 @@ _ODD = re.compile(
 # Letters that are written from right to left: what stands behind them would change places with them.
 _FROM_RIGHT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 _QUOTED = re.compile("`([^`]+)`")
+Row = tuple[Optional[int], Optional[int], bool]
+_TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+_SHARED = "dp2ddp.page"
 
 
 def visible(text: str) -> str:
@@ -73,10 +76,6 @@ def _spelled(character: str) -> str:
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
-Row = tuple[Optional[int], Optional[int], bool]
-_TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
-
-
 class Line(NamedTuple):
     """A line of either version: its numbers, from 1, None where it has none, its markup, and its name in links."""
 
@@ -112,9 +111,6 @@ def marked(old: str, new: str) -> tuple[Markup, Markup]:
         before += code(left) if kind == "equal" or not left.strip() else mark.format(code(left))
         after += code(right) if kind == "equal" or not right.strip() else mark.format(code(right))
     return before, after
-
-
-_SHARED = "dp2ddp.page"
 
 
 def render(

@@ -23,6 +23,11 @@ LONGEST = 64 << 20
 #: So many seconds a pipe may stay silent: as long as a command at its other end may think, but not for ever.
 PATIENCE = 30.0
 _CHUNK = 1 << 20
+#: The name that stands for standard input and standard output.
+STANDARD = "-"
+_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK = re.compile(rb"^[ \t\f]*(?:#|\r?\n|$)")
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -67,13 +72,6 @@ def _wait(descriptor: int, name: str) -> None:
     if not waiting.poll(PATIENCE * 1000):
         todo = "write the script into it, or give a file"
         raise BadInput(name, what=f"a pipe that nobody has written to for {PATIENCE:g} s", todo=todo)
-
-
-#: The name that stands for standard input and standard output.
-STANDARD = "-"
-_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_BLANK = re.compile(rb"^[ \t\f]*(?:#|\r?\n|$)")
-_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 @dataclass(frozen=True)
