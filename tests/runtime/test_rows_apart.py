@@ -267,7 +267,7 @@ def test_rows_that_do_not_stay_apart_are_an_error(ranks: RankPool, workers: int)
             assert "Leave out rows=True" in text
 
 
-@pytest.mark.parametrize("collate", [centred, numbered_boxes, padded, counted])
+@pytest.mark.parametrize("collate", [numbered_boxes, padded])
 def test_a_single_row_is_tried_with_that_of_the_batch_before(ranks: RankPool, collate: Any) -> None:
     for text in ranks(2, refused, collate, 2, 1):
         assert "don't stay apart" in text
