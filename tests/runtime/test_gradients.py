@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import steps
+from dp2ddp_runtime.model import outputs, steps
 from dp2ddp_runtime.model import wrapped as models
 from rank_pool import RankPool
 from torch import nn
@@ -312,6 +313,55 @@ def launches() -> list[int]:
 @pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
 def test_buckets_are_sent_while_backward_runs(ranks: RankPool) -> None:
     assert ranks(2, launches) == [[0, 4, 4]] * 2, "none before the order is known; then two layers'"
+
+
+class Severing(nn.Module):
+    """Leads to its input where the first number of its rows is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.tanh()
+        return self.layer(x if x[0, 0] > 0 else x.detach())
+
+
+def led_to_as_the_rows_say(by_hand: bool) -> None:
+    torch.manual_seed(0)
+    before, outputs.LARGE = outputs.LARGE, 0
+    try:
+        alone = [nn.Linear(2, 4), Severing()]
+        ours = [models.wrap_model(copy.deepcopy(net)) for net in alone]
+        optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in [*ours, *alone]]
+        for signs in ((1, 1), (1, 1), (1, -1), (-1, 1), (1, -1)):
+            first = torch.rand(4, 2).add(0.1).tensor_split(2)
+            x = torch.cat([half * sign for half, sign in zip(first, signs)])
+            with torch.no_grad():
+                for net in (ours[0].module, alone[0]):
+                    net.weight.abs_()
+                    net.bias.zero_()
+            losses = [ours[1](ours[0](x)), torch.cat([alone[1](alone[0](half)) for half in x.chunk(2)])]
+            for nets, loss in zip((ours, alone), losses):
+                params = [param for net in nets for param in net.parameters()]
+                if by_hand:
+                    for param, grad in zip(params, torch.autograd.grad(loss.square().mean(), params)):
+                        param.grad = grad
+                else:
+                    loss.square().mean().backward()
+            for own, other in zip(ours, alone):
+                for param, expected in zip(own.parameters(), other.parameters()):
+                    torch.testing.assert_close(param.grad, expected.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        outputs.LARGE = before
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_models_take_turns_where_the_rows_lead_to_another(ranks: RankPool, by_hand: bool) -> None:
+    ranks(2, led_to_as_the_rows_say, by_hand)
 
 
 class Thrice(nn.Module):
