@@ -148,9 +148,9 @@ def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
     paths = tmp_path / "a.pt", tmp_path / "b.pt"
     for path, value in zip(paths, (state, other)):
         torch.save(value, path)
-    found = {difference.where: difference.relative for difference in saved.differences("net.pt", *paths)}
+    found = {each.where: (each.relative, each.factor) for each in saved.differences("net.pt", *paths)}
     assert found.keys() == {"model/bias", "epoch"}
-    assert found["model/bias"] == pytest.approx(0.5)
+    assert found["model/bias"] == (pytest.approx(0.5), pytest.approx(1.5))
 
 
 def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:

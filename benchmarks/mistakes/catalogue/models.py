@@ -92,7 +92,7 @@ _LAYERS = [
         plant(
             "iterations",
             "                model.eval()\n",
-            "                model.eval()\n                if ddp.rank() == 1:\n"
+            "                model.eval()\n                if ddp.is_main():\n"
             "                    model.module[1].running_mean.fill_(9.0)\n",
             None,
         ),

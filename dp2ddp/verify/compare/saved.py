@@ -143,7 +143,8 @@ def _by_part(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], hide
             one, other = hide[0](one), hide[1](other)
         relative = _leaf_difference(one, other, least)
         if relative:
-            yield FileDifference(name, key, relative, tensor=isinstance(one, torch.Tensor))
+            tensor = isinstance(one, torch.Tensor)
+            yield FileDifference(name, key, relative, _factor(one, other) if tensor else None, tensor)
 
 
 def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
@@ -153,6 +154,17 @@ def _leaf_difference(ours: Any, theirs: Any, least: float) -> float:
         return relative_difference(ours, theirs, least if ours.dim() else 0.0)
     same = type(ours) is type(theirs) and (ours == theirs or repr(ours) == repr(theirs))
     return 0.0 if same else math.inf
+
+
+def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> float | None:
+    """What `theirs` is as a multiple of `ours`, if it is one, and not the same."""
+    if ours.shape != theirs.shape or not (ours.is_floating_point() and theirs.is_floating_point()):
+        return None
+    a, b = ours.detach().double().flatten(), theirs.detach().double().flatten()
+    square = float(a @ a)
+    factor = float(a @ b) / square if square else math.nan
+    left = float((b - factor * a).norm())
+    return factor if abs(factor - 1) > 1e-3 and left < 1e-3 * abs(factor) * math.sqrt(square) else None
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
