@@ -72,6 +72,62 @@ def test_sums_of_every_kind(ranks: RankPool) -> None:
         assert low[0] == torch.tensor(513.0).bfloat16()
 
 
+def graph_nodes(tensor: torch.Tensor) -> int:
+    """How many nodes a tensor's graph has."""
+    seen, todo = {None}, [tensor.grad_fn]
+    while todo:
+        node: Any = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += [behind for behind, _ in node.next_functions]
+    return len(seen) - 1
+
+
+class Cut(nn.Module):
+    """Its weight is what the script makes of it, between two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if getattr(self, "writes", False) and x[0, 0] > 1:
+            with torch.no_grad():
+                self.weight.mul_(1)
+        return x @ self.weight.t()
+
+
+def what_lasts() -> list[Any]:
+    """Copies last from step to step, and follow what is done to the parameters meanwhile."""
+    net = models.wrap_model(Cut())
+    weight = net.module.weight
+    graphs = []
+    for _ in range(4):
+        net(a_row_each()).square().sum().backward(create_graph=True)
+        graphs.append(graph_nodes(weight.grad))
+        net.zero_grad()
+    weight.data = weight.data[:3]  # where it was
+    shapes = [tuple(net(a_row_each()).shape)]
+    weight.data = torch.arange(4.0).view(2, 2)
+    net(a_row_each()).sum().backward()
+    weight.data = weight.data.t()
+    turned = net(a_row_each()).equal(net.module(a_row_each()))
+    fresh = models.wrap_model(Cut())
+    fresh.module.writes = True  # on the rank that has the row for it
+    for _ in range(3):
+        fresh(a_row_each()).sum().backward()
+    with fresh.no_sync():
+        kept = fresh(a_row_each()).sum()
+        kept.backward(retain_graph=True)
+    fresh.module.weight.data = fresh.module.weight.data.clone()
+    (kept + fresh(a_row_each()).sum()).backward()
+    return [len(set(graphs)), shapes, turned, fresh.module.weight.grad.unique().tolist()]
+
+
+def test_copies_last_and_follow_their_parameters(ranks: RankPool) -> None:
+    assert ranks(2, what_lasts) == [[1, [(2, 3)], True, [18.0]]] * 2
+
+
 class Scaled(nn.Linear):
     """Scales its weight, by a tensor that autograd sees or not."""
 
