@@ -21,7 +21,7 @@ from dp2ddp.analysis.files.folders import Folders
 from dp2ddp.analysis.files.listings import Listings
 from dp2ddp.analysis.files.opened import Files
 from dp2ddp.analysis.files.writers import Writers
-from dp2ddp.analysis.given_devices import given_devices
+from dp2ddp.analysis.given_devices import given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
 from dp2ddp.analysis.ranks.alone import Alone
@@ -30,7 +30,6 @@ from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
 from dp2ddp.analysis.roles import Resolver, Wrapped
-from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.source.names import Names
@@ -117,9 +116,8 @@ class Facts:
         Raises:
             BadInput: beside the script's own distributed training, and where that is off can't be told there.
         """
-        found = [
-            launch for entry in self.parallel_entries for launch in self.launch_finder.find(entry, self._knows_devices)
-        ]
+        asked = partial(unknown, self)
+        found = [launch for entry in self.parallel_entries for launch in self.launch_finder.find(entry, asked)]
         if self.parallel and self.beside_ddp:
             return [placed(self, launch) for launch in found]
         return [self._above_constants(launch) for launch in found]
@@ -129,11 +127,6 @@ class Facts:
         above = self.launch_finder.above_constants(launch)
         is_same = above is launch or given_devices(self, above) == given_devices(self, launch)
         return above if is_same else launch
-
-    def _knows_devices(self, launch: Launch) -> bool:
-        """Whether the `device_ids` of all wraps are known at a place."""
-        ids = [given for given, call in self.wraps.device_ids if self.running.comes_to(launch.entry, call)]
-        return all(means_all(self, each) or told(self, launch, each) is not None for each in ids)
 
     @cached_property
     def picked_devices(self) -> frozenset[str]:

@@ -158,15 +158,31 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
             yield _Case(call, ids, ids is not None, _tests(facts, launch, call, ids) if by_test else ())
 
 
+def unknown(facts: Facts, launch: Launch) -> int:
+    """How much of the wraps' `device_ids`, and of the conditions of models' wraps, isn't known at a place."""
+    ids = [(each, call) for each, call in facts.wraps.device_ids if facts.running.comes_to(launch.entry, call)]
+    missing = sum(not means_all(facts, each) and told(facts, launch, each) is None for each, _ in ids)
+    for wrap in () if facts.beside_ddp else facts.wraps.models:
+        if facts.running.comes_to(launch.entry, wrap.call):
+            tests = _parts(facts, launch, wrap.call, None)
+            missing += sum(there is None or not _is_plain(facts, there) for _, there in tests)
+    return missing
+
+
 def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
     """The conditions under which a wrap is reached, by what of them is known at the launch."""
-    found: list[str] = []
+    known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))
+    found = [_as_ranks_see_it(ast.unparse(there)) for there in known]
+    return tuple(dict.fromkeys(reversed(found)))
+
+
+def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What must be true for a wrap to be reached and isn't so anyway, as it is written and as it is at the launch."""
     for term in _all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = told(facts, launch, part, call)
-            if there is not None and _is_plain(facts, there) and not _is_true_anyway(facts, part, there, ids):
-                found.append(_as_ranks_see_it(ast.unparse(there)))
-    return tuple(dict.fromkeys(reversed(found)))
+            if not _is_true_anyway(facts, part, there or part, ids):
+                yield part, there
 
 
 def _as_ranks_see_it(test: str) -> str:

@@ -76,6 +76,17 @@ PLACES = {
         "import typer\napp = typer.Typer()\n@app.command()\ndef prepare():\n    print('ready')\n@app.command()\n"
         "def train(gpu: str):\n    <net = nn.DataParallel(Net())>\napp()"
     ),
+    "in what hydra calls, which makes the folder of the run": (
+        "import hydra\nstore = hydra.Store.instance()\nstore.add(name='train')\n@hydra.main('configs')\n"
+        "def main(config):\n    <print(config)>\n    net = nn.DataParallel(Net())\n"
+        "if __name__ == '__main__':\n    main()"
+    ),
+    "below the guard of a wrap, above which a folder is made": (
+        "args = argparse.ArgumentParser().parse_args()\nif not os.path.exists(args.save):\n"
+        "    os.mkdir(args.save)\nsettings = {'gpus': 1}\nn, many = settings['gpus'], args.many\n"
+        "<net = Net()>\nif n != 1 and many:\n    net = nn.DataParallel(net).cuda()",
+        "ddp.setup(device_ids=None if n != 1 and many else [0])",
+    ),
     "literal devices": (
         "<net = nn.DataParallel(Net(), [2, 3])>",
         "ddp.setup(device_ids=[2, 3])",

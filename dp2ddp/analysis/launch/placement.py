@@ -96,21 +96,21 @@ class LaunchFinder:
         self.effects = Effects(source, names, resolver, loops, callers)
         self.settings = Settings(source, names, resolver, self.effects)
 
-    def find(self, entry: ast.Module, known: Callable[[Launch], bool]) -> list[Launch]:
+    def find(self, entry: ast.Module, unknown: Callable[[Launch], int]) -> list[Launch]:
         """The places where `entry` is started: as a script, and by each of its functions that commands call.
 
         Args:
-            known: whether what the processes have to be told is known at a place.
+            unknown: how much of what the processes have to be told isn't known at a place.
         """
         names = self.source.commands.get(self.source.file(entry).name, ())
         if not names:
-            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), known)]
-        found = [self._find(entry, self._steps_of(entry, name), known) for name in names]
+            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
+        found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
         # What the module does while it is imported comes before its commands.
         guarded = [statement for statement in entry.body if is_main_guard(statement)]
         if self.effects.comes_to_a_wrap(*guarded):
             way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
-            found.append(self._find(entry, way, known))
+            found.append(self._find(entry, way, unknown))
         return list({launch.statement: launch for launch in found}.values())
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
@@ -126,7 +126,7 @@ class LaunchFinder:
     def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
         return frozenset().union(*map(bound_names, module.body))
 
-    def _find(self, entry: ast.Module, way: Iterator[_Step], known: Callable[[Launch], bool]) -> Launch:
+    def _find(self, entry: ast.Module, way: Iterator[_Step], unknown: Callable[[Launch], int]) -> Launch:
         """The place on the way through what is started.
 
         That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
@@ -137,7 +137,7 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
-        chosen = next((number for number in self._from(steps, chosen) if known(_at(entry, steps[number]))), chosen)
+        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number])))
         before = [part for step in steps[:chosen] for part in step.parts]
         folders, copies = self.settings.folders(*before), self.settings.copies(*before)
         narrowed = DEVICES in self.settings.settles(*before)
@@ -198,7 +198,8 @@ class LaunchFinder:
         # (A function of another file may have other callers, in scripts that aren't seen here.)
         here = entered is not None and self.source.module(entered) is self.source.module(statement)
         if entered is not None and here and entered not in calls and self._is_main(entered):
-            return _Inside(entered.body, self._given(statement, entered), entered)
+            first = [each for each in entered.decorator_list if self.settings.settles(each)]
+            return _Inside(entered.body, [*first, *self._given(statement, entered)], entered)
         for call in _calls_in(statement):
             function = self.settings.handed(call)
             if function is not None and function not in calls:

@@ -22,6 +22,8 @@ _COMMAND_LINES = frozenset(
     "fire.Fire absl.app.run typer.run tyro.cli plac.call argh.dispatch_command defopt.run jsonargparse.CLI "
     "jsonargparse.auto_cli clize.run".split()
 )
+# (Hydra parses them, and makes the folder of the run, where a function that it decorates is called.)
+_PARSERS = _COMMAND_LINES | {"docopt.docopt", "hydra.main"}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUESTIONS = frozenset({"exists", "isdir", "is_dir"})
 # What the processes must not do each by itself: build models and data, take a GPU, draw, write, ask, start others...
@@ -81,7 +83,7 @@ class Settings:
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
             return not self.resolver.functions_called(node)  # the script's own: what it does is looked at by itself
-        return self.names.qualified(node.func) in _COMMAND_LINES | {"docopt.docopt"} or self.handed(node) is not None
+        return self.names.qualified(node.func) in _PARSERS or self.handed(node) is not None
 
     def _sets_devices(self, node: ast.AST) -> bool:
         """Whether a node decides which GPUs are visible."""
