@@ -45,6 +45,19 @@ def test_a_seed_may_be_a_float_as_torch_takes_it() -> None:
 
 
 @pytest.mark.usefixtures("rank_1_of_2")
+def test_a_seed_that_the_script_sets_itself_starts_the_own_stream_anew() -> None:
+    rng.seed_everything(3)
+    with rng.forward:
+        first = draw(1)
+    torch.manual_seed(4)
+    with rng.forward:
+        second = draw(1)
+    torch.manual_seed(3)
+    with rng.forward:
+        assert draw(1) == first != second
+
+
+@pytest.mark.usefixtures("rank_1_of_2")
 def test_epochs_have_streams_of_their_own_that_can_be_had_again() -> None:
     def epoch(number: int) -> list[tuple[float, ...]]:
         rng.loading.restart(number)
