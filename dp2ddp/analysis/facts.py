@@ -29,6 +29,7 @@ from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
+from dp2ddp.analysis.ranks.threads import Threads
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.visible import means_all, told
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
@@ -274,7 +275,12 @@ class Facts:
     @cached_property
     def alone(self) -> Alone:
         """Where a rank may be alone."""
-        return Alone(self.fetching, self.own_tests.branches)
+        return Alone(self.fetching, self.own_tests.branches, self.threads)
+
+    @cached_property
+    def threads(self) -> Threads:
+        """The threads and processes that the script starts beside its ranks."""
+        return Threads(self.source, self.names, self.resolver)
 
     @cached_property
     def steps(self) -> list[Step]:
