@@ -218,8 +218,9 @@ class Facts:
         return Clocks(self.source, self.names, self._same_to_all)
 
     def _same_to_all(self) -> list[ast.expr]:
-        """Values of a rank's own that make no difference: rank 0's, and such as only rank 0 uses, or answers for."""
-        return [*filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
+        """What makes no difference though it is made of a rank's own values: what is rank 0's, or only used there."""
+        asked = (c for c in self.source.calls if self.listings.is_question(c) or self.listings.is_listing(c))
+        return [*asked, *filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
 
     def _is_told(self, value: ast.expr) -> bool:
         """Whether a value is rank 0's for sure: where a rank may be alone, nobody tells it."""
