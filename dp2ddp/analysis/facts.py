@@ -29,6 +29,7 @@ from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
+from dp2ddp.analysis.ranks.threads import Threads
 from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
@@ -210,8 +211,9 @@ class Facts:
         return Clocks(self.source, self.names, self._same_to_all)
 
     def _same_to_all(self) -> list[ast.expr]:
-        """Values of a rank's own that make no difference: rank 0's, and such as only rank 0 uses, or answers for."""
-        return [*filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
+        """What makes no difference though it is made of a rank's own values: what is rank 0's, or only used there."""
+        asked = (c for c in self.source.calls if self.listings.is_question(c) or self.listings.is_listing(c))
+        return [*asked, *filter(self._is_told, self.own_values.values), *self.own_values.of_rank_0]
 
     def _is_told(self, value: ast.expr) -> bool:
         """Whether a value is rank 0's for sure: where a rank may be alone, nobody tells it."""
@@ -267,7 +269,12 @@ class Facts:
     @cached_property
     def alone(self) -> Alone:
         """Where a rank may be alone."""
-        return Alone(self.fetching, self.own_tests.branches)
+        return Alone(self.fetching, self.own_tests.branches, self.threads)
+
+    @cached_property
+    def threads(self) -> Threads:
+        """The threads and processes that the script starts beside its ranks."""
+        return Threads(self.source, self.names, self.resolver)
 
     @cached_property
     def steps(self) -> list[Step]:

@@ -273,6 +273,8 @@ def _of_directory(request: Request) -> Job:
             raise outcome.refused[0][1]
         job.warnings += [*_ignored(outcome, sources), *_shared(outcome), *notebooks.left_alone(tree)]
         job.warnings += chosen.hidden(outcome.conversions)
+        left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
+        job.warnings += chosen.left({*outcome.conversions, *left_alone})
         job.touched = entries.importing(sources, layout, outcome.changed(), outcome.entries())
     return job
 

@@ -63,6 +63,13 @@ class Entries:
                 todo = "name the class plainly (nn.DataParallel), or check what becomes of this line"
                 yield BadInput(path, line=lines[0], what=what, todo=todo)
 
+    def left(self, followed: Collection[str]) -> Iterator[BadInput]:
+        """Files with a wrap, no unit tests, outside of the files of all scripts."""
+        for path, lines in sorted(self.wraps.items()):
+            if path not in followed and path not in self.tests:
+                what = "DataParallel is left here, as no script that is started comes to it"
+                yield BadInput(path, line=lines[0], what=what, todo=f"if it is used, convert it with --entry {path}")
+
 
 def choose(names: Sequence[str], tree: Tree, sources: PythonFiles, layout: Layout) -> Entries:
     """The scripts that `--entry` names; those that come to a wrap if it names none.

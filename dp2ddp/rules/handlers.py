@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.ranks.handlers import Handlers
 from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import argument, keyword
+from dp2ddp.source.nodes import argument, given_to, keyword
 
 
 class HandlersRule(Rule):
-    """Names handlers after which the ranks would wait for each other, and threads in which they would; they stay."""
+    """Names handlers after which the ranks would wait for each other, and threads by which they part; they stay."""
 
     id = "DDP020"
     title = "Point out exception handlers that ranks don't reach together"
@@ -23,7 +24,8 @@ class HandlersRule(Rule):
         "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is "
         "fine. One that goes on to train or evaluate calls the model on ranks that are not in step: they wait for "
         "each other, or take one another's data. (Ctrl-C reaches all ranks at the same step.) "
-        "Threads that call the model come to it in another order on each rank."
+        "Threads that call the model come to it in another order on each rank, and several that fill a queue put the "
+        "model's batches there in another order."
     )
     examples = (
         Example(
@@ -75,6 +77,12 @@ print(net(torch.randn(8, 4)))
                 "step, and would wait forever",
                 "end the script here (`raise`), after no more than printing and saving",
             )
+        for call in _filling(facts):
+            what = (
+                "several threads or processes put batches into this queue, in no fixed order: another one on each rank"
+            )
+            todo = "pass what is taken out of it through `ddp.broadcast`, or start only one of them"
+            yield Note(self.id, facts.source.span(call), what, todo)
         for call in facts.source.calls:
             if facts.names.qualified(call.func) in _THREADS and _calls_models(facts, call):
                 yield Note(
@@ -95,3 +103,26 @@ def _calls_models(facts: Facts, call: ast.Call) -> bool:
     roles = facts.resolver.roles(target) if target is not None else ()
     functions = [role.definition for role in roles if isinstance(role, Function)]
     return any(isinstance(role, Wrapped) for role in roles) or facts.needing_all.inside(*functions)
+
+
+def _filling(facts: Facts) -> list[ast.Call]:
+    """The calls by which several threads or processes put what a model gets into one queue."""
+    putting = [n for n in facts.loops.reached(*facts.threads.repeated) if isinstance(n, ast.Call) and _is(n, "put")]
+    if not putting:
+        return []
+    models = (call for call in facts.source.calls if facts.resolver.holds(call.func, Wrapped))
+    given = [each for call in models for each in given_to(call)]
+    taking = {call for call in facts.source.calls if _is(call, "get")}
+    fed = {queue for call in Ingredients(facts.provenance).reached(given, taking) for queue in _queues(facts, call)}
+    return sorted((call for call in putting if not fed.isdisjoint(_queues(facts, call))), key=lambda call: call.lineno)
+
+
+def _is(call: ast.expr, method: str) -> bool:
+    return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in (method, f"{method}_nowait")
+
+
+def _queues(facts: Facts, call: ast.expr) -> set[ast.expr]:
+    """The calls that make the queue whose method is called."""
+    queue: ast.expr = call.func.value  # type: ignore[attr-defined]
+    made = (maker for each in (queue, *facts.threads.given(queue)) for maker in facts.provenance.of(each))
+    return {each for each in made if isinstance(each, ast.Call) and ast.unparse(each.func).endswith("Queue")}

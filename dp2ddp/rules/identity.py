@@ -6,10 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.roles import Function
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import keyword
 from dp2ddp.source.spans import Span
 
 # Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
@@ -99,9 +97,11 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.alone.nodes:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
                 yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
-        for seed in _seeds_of_children(facts):
-            what = "a process of this rank's takes a seed that is another one on each rank: what it makes differs, too"
-            todo = "give it a number that all ranks have: which of the processes it is, for instance"
+        for seed in _seeds_beside(facts):
+            what = (
+                "a thread or process of this rank's takes a seed that is another one on each rank: so is what it makes"
+            )
+            todo = "give it a number that all ranks have: which of them it is, for instance"
             yield Note(self.id, facts.source.span(seed), what, todo)
         for call in facts.own_values.files:
             yield Note(
@@ -131,16 +131,17 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
         return ReplaceExpr(self.id, span, reason, template, holes)
 
 
-def _seeds_of_children(facts: Facts) -> list[ast.Call]:
-    """Where processes that the script starts (`Process(target=...)`) seed by what each rank has for itself."""
-    targets = (keyword(call, "target") for call in facts.source.calls if ast.unparse(call.func).endswith("Process"))
-    roles = [role for target in targets if target is not None for role in facts.resolver.roles(target)]
-    inside = facts.loops.reached(*(role.definition for role in roles if isinstance(role, Function)))
+def _seeds_beside(facts: Facts) -> list[ast.Call]:
+    """Where threads and processes that the script starts seed by what each rank has for itself."""
     does, name = facts.catalogue.does, facts.names.qualified
-    seeding = [each for each in inside if isinstance(each, ast.Call) and does(name(each.func), "seeds")]
+    inside = [each for each in facts.loops.reached(*facts.threads.started) if isinstance(each, ast.Call)]
+    seeding = [each for each in inside if does(name(each.func), "seeds")]
     own = {call for call in facts.source.calls if does(name(call.func), "own")} if seeding else set()
     reached = facts.own_values.ingredients.reached
-    return [call for call in seeding if reached(call.args, own)]
+    found = [call for call in seeding if reached(call.args, own)]
+    return found + [
+        call for call in inside if name(call.func) in _SEEDS and _is_bare(call) and call in facts.per_sample
+    ]
 
 
 def _is_bare(call: ast.Call) -> bool:

@@ -190,3 +190,17 @@ def test_idle_parts_of_files_that_say_nothing_of_training_hide_nothing_elsewhere
     assert "ddp.setup()" in done["train.py"].new_text
     assert "ddp.save(" in done["train.py"].new_text
     assert "ddp.wrap_model" in done["nets.py"].new_text
+
+
+def test_a_file_that_no_script_comes_to_is_listed(tmp_path: Path) -> None:
+    """A trainer's class that nobody imports, beside a script that converts; what is named is nobody's to list."""
+    trainer = (
+        "from torch import nn\nclass Trainer:\n    def __init__(self, net):\n        self.net = nn.DataParallel(net)\n"
+    )
+    write(tmp_path, {"trainer.py": trainer})
+    said = convert(".").stderr
+    left = "trainer.py:4: DataParallel is left here, as no script that is started comes to it; "
+    assert f"  {left}if it is used, convert it with --entry trainer.py\n" in said
+    assert said.count("is left here") == 1
+    write(tmp_path, FILES)
+    assert "is left here" not in convert(".", "--entry", "train.py").stderr

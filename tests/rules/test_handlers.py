@@ -105,6 +105,39 @@ def test_threads_that_call_a_wrapped_model_are_noted(target: str, noted: bool) -
     assert ["thread calls a wrapped model" in note.what for note in notes] == [True] * noted
 
 
+_QUEUE = """
+import queue, threading
+class Reader(threading.Thread):
+    def __init__(self, batches, out):
+        super().__init__()
+        self.batches, self.out = batches, out
+    def run(self):
+        for x in self.batches:
+            self.out.put(x)
+def read(out):
+    out.put(torch.ones(8, 4))
+q, words = queue.Queue(8), queue.Queue()
+for _ in range(2):
+    {started}.start()
+{model}
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "model", "noted"),
+    [
+        ("Reader(torch.ones(2, 8, 4), q)", "while True:\n    x, y = q.get()\n    net(x)", True),
+        ("threading.Thread(target=read, args=(q,))", "net(q.get_nowait())", True),
+        ("threading.Thread(target=read, args=(words,))", "net(q.get_nowait())", False),
+        ("threading.Thread(target=lambda: 0)", "Reader(torch.ones(2, 8, 4), q).start()\nnet(q.get())", False),  # one
+        ("Reader(torch.ones(2, 8, 4), words)", "net(q.get())\nprint(words.get())", False),
+    ],
+)
+def test_a_queue_of_batches_that_several_threads_fill_is_noted(started: str, model: str, noted: bool) -> None:
+    done = _convert(_QUEUE.format(started=started, model=model))
+    assert ["several threads" in note.what for note in done.notes if note.rule == "DDP020"] == [True] * noted
+
+
 _SIGNALS = """
 import os
 import signal

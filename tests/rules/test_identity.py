@@ -181,14 +181,24 @@ def test_what_leaves_a_temporary_folder_is_rank_0_s() -> None:
             "import multiprocessing\ndef load(queue):\n    np.random.seed(os.getpid())\n"
             "    queue.put(np.random.rand(8, 4))\n"
             "context = multiprocessing.get_context()\ncontext.Process(target=load, args=(queue,)).start()",
-            "which of the processes it is",
+            "which of them it is",
         ),
         ("torch.seed()", "give it a number"),
+        (
+            "from threading import Thread\nclass Reader(Thread):\n    def run(self):\n"
+            "        time.sleep(random.Random().random())\nReader().start()",
+            "which of them it is",
+        ),
+        (
+            "import threading\ndef f():\n    random.Random().random()\nthreading.Thread(target=f).start()",
+            "which of them",
+        ),
     ],
 )
 def test_what_can_t_be_shared_is_noted(line: str, todo: str) -> None:
     conversion = convert_source(_HEAD + _NET + textwrap.dedent(line) + "\n", "train.py", Options())
     assert [todo in note.todo for note in conversion.notes if note.rule == "DDP019"] == [True]
+    assert "ddp.broadcast" not in conversion.new_text
 
 
 def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast() -> None:

@@ -57,6 +57,16 @@ def test_a_bar_over_a_loader_is_not_sharded(bar: str) -> None:
     assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
 
 
+def test_what_goes_over_a_loader_in_an_object_of_the_script_s_is_not_sharded() -> None:
+    timed = "class Timed:\n    def __init__(self, over):\n        self.over = iter(over)\n    def __iter__(self):\n" + (
+        "        return self\n    def __next__(self):\n        return next(self.over)\n"
+    )
+    script = (
+        f"from tqdm import tqdm\n{timed}loader = DataLoader(data, 4)\nbar = tqdm(Timed(loader))\nfor x in bar:\n{_STEP}"
+    )
+    assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
+
+
 def test_a_list_that_came_out_of_a_loader_is_not_sharded() -> None:
     inner = "    for i, x in enumerate(parts):\n    " + _STEP
     script = "loader = DataLoader(data, 4, collate_fn=list)\nfor batch in loader:\n    parts = batch[0]\n" + inner

@@ -36,8 +36,12 @@ LEFT = [
     "    def update(self, n):\n        if time.time() - self.last < 1:\n            return\n"
     "        self.last = time.time()\n        print(n)\nfor i in range(9):\n    Bar().update(i)\n    net(x)\n",
     "import time\np = os.path.join('out', time.strftime('%H%M'))\nif not os.path.exists(p):\n    os.makedirs(p)\n",
+    "import time\nif sys.argv[1:]:\n    p = f'{time.time()}'\nelse:\n    p = 'x'\n"
+    "if not os.path.exists(p):\n    os.mkdir(p)\ntorch.load(p)\n",
     "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
     "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\n",
+    "import time\nstart = time.time()\ndef log(text):\n    x = time.time() - start\n    unit = 's'\n    if x > 60:\n"
+    "        x = x / 60\n        unit = 'm'\n    print(x, unit, text)\nlog(net(torch.ones(8, 4)).mean())\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
 ]

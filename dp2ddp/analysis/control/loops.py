@@ -224,11 +224,19 @@ class Loops:
         """Whether what is iterated holds numbers, is a part of a batch, or comes from a loader that is known."""
         name = next(n.id for n in ast.walk(iterated) if isinstance(n, ast.Name))
         values = self._values(name, node)
-        over = (given for value in values if isinstance(value, ast.Call) for given in given_to(value))
-        if any(map(self.is_count, values)) or any(map(self.sites_in, over)):
+        if any(map(self.is_count, values)) or any(
+            self.sites_in(given) for value in values for given in self._in(value)
+        ):
             return True
         around = [loop for loop in self.data_loops if loop.node in self.source.ancestors(node)]
         return any(name in _made_of(loop.batch, loop.node.body) for loop in around)
+
+    def _in(self, value: ast.expr) -> Iterator[ast.expr]:
+        """What a call is given; and what is given to objects of the script's own classes among that."""
+        for given in given_to(value) if isinstance(value, ast.Call) else ():
+            yield given
+            if isinstance(given, ast.Call) and self.resolver.holds(given.func, Class):
+                yield from self._in(given)
 
     def _is_step(self, body: list[ast.stmt]) -> bool:
         """Whether statements run a model and a backward pass."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from dp2ddp.analysis.files.fetching import Fetching
+from dp2ddp.analysis.ranks.threads import Threads
 from dp2ddp.analysis.roles import Function, is_property
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
@@ -23,9 +24,10 @@ class Alone:
     Args:
         fetching: what the first rank of each machine does before the others; and what that asks, asked here as well.
         branches: branches that the ranks take each for itself.
+        threads: threads and processes that the script starts.
     """
 
-    def __init__(self, fetching: Fetching, branches: Collection[ast.stmt]) -> None:
+    def __init__(self, fetching: Fetching, branches: Collection[ast.stmt], threads: Threads) -> None:
         self.source = fetching.source
         self.names = fetching.names
         self.resolver = fetching.resolver
@@ -33,6 +35,7 @@ class Alone:
         self._callers = fetching.callers
         self._needing_all = fetching.needing_all
         self._branches = branches
+        self._threads = threads
         self._steps = fetching.in_turn
 
     @cached_property
@@ -88,7 +91,7 @@ class Alone:
     def handed_on(self) -> list[ast.AST]:
         """Functions that others may call, but for those that all ranks have to run: those train, or wrap a model."""
         lambdas: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, ast.Lambda)]
-        functions = dict.fromkeys(self._given_away())
+        functions = dict.fromkeys([*self._given_away(), *self._threads.runs])
         return [*lambdas, *(f for f in functions if not self._needing_all.inside(f))]
 
     def _given_away(self) -> Iterator[FunctionNode]:

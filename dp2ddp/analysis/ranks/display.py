@@ -58,7 +58,11 @@ class Display:
         if self._shows_all(inside, branch, returns=False) or all(map(self._gives_text, inside)):
             return True
         function = self.source.function(branch)
-        return function is not None and self._is_showing(function)
+        if function is None:
+            return False
+        # What only assigns takes no collective, whatever the function is given to show.
+        only_assigns = all(map(_only_assigns, inside)) and self._shows_all(function.body, function, returns=True)
+        return only_assigns or self._is_showing(function)
 
     def _gives_text(self, statement: ast.stmt) -> bool:
         """Whether a statement returns plain values as text, as `'{:.1f}h'.format(x / 3600)`."""
@@ -210,3 +214,10 @@ class Display:
         if isinstance(value, ast.Name):
             return value.id in known
         return any(self._holds_tensor(c, known) for c in ast.iter_child_nodes(value) if isinstance(c, ast.expr))
+
+
+def _only_assigns(statement: ast.stmt) -> bool:
+    """Whether a statement assigns what is reckoned, and asks or shows no value."""
+    asking = (ast.Call, ast.JoinedStr, ast.Mod, ast.IfExp, ast.BoolOp, ast.Compare, ast.Subscript)
+    is_one = isinstance(statement, (ast.Assign, ast.AugAssign))
+    return is_one and not any(isinstance(part, asking) for part in ast.walk(statement))
