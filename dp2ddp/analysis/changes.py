@@ -114,6 +114,12 @@ class _Held:
     def _may_be_read(self, key: ast.AST | None) -> bool:
         return not isinstance(key, ast.Constant) or key.value in self._keys | self._attributes
 
+    def _keeps(self, func: ast.Attribute) -> bool:
+        """Whether what is called is no method, but kept in one of the objects: `args.kind = Loss`."""
+        attributes = (node for node in self._facts.source.nodes if isinstance(node, ast.Attribute))
+        alike = (node for node in attributes if node.attr == func.attr and isinstance(node.ctx, ast.Store))
+        return any(self._is_part(node.value) for node in alike)
+
     def _call_writes(self, call: ast.Call) -> bool:
         facts, func = self._facts, call.func
         path = facts.names.qualified(func)
@@ -121,7 +127,7 @@ class _Held:
             return self._is_part(call.args[0]) and self._may_be_read(next(iter(call.args[1:]), None))
         if facts.resolver.functions_called(call) or facts.resolver.holds(func, Class):
             return False  # what these do is looked at by itself
-        if isinstance(func, ast.Attribute) and self._is_part(func.value):
+        if isinstance(func, ast.Attribute) and self._is_part(func.value) and not self._keeps(func):
             return func.attr not in _READING
         if not any(self._is_held(value.value if isinstance(value, ast.Starred) else value) for value in given_to(call)):
             return False

@@ -60,6 +60,10 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
+    visible = {case.call: _visible_there(facts, launch, case.call) for case in cases}
+    if not any(case.ids and visible[case.call] for case in cases):  # which are counted among those
+        cases = [replace(case, ids=case.ids or visible[case.call]) for case in cases]
+    cases = _sized(cases)
     if cases and all(case.tests and case.is_known for case in cases):
         ids = _by_condition(cases, _single(facts, cases) or _ONE_PROCESS)
         return Given(ids, are_chosen=ids is not None and "None" not in ids)
@@ -77,7 +81,7 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
             return None
         ids = written(facts, launch, node.value)
         asked = [(test, told(facts, launch, test, node.value)) for test in _all_terms(facts, launch, node)]
-        tests = [there for test, there in asked if there is None or not _is_true_anyway(facts, test, there, None)]
+        tests = [there for test, there in asked if there is None or not _is_true_anyway(facts, test, None)]
         if ids is None or not all(test is not None and _is_plain(facts, test) for test in tests):
             return None
         texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
@@ -158,6 +162,30 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
             yield _Case(call, ids, ids is not None, _tests(facts, launch, call, ids) if by_test else ())
 
 
+def _visible_there(facts: Facts, launch: Launch, call: ast.AST) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is set to in the same branch, above a wrap for all devices."""
+    around = {call, *facts.source.ancestors(call)}
+    for node in (node for kind, node in launch.late if kind == DEVICES and isinstance(node, ast.Assign)):
+        block = facts.source.block(node)
+        if not around.isdisjoint(block[block.index(node) + 1 :]):
+            return written(facts, launch, node.value)
+    return None
+
+
+def _sized(cases: list[_Case]) -> list[_Case]:
+    """Cases without `len(ids) > 1`: for one of them one process starts. Wraps that are reached then must agree."""
+    for number, case in enumerate(cases):
+        for test in case.tests:
+            if test in (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in ("> 1", ">= 2", "!= 1")):
+                first = f"{case.ids}[0]"
+                alike = (first, f"[{first}]", f"str({first})")
+                behind = [each for each in cases if _opposite(test) in each.tests]
+                if all(each.ids in (case.ids, *alike) for each in behind):
+                    cases = [replace(each, ids=case.ids) if each in behind else each for each in cases]
+                    cases[number] = replace(case, tests=tuple(each for each in case.tests if each != test))
+    return cases
+
+
 def unknown(facts: Facts, launch: Launch) -> int:
     """How much of the wraps' `device_ids`, and of the conditions of models' wraps, isn't known at a place."""
     ids = [(each, call) for each, call in facts.wraps.device_ids if facts.running.comes_to(launch.entry, call)]
@@ -181,7 +209,7 @@ def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Ite
     for term in _all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = told(facts, launch, part, call)
-            if not _is_true_anyway(facts, part, there or part, ids):
+            if not _is_true_anyway(facts, part, ids):
                 yield part, there
 
 
@@ -218,11 +246,8 @@ def _counts(facts: Facts, node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and facts.names.qualified(node.func) in (*DEVICE_COUNTS, "builtins.len")
 
 
-def _is_true_anyway(facts: Facts, test: ast.expr, there: ast.expr, ids: str | None) -> bool:
+def _is_true_anyway(facts: Facts, test: ast.expr, ids: str | None) -> bool:
     """Whether a condition is true wherever there are devices for several processes."""
-    text = ast.unparse(there)
-    if ids is not None and text in (f"{each} {ask}" for each in _sizes(ids) for ask in ("> 1", ">= 2", "!= 1")):
-        return True  # for one of them one process starts
     counts = range(2 if ids is None else 1, _MANY)
     return all(_Guess(facts, count).is_true(test) for count in (*counts, 10 * _MANY))
 

@@ -454,3 +454,30 @@ def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
     )
     new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
     assert "torch.cuda.set_device(ddp.device(args.local_rank))\n" in new
+
+
+def test_one_gpu_that_another_branch_makes_visible_is_the_same_as_a_list_of_one() -> None:
+    script = (
+        f"{_ARGS}net = nn.Linear(4, 2)\nif not args.cpu:\n    if len(args.ids) > 1:\n"
+        "        net = nn.DataParallel(net.cuda(), device_ids=args.ids)\n    else:\n"
+        "        {}net = nn.DataParallel(net.cuda())\n"
+    )
+    chosen = converted(script.format('os.environ["CUDA_VISIBLE_DEVICES"] = str(args.ids[0])\n        '))
+    assert "ddp.setup(device_ids=args.ids if not args.cpu else [0])" in chosen.new_text
+    assert not chosen.notes
+    given = (
+        "args.ids if not args.cpu and len(args.ids) > 1 else None if not args.cpu and not len(args.ids) > 1 else [0]"
+    )
+    assert f"ddp.setup(device_ids={given})" in converted(script.format("")).new_text
+
+
+def test_a_class_that_is_kept_in_the_arguments_leaves_the_devices_known() -> None:
+    script = (
+        "class Both(nn.Module):\n    def __init__(self, args):\n        super().__init__()\n"
+        f"        self.loss = args.kind(args)\n{_ARGS}{{}}net = Both(args)\n"
+        "net = nn.DataParallel(net, device_ids=list(range(args.gpus)))\n"
+    )
+    result = converted(script.format("args.kind = getattr(nn, args.loss)\n"))
+    assert "ddp.setup(device_ids=list(range(args.gpus)))" in result.new_text
+    assert not result.notes
+    assert converted(script.format("")).notes  # a method, which may do anything
