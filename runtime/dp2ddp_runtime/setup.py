@@ -17,7 +17,7 @@ import torch.distributed as dist
 from .base import waiting, world
 from .base.location import here
 from .batches import handover
-from .launch import devices, failure, launcher, watchdog
+from .launch import devices, failure, launcher, memory, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
 from .rank_zero import checkpoint, doors, early_files
@@ -143,6 +143,8 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     with waiting.Waiting("the other ranks in ddp.setup()"):
         group.join(backend, place)
         direct.join(place)
+    if place.device.type == "cpu":
+        memory.keep()
     group.hide_variables()
     adopt_terminal(place.store)
     failure.install()

@@ -101,4 +101,6 @@ def loads(text: str | bytes, tensors: list[torch.Tensor]) -> Any:
             return item
         return tensors[content] if name == "!tensor" else _KINDS[name[1:]][2](content)
 
-    return json.loads(text, object_hook=back)
+    if isinstance(text, bytes):
+        text = text.decode()
+    return json.loads(text, object_hook=back) if '{"!' in text else json.loads(text)

@@ -19,6 +19,7 @@ finds is set aside until one comes that all ranks take part in.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ from ..ranks.exchange import exchange
 from .summing import Bucket, later, sum_over_ranks
 
 _SOON = (1 << 64) - 2  # a node's number in autograd's queue: as soon as it can run, like a leaf's
+_RUN, _RETURNED = "run", "returned"
+_IS_LEAF, *_HOOKS = map(operator.attrgetter, ("is_leaf", "_backward_hooks", "_post_accumulate_grad_hooks"))
 _LAST = itertools.count(1)  # such numbers: after all else that can run, in the reverse order
 
 
@@ -324,7 +327,7 @@ class Copy(Function):
     def backward(ctx: Any, token: torch.Tensor | None, *grads: torch.Tensor | None) -> Any:
         bucket, nothing = ctx.bucket, (None,) * len(grads)
         if token is None or bucket.holds_back():
-            if token is None and any(map(is_hooked, bucket.model() or ctx.tensors)):
+            if token is None and are_hooked(bucket.model() or ctx.tensors):
                 raise RuntimeError(
                     "a parameter with a hook got a gradient inside of the wrapped model's forward, or of a reentrant "
                     "torch.utils.checkpoint, where no rank has all of it: pass use_reentrant=False to that, or call "
@@ -340,7 +343,7 @@ class Copy(Function):
         grads = tuple(bucket.send(grads))
         # What a rank's rows didn't use has zeros, as with nn.DataParallel's Broadcast.
         full = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(ctx.tensors, grads)]
-        if not torch.is_grad_enabled() and all(map(_is_accumulated, ctx.tensors, uses)):
+        if not torch.is_grad_enabled() and _are_accumulated(ctx.tensors, uses):
             later(full, ctx.tensors, [bool(use) for use in uses], bucket)
             return (None, token, *nothing)
         token, *sums = Sum.apply(bucket, token, *full)
@@ -371,9 +374,6 @@ def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
     return other if one is None else one if other is None else one + other
 
 
-_RUN, _RETURNED = "run", "returned"
-
-
 def _use(node: Any) -> str:
     """What this backward does with the gradient that arrives at a node; empty if nothing."""
     try:
@@ -382,14 +382,15 @@ def _use(node: Any) -> str:
         return _RETURNED
 
 
-def _is_accumulated(tensor: torch.Tensor, use: str) -> bool:
-    """Whether a gradient goes to `.grad`, or nowhere, and nobody looks at it before its backward is over."""
-    return not use or (use == _RUN and tensor.is_leaf and not is_hooked(tensor))
+def _are_accumulated(tensors: Sequence[torch.Tensor], uses: Sequence[str]) -> bool:
+    """Whether gradients go to `.grad`, or nowhere, and nobody looks at them before their backward is over."""
+    used = [*itertools.compress(tensors, uses)]
+    return _RETURNED not in uses and all(map(_IS_LEAF, used)) and not are_hooked(used)
 
 
-def is_hooked(tensor: torch.Tensor) -> bool:
-    """Whether somebody looks at its gradient before a backward is over."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+def are_hooked(tensors: Collection[torch.Tensor]) -> bool:
+    """Whether somebody looks at the gradient of one of them before a backward is over."""
+    return any(any(map(hooks, tensors)) for hooks in _HOOKS)
 
 
 def take_turn(nodes: Iterable[Any], soon: bool) -> None:

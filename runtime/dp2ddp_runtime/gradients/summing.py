@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +128,7 @@ class _Flat:
 
     def __init__(self, tensors: Tensors, like: Tensors, pool: list[Memory] | None = None) -> None:
         self._like = like
-        if any(tensor.layout != torch.strided for tensor in tensors):
+        if {*map(operator.attrgetter("layout"), tensors)} != {torch.strided}:
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be summed over ranks"
@@ -149,6 +151,8 @@ class _Flat:
             self._real.copy_(self._sent)
         if self._pool is not None:
             self._pool.append(self._memory)
+        if all(map(torch.Tensor.is_contiguous, self._like)):
+            return self._memory.parts
         return [*map(_in_format, self._memory.parts, self._like)]
 
 
@@ -165,7 +169,7 @@ class Memory:
 
     def __init__(self, like: Tensors) -> None:
         size = sum(each.numel() for each in like)
-        self.shapes = [each.shape for each in like]
+        self.shapes = list(map(torch.Tensor.size, like))
         self.flat = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
         self.parts = list(_utils._unflatten_dense_tensors(self.flat, like))  # type: ignore[no-untyped-call]
         self._unused = self._uses()
@@ -180,7 +184,7 @@ class Memory:
         return (
             (like[0].dtype, like[0].device) == kind
             and self._uses() == self._unused
-            and self.shapes == [each.shape for each in like]
+            and self.shapes == list(map(torch.Tensor.size, like))
         )
 
 
@@ -243,8 +247,8 @@ def _finish(task: int) -> None:
     begun = _begun.pop(task)
     with waiting.Waiting("the gradients of a backward", begun[0].leaves[0].device):
         sums = [flat.take() for flat, *_ in begun]
-    found = [each for (_, *target), grads in zip(begun, sums) for each in zip(*target, grads)]
-    accumulate([leaf for leaf, wanted, _ in found if wanted], [grad for _, wanted, grad in found if wanted])
+    for (_, leaves, wanted), grads in zip(begun, sums):
+        accumulate([*compress(leaves, wanted)], [*compress(grads, wanted)])
 
 
 def forget_failed() -> None:

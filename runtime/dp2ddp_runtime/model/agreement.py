@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import hashlib
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ class Agreement:
         self._calls: collections.Counter[bool] = collections.Counter()  # by whether the module trains
         self._written: dict[str, None] = {}  # names of what a forward was seen to write into
         self._broadcast = Broadcast([])
-        self._places: list[tuple[int, int]] = []  # of what is sent so
+        self._places: list[int] = []  # of what is sent so
         _all.add(self)
 
     def __deepcopy__(self, memo: Any) -> Agreement:
@@ -107,21 +109,24 @@ class Agreement:
             self._written.update(dict.fromkeys(name for part in parts for name in part))
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())} if self._written else {}
         found = [tensors[name].data for name in self._written if name in tensors]
+        buffers = list(chain.from_iterable(holders.values()))
         if any(inner.training for inner in holders):  # nn.DataParallel keeps its first replica's
-            found += chain.from_iterable(holders.values())
+            found += buffers
         self._send(found)
-        self._version = _version(chain.from_iterable(holders.values()))
+        self._version = _version(buffers)
 
     def _send(self, found: list[torch.Tensor]) -> None:
         """Rank 0's values of these, to all ranks."""
-        places = [(each.data_ptr(), each.numel()) for each in found]
+        places = [*map(torch.Tensor.data_ptr, found), *map(torch.Tensor.numel, found)]
         if places != self._places:
             self._places, self._broadcast = places, Broadcast(found)
         self._broadcast.send()
 
 
-def _version(buffers: Iterable[torch.Tensor]) -> int:
+def _version(buffers: Collection[torch.Tensor]) -> int:
     """How often buffers were written into."""
+    with suppress(RuntimeError):  # tensors of inference have none
+        return sum(map(attrgetter("_version"), buffers))
     return sum(each._version for each in buffers if not each.is_inference())
 
 

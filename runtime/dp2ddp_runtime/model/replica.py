@@ -7,9 +7,10 @@ changed serve the next forward, too: to make all of them anew takes milliseconds
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
-from operator import is_
+from itertools import chain, compress, islice
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ..base import world
 from ..base.nesting import identical
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _PARTS = ("_modules", "_parameters", "_buffers")
 
 
@@ -57,6 +59,7 @@ class Replica:
         self._targets: dict[str, list[tuple[Any, str]]] = {}  # the copies' dictionaries, and keys in these
         self._aliases: dict[str, torch.Tensor] = {}
         self._trained: dict[str, torch.Tensor] = {}
+        self._flags: list[bool] = []  # of `tensors`: whether they are trained
         self._given: Mapping[str, torch.Tensor] | None = None  # in the latest forward
         names: dict[int, str] = {}
         for index, each in enumerate(self.modules):
@@ -79,9 +82,9 @@ class Replica:
 
     def trained(self) -> dict[str, torch.Tensor]:
         """Those of `tensors` that require a gradient; the same dictionary as long as it is the same ones."""
-        found = [name for name, tensor in self.tensors.items() if tensor.requires_grad]
-        if found != list(self._trained):
-            self._trained = {name: self.tensors[name] for name in found}
+        flags = list(map(_REQUIRES_GRAD, self.tensors.values()))
+        if flags != self._flags:
+            self._flags, self._trained = flags, dict(compress(self.tensors.items(), flags))
         return self._trained
 
     def own(self, trained: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -180,12 +183,12 @@ class _Watched:
         """Remember what they hold."""
         if not hasattr(self, "_views"):
             self._views = [view for each in self._modules for view in _views(each)]
-        self._held = list(chain.from_iterable(self._views))
-        self._sizes = list(map(len, self._views))
+        self._held = tuple(chain.from_iterable(self._views))
+        self._ids, self._sizes = _ids(self._held), list(map(len, self._views))
 
     def changed(self) -> dict[nn.Module, bool]:
         """Those that hold something else by now, and whether that is a module, a parameter or a buffer."""
-        if self._sizes == list(map(len, self._views)) and all(map(is_, chain.from_iterable(self._views), self._held)):
+        if self._sizes == list(map(len, self._views)) and self._ids == _ids(tuple(chain.from_iterable(self._views))):
             return {}
         del self._views  # a dictionary may be another one, too
         found, held, sizes = {}, iter(self._held), iter(self._sizes)
@@ -194,6 +197,11 @@ class _Watched:
             if any(differs):
                 found[each] = any(differs[1:])
         return found
+
+
+def _ids(values: tuple[Any, ...]) -> bytes:
+    """Which objects these are: the addresses in a tuple's memory. (To compare thousands by `is` takes longer.)"""
+    return ctypes.string_at(id(values) + tuple.__basicsize__, len(values) * tuple.__itemsize__)
 
 
 def _is_dense(buffer: torch.Tensor | None) -> bool:

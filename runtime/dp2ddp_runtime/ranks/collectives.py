@@ -6,6 +6,7 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -49,7 +50,7 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
 
     Small ones on the CPU go straight from rank to rank.
     """
-    if direct.takes(row):
+    if direct.takes(row.device, len(row)):
         return direct.all_gather(row)
     sent = row.to(transport_device(row.device))
     rows = sent.new_empty((world.world_size(), len(row)))
@@ -84,11 +85,16 @@ class Broadcast:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether as they are
+        #: With their room in a message, as tensors and as bytes.
+        self._small: list[tuple[list[torch.Tensor], list[torch.Tensor], memoryview]] = []
         groups: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel() and tensor.layout == torch.strided:
                 groups.setdefault(tensor.device, []).append(tensor.data)
         for device, members in groups.items():
+            if direct.takes(device, sum(map(_padded, members)), direct.MOST_OF_ONE):
+                self._small.append((members, *_room(members)))
+                continue
             as_is = device == transport_device(device) and all(member.dtype in _KNOWN for member in members)
             self._sends.append((members, as_is))
 
@@ -97,6 +103,12 @@ class Broadcast:
     @torch.no_grad()
     def send(self) -> None:
         """Overwrite the tensors. A collective."""
+        for members, parts, message in self._small:
+            if world.is_main():
+                torch._foreach_copy_(parts, members)
+            direct.broadcast(message)
+            if not world.is_main():
+                torch._foreach_copy_(members, parts)
         for members, as_is in self._sends:
             # As bytes where not every backend knows the type.
             sent = members if as_is else [bytes_of(plain(each).to(transport_device(each.device))) for each in members]
@@ -105,6 +117,21 @@ class Broadcast:
             if not as_is and not world.is_main():
                 for member, came in zip(members, sent):
                     member.copy_(came.view(member.dtype).view(member.shape))
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    """Its bytes, so that the next one's numbers begin where numbers may."""
+    return -(-tensor.nbytes // 16) * 16
+
+
+def _room(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], memoryview]:
+    """Memory for all of them, one behind the other: as tensors like them, and as bytes."""
+    sizes = list(map(_padded, tensors))
+    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+    places = flat.split(sizes)  # type: ignore[no-untyped-call]
+    parts = [place[: each.nbytes].view(each.dtype).view(each.shape) for place, each in zip(places, tensors)]
+    # The bytes hold no reference; the parts do.
+    return parts, memoryview((ctypes.c_char * len(flat)).from_address(flat.data_ptr())).cast("B")
 
 
 def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:

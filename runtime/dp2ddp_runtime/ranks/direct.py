@@ -21,6 +21,8 @@ from . import file_sync, signals
 
 #: Bytes of a rank's row. Two of them have room in a socket, so no rank waits for another one to read.
 MOST = 1 << 15
+#: Bytes that go from rank 0 to all others, which read meanwhile.
+MOST_OF_ONE = 1 << 18
 _ROOM = 1 << 18
 _PATIENCE = 30.0  # seconds for ranks that have all come already
 _peers: dict[int, socket.socket] = {}  # by rank
@@ -63,9 +65,9 @@ def join(place: world.World) -> None:
         _peers[rank] = peer
 
 
-def takes(row: torch.Tensor) -> bool:
-    """Whether a row of bytes can be gathered in this way."""
-    return bool(_peers) and row.device.type == "cpu" and 0 < len(row) <= MOST
+def takes(device: torch.device, size: int, most: int = MOST) -> bool:
+    """Whether this many bytes of a device can travel in this way."""
+    return bool(_peers) and device.type == "cpu" and 0 < size <= most
 
 
 def all_gather(row: torch.Tensor) -> torch.Tensor:
@@ -86,6 +88,23 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
         finally:
             signals.held = False
     return torch.frombuffer(buffer, dtype=torch.uint8).view(world.world_size(), size)
+
+
+def broadcast(part: memoryview) -> None:
+    """Rank 0's bytes, into the other ranks' `part`, which is as long. A collective.
+
+    Raises:
+        RuntimeError: a rank has ended.
+    """
+    with Waiting("rank 0's bytes"):
+        signals.held = True
+        try:
+            if world.is_main():
+                _all_of([(peer.send, part) for peer in _peers.values()])
+            else:
+                _all_of([(_peers[0].recv_into, part)])
+        finally:
+            signals.held = False
 
 
 def _all_of(calls: Iterable[tuple[Callable[[memoryview], int], memoryview]]) -> None:

@@ -26,8 +26,10 @@ from ..base.uncompiled import uncompiled
 from . import signals
 from .collectives import all_gather, broadcast, bytes_of, plain, transport_device
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _SIZES = struct.Struct("qq")  # bytes of the message, of its head
 _FIRST_SLOT = 4096
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _MOST_AT_ONCE = 1 << 22  # bytes: what is larger (a list of a million files) must not make the next ones as large
 
 
@@ -73,13 +75,15 @@ def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
     """
     if os.getpid() != world.current().pid:
         raise RuntimeError(f"{kind} was called in a child process of rank {world.rank()}: the ranks meet in their own")
-    told, noted = _exchange(kind, value, exact)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            told, noted = _exchange(kind, value, exact)
+    else:
+        told, noted = _exchange(kind, value, exact)
     signals.handle(noted)
     return told
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
 def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Sequence[int]]]:
     """What the ranks tell, and the signals that each has noted."""
     global _count
@@ -91,7 +95,7 @@ def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Seque
         others = codec.dumps({repr(key): each.tensor for key, each in carried.items()}, tensors, exact=False)
         sent = [plain(tensor).to(transport_device(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
-        head = [kind, _count, location, specs, signals.noted()]
+        head = _encode([kind, _count, location, specs, signals.noted()])
         with waiting.Waiting(f"{kind} (exchange {_count})"):
             message = _message([head, text, others], [each for each in sent if each.device.type == "cpu"])
             rows = _gather(message)
@@ -107,6 +111,7 @@ def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Seque
     return told, [head.signals for head in heads]
 
 
+@torch.no_grad()
 def _arrive(carried: dict[Hashable, Piggybacked], told: Sequence[dict[str, torch.Tensor]]) -> None:
     for key, each in carried.items():
         if all(repr(key) in theirs for theirs in told):
@@ -127,13 +132,12 @@ class _Head(NamedTuple):
     """What `signals.noted` is there."""
 
 
-def _message(texts: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _message(texts: Sequence[str], tensors: Sequence[torch.Tensor]) -> bytearray:
     """The sizes, the head, the value and what is piggybacked as lines of text, and the tensors' bytes."""
-    head, *others = texts
-    text = "\n".join([json.dumps(head, separators=(",", ":")), *others]).encode()
-    size = _SIZES.size + len(text) + sum(each.numel() * each.element_size() for each in tensors)
-    start = torch.frombuffer(bytearray(_SIZES.pack(size, len(text)) + text), dtype=torch.uint8)
-    return torch.cat([start, *map(bytes_of, tensors)]) if tensors else start
+    text = "\n".join(texts).encode()
+    parts = [(ctypes.c_char * each.nbytes).from_address(each.data_ptr()) for each in tensors if each.nbytes]
+    size = _SIZES.size + len(text) + sum(each.nbytes for each in tensors)
+    return bytearray().join([_SIZES.pack(size, len(text)), text, *parts])
 
 
 def _sizes(message: torch.Tensor) -> tuple[int, int]:
@@ -151,13 +155,16 @@ def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
     return pad(row, (0, size - len(row)))
 
 
-def _gather(message: torch.Tensor) -> list[torch.Tensor]:
+def _gather(message: bytearray) -> list[torch.Tensor]:
     """All ranks' messages, in as much as was needed lately; then the rest of those that are longer."""
     slot = sorted(_needed)[-2]
-    rows = [*all_gather(_fit(message, slot)).unbind(0)]
+    message += bytes(max(0, slot - len(message)))
+    own = torch.frombuffer(message, dtype=torch.uint8)
+    rows = [*all_gather(own[:slot]).unbind(0)]
     sizes = [_sizes(row)[0] for row in rows]
-    for place, rest in _gather_long(message[slot:], [max(0, size - slot) for size in sizes]).items():
-        rows[place] = torch.cat([rows[place], rest])
+    if max(sizes) > slot:
+        for place, rest in _gather_long(own[slot:], [max(0, size - slot) for size in sizes]).items():
+            rows[place] = torch.cat([rows[place], rest])
     # Heads vary by some bytes (numbers of different lengths).
     _needed.append(min(max(sizes) + 64, _MOST_AT_ONCE))
     return rows
@@ -173,6 +180,8 @@ def _gather_long(own: torch.Tensor, sizes: Sequence[int]) -> dict[int, torch.Ten
 
 def _gather_from_devices(tensors: Sequence[torch.Tensor], heads: Sequence[_Head]) -> list[torch.Tensor]:
     """What travels from device to device, whose shapes the heads told without waiting for a device."""
+    if all(on_cpu for head in heads for *_, on_cpu in head.specs):
+        return [_NOTHING] * len(heads)
     sizes = [sum(_nbytes(*spec) for spec in head.specs if not spec[2]) for head in heads]
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device())
     found = _gather_long(torch.cat([nothing, *map(bytes_of, tensors)]) if tensors else nothing, sizes)

@@ -1,0 +1,32 @@
+"""What a step of a rank on the CPU has freed is there for the next one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import resource, torch
+from dp2ddp_runtime.launch import memory
+torch.set_num_threads(1)
+memory.keep()
+for step in range(13):
+    held = [torch.ones(5_000_000) for _ in range(4)]
+    del held
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc is told")
+@pytest.mark.parametrize(("setting", "is_kept"), [({}, True), ({"MALLOC_ARENA_MAX": "4"}, False)])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(setting: dict[str, str], is_kept: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", _PROGRAM]
+    pages = int(subprocess.run(command, env={**env, **setting}, capture_output=True, text=True, check=True).stdout)
+    assert (pages < 1000) == is_kept, f"{pages} pages were cleared in ten steps of 80 MB"
