@@ -7,10 +7,9 @@ changed serve the next forward, too: to make all of them anew takes milliseconds
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, compress, islice
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -183,12 +182,12 @@ class _Watched:
         """Remember what they hold."""
         if not hasattr(self, "_views"):
             self._views = [view for each in self._modules for view in _views(each)]
-        self._held = tuple(chain.from_iterable(self._views))
-        self._ids, self._sizes = _ids(self._held), list(map(len, self._views))
+        self._held = list(chain.from_iterable(self._views))
+        self._sizes = list(map(len, self._views))
 
     def changed(self) -> dict[nn.Module, bool]:
         """Those that hold something else by now, and whether that is a module, a parameter or a buffer."""
-        if self._sizes == list(map(len, self._views)) and self._ids == _ids(tuple(chain.from_iterable(self._views))):
+        if self._sizes == list(map(len, self._views)) and all(map(is_, chain.from_iterable(self._views), self._held)):
             return {}
         del self._views  # a dictionary may be another one, too
         found, held, sizes = {}, iter(self._held), iter(self._sizes)
@@ -197,11 +196,6 @@ class _Watched:
             if any(differs):
                 found[each] = any(differs[1:])
         return found
-
-
-def _ids(values: tuple[Any, ...]) -> bytes:
-    """Which objects these are: the addresses in a tuple's memory. (To compare thousands by `is` takes longer.)"""
-    return ctypes.string_at(id(values) + tuple.__basicsize__, len(values) * tuple.__itemsize__)
 
 
 def _is_dense(buffer: torch.Tensor | None) -> bool:
