@@ -75,12 +75,12 @@ class _Held:
                     self._names.update((each, each.args.args[0].arg) for each in called if each.args.args)
             for node in self._facts.source.nodes:
                 if isinstance(node, ast.Assign) and self._is_held(node.value):
-                    self._names.update(_key(self._facts, t) for t in node.targets if isinstance(t, ast.Name))
+                    self._names.update(binding(self._facts, t) for t in node.targets if isinstance(t, ast.Name))
                     self._kept.update(t.attr for t in node.targets if isinstance(t, ast.Attribute))
 
     def _is_held(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
-            return bool(self._names) and _key(self._facts, node) in self._names
+            return bool(self._names) and binding(self._facts, node) in self._names
         return isinstance(node, ast.Attribute) and node.attr in self._kept
 
     def is_written(self, node: ast.AST) -> bool:
@@ -90,7 +90,7 @@ class _Held:
         if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return False
         if isinstance(node, ast.Name):
-            return _key(self._facts, node) in self.read
+            return binding(self._facts, node) in self.read
         if isinstance(node, ast.Attribute):
             return node.attr in self._attributes and (self._is_part(node.value) or not self._is_self(node.value))
         return isinstance(node, ast.Subscript) and self._is_part(node.value) and self._may_be_read(node.slice)
@@ -157,7 +157,7 @@ def _stored(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def _key(facts: Facts, name: ast.Name) -> Hashable:
+def binding(facts: Facts, name: ast.Name) -> Hashable:
     """Whose name this is: a function's, or a module's."""
     for scope in facts.source.scopes(name):
         if isinstance(scope, FUNCTIONS) and name.id in facts.source.local_names(scope):

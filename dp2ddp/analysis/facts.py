@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
+from dp2ddp.analysis.changes import binding
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
@@ -132,12 +133,17 @@ class Facts:
     @cached_property
     def picked_devices(self) -> frozenset[str]:
         """What names a GPU, as it is written: `args.gpu` of `x.cuda(args.gpu)`, `torch.cuda.set_device(args.gpu)`."""
-        picked = (
-            call.args[0]
-            for call in self.source.calls
-            if call.args and isinstance(call.func, ast.Attribute) and call.func.attr in ("cuda", "set_device")
-        )
-        return frozenset(ast.unparse(each) for each in picked if isinstance(each, ast.Attribute))
+        return frozenset(ast.unparse(each) for each in self._picked if isinstance(each, ast.Attribute))
+
+    @cached_property
+    def picked_names(self) -> frozenset[Hashable]:
+        """The names that do, each by whose it is."""
+        return frozenset(binding(self, each) for each in self._picked if isinstance(each, ast.Name))
+
+    @cached_property
+    def _picked(self) -> list[ast.expr]:
+        picking = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
+        return [call.args[0] for call in picking if call.func.attr in ("cuda", "set_device")]  # type: ignore[attr-defined]
 
     @cached_property
     def before(self) -> BeforeLaunch:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from dp2ddp.analysis.changes import binding
 from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Instance
@@ -201,8 +202,8 @@ def build(net, args):
         if len(call.args) != 1 or call.keywords:
             return False
         given = call.args[0]
-        if isinstance(given, ast.Constant) and type(given.value) is int:
-            return not _is_zero(given)
+        if self._is_index(facts, given):
+            return True
         if isinstance(given, ast.IfExp) and is_indexed(given.body):
             asks = (
                 isinstance(given.test, ast.Call) and facts.names.qualified(given.test.func) == "torch.cuda.is_available"
@@ -266,9 +267,10 @@ def build(net, args):
                 holes[f"a{number}"] = span(argument)
                 kept.insert(number, f"non_blocking=__h_a{number}__")
             return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__.cuda({', '.join(kept)})", holes)
-        if func.attr == "to" and call.args and self._is_index(facts, call.args[0]):
-            return self._replaced(facts, call.args[0])
-        return None
+        to = call.args[0] if func.attr == "to" and call.args else None
+        device = keyword(call, "device") if func.attr == "to" or func.attr.startswith("new_") else None
+        index = to or device
+        return self._replaced(facts, index) if index is not None and self._is_index(facts, index) else None
 
     def _own_move(self, facts: Facts, call: ast.Call) -> ReplaceExpr | None:
         """A call of a method that the script defines itself: of its arguments only an index for a device changes."""
@@ -289,6 +291,8 @@ def build(net, args):
         """Whether a device's number is given: `1`, the first of the wrap's `device_ids`, or what `.cuda()` gets."""
         if isinstance(node, ast.Constant):
             return type(node.value) is int and not _is_zero(node)
+        if isinstance(node, ast.Name):
+            return binding(facts, node) in facts.picked_names and not self._is_this_device(facts, node)
         if isinstance(node, ast.Attribute):
             return ast.unparse(node) in facts.picked_devices
         if not isinstance(node, ast.Subscript):

@@ -146,3 +146,24 @@ def test_a_device_that_the_script_has_by_a_name_is_this_rank_s(device: str, stay
     script = "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + lines
     new = convert_source(script.format(device, "device"), "train.py", Options(select=frozenset({"DDP004"}))).new_text
     assert new.endswith(lines.format(device, "device" if stays else ""))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("y = torch.randn(4, device=index)", "y = torch.randn(4, device=ddp.device())"),
+        ("y = x.to(index)", "y = x.to(ddp.device())"),
+        ("y = x.to(device=index, dtype=kind)", "y = x.to(device=ddp.device(), dtype=kind)"),
+        ("y = x.new_zeros(4, device=gpus[0])", "y = x.new_zeros(4, device=ddp.device())"),
+        ("y = torch.device(index)", "y = ddp.device()"),
+        ("y = x.to(device=other)", "y = x.to(device=other)"),
+        ("y = names[index]", "y = names[index]"),
+    ],
+)
+def test_all_uses_of_an_index_change(line: str, expected: str) -> None:
+    script = (
+        "import torch\nimport torch.nn as nn\ngpus = [1, 2]\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n"
+        f"def run(index, x, other, names, kind):\n    torch.cuda.set_device(index)\n    {line}\nrun(1, *read())\n"
+    )
+    result = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).new_text
+    assert f"    torch.cuda.set_device(ddp.device())\n    {expected}\n" in result
