@@ -179,7 +179,8 @@ class Facts:
     def _wrapping(self) -> list[ast.AST]:
         """What wraps."""
         calls = (*(wrap.call for wrap in self.wraps.models), *(call for _, call in self.wraps.device_ids))
-        return [*calls, *self.wraps.functional, *self.wraps.values, *self.wraps.optimizers]
+        shared = (call for call in calls if call not in self.wraps.taken_off)
+        return [*shared, *self.wraps.functional, *self.wraps.values, *self.wraps.optimizers]
 
     @cached_property
     def model_loops(self) -> list[DataLoop]:

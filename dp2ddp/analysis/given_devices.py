@@ -16,6 +16,7 @@ from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import DEVICES
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value, told, written
+from dp2ddp.source.nodes import names_in
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -56,7 +57,8 @@ class _Case:
 
 def given_devices(facts: Facts, launch: Launch) -> Given:
     """The devices of the wraps in the program that is started."""
-    cases = sorted(_cases(facts, launch), key=lambda case: (case.call.lineno, case.call.col_offset))
+    shared = (case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off)
+    cases = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
@@ -209,7 +211,8 @@ def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Ite
     for term in _all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = told(facts, launch, part, call)
-            if not _is_true_anyway(facts, part, ids):
+            folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
+            if not _is_true_anyway(facts, part, ids) and not _is_true_anyway(facts, folded, ids):
                 yield part, there
 
 

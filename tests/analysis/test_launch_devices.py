@@ -481,3 +481,38 @@ def test_a_class_that_is_kept_in_the_arguments_leaves_the_devices_known() -> Non
     assert "ddp.setup(device_ids=list(range(args.gpus)))" in result.new_text
     assert not result.notes
     assert converted(script.format("")).notes  # a method, which may do anything
+
+
+_TAKEN_OFF = """\
+import torch
+import torch.nn as nn
+class Net(nn.Module):
+    def __init__(self, file=None, gpus=1):
+        super().__init__()
+        net = nn.Linear(4, 2)
+        if gpus >= 1:
+            net = nn.DataParallel(net)
+        LINE
+        net = net.eval()
+        self.net = net.module
+"""
+
+
+@pytest.mark.parametrize("line", ["net.load_state_dict(torch.load(file))", "y = net(0)", "keep(net)", "y = net.cuda()"])
+def test_a_wrap_that_is_taken_off_again_is_no_reason_for_processes(line: str) -> None:
+    files = {
+        "nets.py": _TAKEN_OFF.replace("LINE", line),
+        "show.py": "from nets import Net\nprint(Net())\n",
+        "train.py": f"{_HEAD}from nets import Net\n{_ARGS}net = Net()\nif args.cuda:\n    net = nn.DataParallel(net)\n",
+    }
+    only = line.startswith("net.load")
+    alone = convert_files({name: files[name] for name in ("show.py", "nets.py")}, ["show.py"], Options())
+    assert ("ddp.setup" in alone["show.py"].new_text) is not only
+    both = convert_files(files, ["train.py"], Options())["train.py"].new_text
+    assert ("ddp.setup(device_ids=None if args.cuda else [0])" if only else "ddp.setup()") in both
+
+
+def test_a_script_that_only_calls_a_part_inside_of_its_wrap_stays_one_process() -> None:
+    script = "net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2)))\ny = net{}(torch.ones(3, 4))\n"
+    assert not converted(script.format(".module.first.second")).changed
+    assert converted(script.format("")).changed

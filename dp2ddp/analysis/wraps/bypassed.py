@@ -14,6 +14,7 @@ _QUIET = frozenset(
     "state_dict load_state_dict eval train to cuda cpu half float parameters named_parameters modules named_modules "
     "children requires_grad_ zero_grad".split()
 )
+_GIVING_ITSELF = frozenset("eval train to cuda cpu half float requires_grad_".split())
 _KEEPING = (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr, ast.Compare, ast.BoolOp, ast.NamedExpr)
 _ASKING = frozenset({"builtins.isinstance", "builtins.print", "builtins.hasattr", "builtins.type", "builtins.id"})
 
@@ -31,14 +32,39 @@ def are_bypassed(source: ParsedProgram, names: Names, resolver: Resolver, nodes:
     return all(_is_kept(source, names, resolver, n) for n in nodes if resolver.holds(n, Wrapped))
 
 
+def is_taken_off(source: ParsedProgram, wrap: ast.Call) -> bool:
+    """Whether a wrap only serves a checkpoint's keys: it has a name in a function, which uses what is inside of it."""
+    kept, function = source.parent(wrap), source.function(wrap)
+    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
+    if function is None or not isinstance(target, ast.Name) or target.id not in source.local_names(function):
+        return False
+    given = set(ast.walk(wrap))
+    named = (n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and n not in given)
+    above = [source.parent(n) for n in named if not isinstance(n.ctx, ast.Store)]
+    attributes = [each for each in above if isinstance(each, ast.Attribute)]
+    is_quiet = all(each.attr == "module" or _is_quiet_line(source, each, target.id) for each in attributes)
+    return len(attributes) == len(above) and is_quiet and any(each.attr == "module" for each in attributes)
+
+
+def _is_quiet_line(source: ParsedProgram, method: ast.Attribute, name: str) -> bool:
+    """Whether a method runs no forward, and what it gives isn't the wrap under another name: `other = net.eval()`."""
+    if method.attr not in _QUIET - _GIVING_ITSELF:
+        call = source.parent(method)
+        line = source.parent(call) if call is not None else None
+        again = isinstance(line, ast.Assign) and [ast.unparse(target) for target in line.targets] == [name]
+        return method.attr in _QUIET and (again or isinstance(line, ast.Expr))
+    return True
+
+
 def _is_inside_called(source: ParsedProgram, uses: Iterable[ast.AST]) -> bool:
     """Whether `model.module`, or a method of it that runs it, is called."""
     for use in uses:
         chain = source.parent(use)
         if isinstance(chain, ast.Attribute) and chain.attr == "module":
             above = source.parent(chain)
-            chain = above if isinstance(above, ast.Attribute) else chain
-            call = source.parent(chain)
+            while isinstance(above, ast.Attribute):
+                chain, above = above, source.parent(above)
+            call = above
             if isinstance(call, ast.Call) and call.func is chain and chain.attr not in _QUIET:
                 return True
     return False

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.roles import Class, Resolver, WrappedOptimizer, Wrapper
-from dp2ddp.analysis.wraps.bypassed import are_bypassed
+from dp2ddp.analysis.wraps.bypassed import are_bypassed, is_taken_off
 from dp2ddp.analysis.wraps.written_out import WrittenOut, written_out
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument
@@ -119,10 +119,15 @@ class Wraps:
         models = [wrap for wrap in self.models if is_met(wrap.call)]
         if not models or any(map(is_met, (*self.functional, *self.values, *self.optimizers))):
             return False
-        if all(_is_one(wrap.device_ids) for wrap in models):
+        if all(_is_one(wrap.device_ids) or wrap.call in self.taken_off for wrap in models):
             return True
         nodes = (node for node in self.source.nodes if isinstance(node, ast.expr) and is_met(node))
         return are_bypassed(self.source, self.names, self.resolver, nodes)
+
+    @cached_property
+    def taken_off(self) -> frozenset[ast.Call]:
+        """The wraps that only serve a checkpoint's keys: no reason for several processes."""
+        return frozenset(wrap.call for wrap in self.models if is_taken_off(self.source, wrap.call))
 
     @property
     def found(self) -> bool:
