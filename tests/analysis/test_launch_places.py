@@ -267,3 +267,11 @@ def test_what_is_settled_behind_a_wrap_gets_no_note() -> None:
     result = launched(script)
     assert "ddp.setup()\nnet =" in result.new_text
     assert not result.notes
+
+
+def test_a_choice_of_devices_is_seen_where_a_library_brings_os_along() -> None:
+    script = (
+        "import argparse, sys, torch.nn as nn\nfrom elsewhere import *\nargs = argparse.ArgumentParser().parse_args()\n"
+        'sys.stdout = Logger(args.log)\nos.environ["CUDA_VISIBLE_DEVICES"] = args.gpus\nnet = nn.DataParallel(Net())\n'
+    )
+    assert "= args.gpus\nddp.setup()\nnet" in launched(script).new_text

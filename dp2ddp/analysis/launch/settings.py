@@ -100,7 +100,10 @@ class Settings:
         return is_setting and _names_devices(node)
 
     def _is_environ(self, node: ast.AST) -> bool:
-        return self.names.qualified(node) == "os.environ"
+        # (A library's `*` may bring `os` along.)
+        return self.names.qualified(node) == "os.environ" or (
+            self.names.qualified(node) is None and ast.unparse(node) == "os.environ"
+        )
 
     def handed(self, call: ast.Call) -> FunctionNode | None:
         """The function of this script that leads to a wrap and that a library calls once it has parsed the arguments.
