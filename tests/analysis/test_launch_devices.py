@@ -495,6 +495,7 @@ class Net(nn.Module):
         LINE
         net = net.eval()
         self.net = net.module
+        del net
 """
 
 

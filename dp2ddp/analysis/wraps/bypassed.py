@@ -40,7 +40,7 @@ def is_taken_off(source: ParsedProgram, wrap: ast.Call) -> bool:
         return False
     given = set(ast.walk(wrap))
     named = (n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and n not in given)
-    above = [source.parent(n) for n in named if not isinstance(n.ctx, ast.Store)]
+    above = [source.parent(n) for n in named if isinstance(n.ctx, ast.Load)]
     attributes = [each for each in above if isinstance(each, ast.Attribute)]
     is_quiet = all(each.attr == "module" or _is_quiet_line(source, each, target.id) for each in attributes)
     return len(attributes) == len(above) and is_quiet and any(each.attr == "module" for each in attributes)
