@@ -1,6 +1,7 @@
 """Lines that a bracket is open over, aligned to what stands behind that bracket: they move with it.
 
-Where the bracket is the last thing in its line, they are aligned to nothing, and stay.
+Where the bracket is the last thing in its line, they are aligned to nothing, and stay. Lines behind a
+backslash move with their statement.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ class Place(NamedTuple):
 
     bracket: int | None
     indent: int
+
+
+def is_continued(node: cst.CSTNode) -> bool:
+    """Whether a node is white space with a line break behind a backslash."""
+    return type(node) is cst.SimpleWhitespace and "\\" in node.value
 
 
 class Brackets:
@@ -89,6 +95,8 @@ class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
             by = self._breaks.pop()[1]
             self._move(by)
             self._moved = (self.line, by)
+        elif is_continued(node) and (before := self._places.get(id(node))) is not None:
+            self._move(sum(map(len, self.indent_tokens)) - before.indent)
 
     def _distance(self, node: cst.ParenthesizedWhitespace) -> int:
         before = self._places.get(id(node))

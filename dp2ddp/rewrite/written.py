@@ -13,7 +13,7 @@ import libcst as cst
 from libcst.metadata import CodePosition, CodeRange, PositionProvider
 from libcst.metadata.position_provider import PositionProvidingCodegenState
 
-from dp2ddp.rewrite.aligned import Brackets, Place
+from dp2ddp.rewrite.aligned import Brackets, Place, is_continued
 
 Positions = Mapping[cst.CSTNode, CodeRange]
 
@@ -56,7 +56,7 @@ class _State(PositionProvidingCodegenState):
     def before_codegen(self, node: cst.CSTNode) -> None:
         super().before_codegen(node)
         self.brackets.enter(node)
-        if type(node) is cst.ParenthesizedWhitespace:
+        if type(node) is cst.ParenthesizedWhitespace or is_continued(node):
             self.brackets.places[id(node)] = self.brackets.at(sum(map(len, self.indent_tokens)))[0]
 
     def after_codegen(self, node: cst.CSTNode) -> None:

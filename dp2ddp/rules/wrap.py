@@ -10,6 +10,7 @@ from dp2ddp.analysis.visible import means_all
 from dp2ddp.analysis.wraps.wraps import Wrap
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import given_to
 from dp2ddp.source.spans import Span
 
 _REASON = "one replica per process; gradients are summed, buffers are rank 0's"
@@ -198,6 +199,9 @@ net = DataParallel(nn.Linear(4, 2))
         assert wrap.model is not None
         span = facts.source.span
         template, holes = self._call(facts, wrap, decisions)
+        given = [facts.source.span(each) for each in given_to(wrap.call)]
+        if given == list(holes.values()) and template == _as_given(wrap.call):  # its lines stay as they are broken
+            return ReplaceExpr(self.id, span(wrap.call.func), _REASON, "ddp.wrap_model")
         return ReplaceExpr(self.id, span(wrap.call), _REASON, template, holes)
 
     def _call(self, facts: Facts, wrap: Wrap, decisions: Decisions) -> tuple[str, dict[str, Span]]:
@@ -225,3 +229,8 @@ net = DataParallel(nn.Linear(4, 2))
             uses = [n for n in ast.walk(facts.source.module(node)) if isinstance(n, ast.Name) and n.id == local]
             if all(u in converted for u in uses):
                 yield RemoveStatement(self.id, facts.source.span(node), "`DataParallel` is not used any more")
+
+
+def _as_given(call: ast.Call) -> str:
+    """The template that takes a model and `device_ids` as the call does."""
+    return f"ddp.wrap_model(__h_model__{''.join(f', {each.arg}=__h_ids__' for each in call.keywords)})"

@@ -323,3 +323,13 @@ def test_functions_that_are_applied_in_parallel_become_a_module_first() -> None:
     assert [note.todo for note in done.notes] == [
         "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
     ]
+
+
+def test_what_is_refused_names_where_the_class_is_taken() -> None:
+    own = "class Own(nn.DataParallel):\n    def scatter(self, x, kwargs, ids):\n        return [x], [kwargs]\n"
+    taking = (
+        "import sys\nimport nets\nimport torch.nn as nn\nNet = getattr(nets, sys.argv[1])\nnet = Net(nn.Linear(4, 2))\n"
+    )
+    files = {"train.py": taking, "nets.py": f"import torch.nn as nn\n{own}def wrap(net):\n    return Own(net)\n"}
+    (note,) = convert_files(files, ["train.py"], Options())["nets.py"].notes
+    assert note.todo.startswith("wrap the model in plain `nn.DataParallel` (train.py:5, nets.py:6)")

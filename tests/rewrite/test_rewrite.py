@@ -147,6 +147,13 @@ def test_lines_stay_aligned_with_their_bracket() -> None:
     """)
 
 
+def test_lines_behind_a_backslash_move_with_their_statement() -> None:
+    source = "if a and \\\n   b:\n    x = 1 + \\\n  2\n"
+    edit = WrapStatement("DDP000", at(source, source.rstrip("\n")), WHY, "with first():")
+    new = apply(source, [edit])
+    assert new == "with first():\n    if a and \\\n       b:\n        x = 1 + \\\n      2\n"
+
+
 def test_edits_of_one_expression_compose_in_list_order() -> None:
     source = "x = (f(a))\n"
     first = replaced(source, "f(a)", "g(__h_it__)", it="f(a)")

@@ -16,7 +16,7 @@ from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.convert.plan import plan
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import Note
-from dp2ddp.rules import Example, Rule, all_rules, rule
+from dp2ddp.rules import Example, Options, Rule, all_rules, rule
 from dp2ddp.rules_doc import page
 from dp2ddp.source import program as analysis_source
 
@@ -129,6 +129,13 @@ def test_two_rules_with_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
     with pytest.raises(ValueError, match=f"{taken.id} is both"):
         all_rules()
+
+
+@pytest.mark.parametrize("more", ["", ",", ", device_ids=[0, 1]", ",\n    device_ids=[0, 1],"])
+def test_a_wrap_keeps_its_line_breaks(more: str) -> None:
+    call = f"(\n    nn.Linear(\n        4, 2\n    ){more}\n).cuda()\n"
+    new = convert_source(f"import torch.nn as nn\nnet = nn.DataParallel{call}net(x)\n", "train.py", Options()).new_text
+    assert f"net = ddp.wrap_model{call}" in new
 
 
 def test_the_page_of_rules_is_current() -> None:

@@ -79,6 +79,8 @@ class Replicas:
         for unit, copy in reversed(blocking.items()):
             if unit in self._wraps.changed:
                 todo = _PLAIN_BATCHES if "`scatter`" in copy.why else _PLAIN
+                uses = [self._source.where(each.use) for each in self.copies if each.unit is unit and not each.instead]
+                todo = todo.replace("DataParallel`", f"DataParallel` ({', '.join(dict.fromkeys(uses))})", 1)
                 yield Blocker(self._wraps.changed[unit].base, copy.why, todo)
             else:
                 called = {step(self._names, node) for node in ast.walk(unit)}
