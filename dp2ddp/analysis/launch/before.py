@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.placement import Launch
@@ -17,32 +18,38 @@ class BeforeLaunch:
         self.loops = loops
         self.source = loops.source
         self.resolver = loops.resolver
+        self._known: dict[tuple[ast.Module, ast.stmt], set[ast.AST]] = {}  # what runs before a launch
+        self._ran: dict[ast.stmt, set[ast.AST]] = {}  # what a statement runs
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:
         """What runs before the processes start: in the scripts, and while modules are imported."""
-        found: set[ast.AST] = set()
-        for launch in launches:
-            if launch.statement is None or self._run(launch.entry.body, launch.statement, found):
-                continue
-            function = self.source.function(launch.statement)  # which a library calls
-            if function is not None:
-                self._run(function.body, launch.statement, found)
+        return self._imported.union(*(self._up_to(each.entry, each.statement) for each in launches if each.statement))
+
+    def _up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
+        if (entry, start) not in self._known:
+            found = self._known[entry, start] = set()
+            function = self.source.function(start)  # which a library may call
+            if not self._run(entry.body, start, found) and function is not None:
+                self._run(function.body, start, found)
+        return self._known[entry, start]
+
+    @cached_property
+    def _imported(self) -> set[ast.AST]:
         started = self.source.entry_trees
-        for file in self.source.files:
-            if file.tree not in started:
-                found.update(n for n in ast.walk(file.tree) if not _is_inside(self.source, n))
-        return found
+        trees = [file.tree for file in self.source.files if file.tree not in started]
+        return {node for tree in trees for node in ast.walk(tree) if not _is_inside(self.source, node)}
 
     def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> bool:
         """Add what runs of `block`, in order, up to the launch at `start`; whether that was met."""
         for statement in block:
             if statement is start:
                 return True
-            ran = set(self.loops.reached(*_run_at_once(statement)))
-            if start in ran:
+            if statement not in self._ran:
+                self._ran[statement] = set(self.loops.reached(*_run_at_once(statement)))
+            if start in self._ran[statement]:
                 self._enter(statement, start, found)
                 return True
-            found |= ran
+            found |= self._ran[statement]
         return False
 
     def _enter(self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST]) -> None:
