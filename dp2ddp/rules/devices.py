@@ -16,6 +16,7 @@ from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
 
+_DEVICE_NAME = re.compile("(^|_)(gpu|cuda|device)", re.IGNORECASE)
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
 _CHOOSING = tuple(
     "torch.cuda.set_device torch.cuda.device torch.cuda.synchronize torch.accelerator.set_device_index "
@@ -273,9 +274,13 @@ def build(net, args):
         return self._replaced(facts, index) if index is not None and self._is_index(facts, index) else None
 
     def _own_move(self, facts: Facts, call: ast.Call) -> ReplaceExpr | None:
-        """A call of a method that the script defines itself: of its arguments only an index for a device changes."""
-        for _, name, value in facts.resolver.arguments(call):
-            if _DEVICE_WORDS.search(name) and self._is_index(facts, value):
+        """A call of a method that the script defines itself: of its arguments only an index for a device changes.
+
+        That is one by the parameter's name, or by what the method does with it. (`rerank=100` is none.)
+        """
+        for called, name, value in facts.resolver.arguments(call):
+            is_device = (called, name) in facts.picked_names or _DEVICE_NAME.search(name)
+            if is_device and self._is_index(facts, value):
                 return self._replaced(facts, value)
         return None
 

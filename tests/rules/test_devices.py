@@ -167,3 +167,27 @@ def test_all_uses_of_an_index_change(line: str, expected: str) -> None:
     )
     result = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).new_text
     assert f"    torch.cuda.set_device(ddp.device())\n    {expected}\n" in result
+
+
+@pytest.mark.parametrize(
+    ("parameter", "body", "changes"),
+    [
+        ("rerank_topk", "return x[:rerank_topk]", False),
+        ("dev_size", "return x[:dev_size]", False),
+        ("rank", "return x.cuda(rank)", True),
+        ("gpu_id", "return move(x, gpu_id)", True),
+    ],
+)
+def test_a_number_is_a_device_by_what_is_done_with_it(parameter: str, body: str, changes: bool) -> None:
+    script = f"""
+        import torch.nn as nn
+        from lib import move
+        class Index:
+            def search(self, x, {parameter}=75):
+                {body}
+        net = nn.DataParallel(nn.Linear(4, 2))
+        Index().search([1, 2], {parameter}=100)
+        """
+    new = convert_source(textwrap.dedent(script), "train.py", Options()).new_text
+    assert (f"search([1, 2], {parameter}=ddp.device())" in new) == changes
+    assert (f"search([1, 2], {parameter}=100)" in new) != changes
