@@ -54,7 +54,7 @@ def test_each_line_is_named_with_its_rule_and_nothing_is_written(folder: Path) -
         "train.py:3:7",
         "train.py:4:1",
     ]
-    assert " DDP002 `nn.DataParallel(nn.Linear(4, 2))` becomes `ddp.wrap_model(nn.Linear(4, 2))`: " in done.stdout
+    assert " DDP002 `nn.DataParallel` becomes `ddp.wrap_model`: " in done.stdout
     assert done.stderr == "3 to change in 1 file; `dp2ddp convert` makes the changes\n"
     assert sorted(path.name for path in folder.iterdir()) == ["plain.py", "train.py"]
     assert (folder / "train.py").read_text() == SCRIPT

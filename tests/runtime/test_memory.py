@@ -29,4 +29,5 @@ def test_freed_memory_is_kept_unless_the_environment_says_otherwise(setting: dic
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     command = [sys.executable, "-c", _PROGRAM]
     pages = int(subprocess.run(command, env={**env, **setting}, capture_output=True, text=True, check=True).stdout)
-    assert (pages < 1000) == is_kept, f"{pages} pages were cleared in ten steps of 80 MB"
+    # All blocks, in each step: 195,000 pages. Where the first ones lie may change once.
+    assert (pages < 30_000) == is_kept, f"{pages} pages were cleared in ten steps of 80 MB"
