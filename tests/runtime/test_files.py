@@ -63,6 +63,11 @@ def destroyed(late: Late) -> Any:
         read.append(np.load("images/a.npy").tolist())
         late()
         shutil.rmtree("images")
+    for remove in (os.system, lambda command: subprocess.run(command, shell=True, check=True)):
+        Path("weights").write_text("x")
+        late()
+        read.append(open("weights").read())  # noqa: SIM115
+        remove("rm weights")
     return read, sorted(os.listdir("."))
 
 

@@ -91,7 +91,7 @@ DOORS: Final = [
     Door(urllib.request, "urlretrieve", ((1, "filename"),), told=lambda made: [made[0], None], made=tuple),
     Door(torch.jit._script.RecursiveScriptModule, "save", ((1, "f"),), removes=True),
     Door(torch, "save", ((1, "f"),), removes=True),
-    Door(os, "system", starts=True),
-    Door(subprocess, "call", starts=True),
-    Door(subprocess, "run", starts=True, told=_ran, made=lambda told: subprocess.CompletedProcess(*told)),
+    Door(os, "system", starts=True, removes=True),
+    Door(subprocess, "call", starts=True, removes=True),
+    Door(subprocess, "run", starts=True, removes=True, told=_ran, made=lambda told: subprocess.CompletedProcess(*told)),
 ]
