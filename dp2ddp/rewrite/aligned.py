@@ -1,7 +1,7 @@
 """Lines that a bracket is open over, aligned to what stands behind that bracket: they move with it.
 
-Where the bracket is the last thing in its line, they are aligned to nothing, and stay. Lines behind a
-backslash move with their statement.
+Where the bracket is the last thing in its line, or they begin before it, they are aligned to nothing, and stay. Lines
+behind a backslash move with their statement.
 """
 
 from __future__ import annotations
@@ -102,6 +102,9 @@ class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
         before = self._places.get(id(node))
         now, moved = self._brackets.at(sum(map(len, self.indent_tokens)))
         if before is None or before.bracket is None or now.bracket is None:
+            return moved
+        column = len(node.last_line.value) + (before.indent if node.indent else 0)
+        if column <= before.bracket:  # a hanging indent, as behind `torch.save({`
             return moved
         return now.bracket - before.bracket - (now.indent - before.indent if node.indent else 0)
 

@@ -139,7 +139,7 @@ def test_lines_stay_aligned_with_their_bracket() -> None:
         ddp.save(net.state_dict(
                    ), name(1,
                            2),
-          "net.pt")
+            "net.pt")
         with first():
             fetch(ddp.shard_loader(DataLoader(a,
                                               b)), c,
