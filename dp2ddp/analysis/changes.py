@@ -55,33 +55,15 @@ class _Held:
         self._attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
         self._keys = {part.value for part in parts if isinstance(part, ast.Constant)}
         self.read = _read_at(facts, launch, names_in(expression) - _stored(expression))
-        self._names: set[Hashable] = set(self.read)
-        self._kept: set[str] = set()  # attributes that hold one
-        self._spread()
-
-    def _spread(self) -> None:
-        """Follow the objects into calls and assignments."""
-        before = -1
-        while before != len(self._names) + len(self._kept):
-            before = len(self._names) + len(self._kept)
-            for call in self._facts.source.calls:
-                self._names.update(
-                    (callee, name)
-                    for callee, name, value in self._facts.resolver.arguments(call)
-                    if self._is_held(value)
-                )
-                if isinstance(call.func, ast.Attribute) and self._is_held(call.func.value):
-                    called = (each.definition for each in self._facts.resolver.functions_called(call))
-                    self._names.update((each, each.args.args[0].arg) for each in called if each.args.args)
-            for node in self._facts.source.nodes:
-                if isinstance(node, ast.Assign) and self._is_held(node.value):
-                    self._names.update(binding(self._facts, t) for t in node.targets if isinstance(t, ast.Name))
-                    self._kept.update(t.attr for t in node.targets if isinstance(t, ast.Attribute))
+        self._held = set(self.read)  # all names and attributes that hold one
+        todo = list(self.read)
+        while todo:
+            new = [each for each in facts.handed_on.get(todo.pop(), ()) if each not in self._held]
+            self._held.update(new)
+            todo += new
 
     def _is_held(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Name):
-            return bool(self._names) and binding(self._facts, node) in self._names
-        return isinstance(node, ast.Attribute) and node.attr in self._kept
+        return _holder(self._facts, node) in self._held
 
     def is_written(self, node: ast.AST) -> bool:
         """Whether a node writes what the expression reads, or may do so."""
@@ -155,6 +137,31 @@ def _read_at(facts: Facts, launch: Launch, names: Collection[str]) -> set[Hashab
 def _stored(node: ast.AST) -> set[str]:
     """The names that an expression binds itself, in comprehensions."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def handed_on(facts: Facts) -> dict[Hashable, list[Hashable]]:
+    """To which names and attributes a name, or an attribute of whatever object, hands what it holds."""
+    found: dict[Hashable, list[Hashable]] = {}
+    for call in facts.source.calls:
+        for called, name, value in facts.resolver.arguments(call):
+            found.setdefault(_holder(facts, value), []).append((called, name))
+        if isinstance(call.func, ast.Attribute):
+            methods = (each.definition for each in facts.resolver.functions_called(call))
+            given = [(each, each.args.args[0].arg) for each in methods if each.args.args]
+            found.setdefault(_holder(facts, call.func.value), []).extend(given)
+    for node in facts.source.nodes:
+        if isinstance(node, ast.Assign):
+            targets = (_holder(facts, target) for target in node.targets)
+            found.setdefault(_holder(facts, node.value), []).extend(each for each in targets if each is not None)
+    found.pop(None, None)  # of what has no name
+    return found
+
+
+def _holder(facts: Facts, node: ast.AST) -> Hashable:
+    """What holds a value: a name, by whose it is, or an attribute; None for another expression."""
+    if isinstance(node, ast.Name):
+        return binding(facts, node)
+    return (None, node.attr) if isinstance(node, ast.Attribute) else None
 
 
 def binding(facts: Facts, name: ast.Name) -> Hashable:

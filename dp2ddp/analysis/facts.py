@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
 
 from dp2ddp.analysis.beside_ddp import placed
 from dp2ddp.analysis.catalogue import Catalogue
-from dp2ddp.analysis.changes import binding
+from dp2ddp.analysis.changes import binding, handed_on
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
@@ -139,6 +139,11 @@ class Facts:
     def picked_names(self) -> frozenset[Hashable]:
         """The names that do, each by whose it is."""
         return frozenset(binding(self, each) for each in self._picked if isinstance(each, ast.Name))
+
+    @cached_property
+    def handed_on(self) -> Mapping[Hashable, Collection[Hashable]]:
+        """To which names and attributes the others hand what they hold."""
+        return handed_on(self)
 
     @cached_property
     def _picked(self) -> list[ast.expr]:

@@ -16,7 +16,7 @@ from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword, names_in
 from dp2ddp.source.spans import Span
 
-_DEVICE_NAME = re.compile("(^|_)(gpu|cuda|device)", re.IGNORECASE)
+_DEVICE_NAME = re.compile("(gpu|cuda|device)(_?(id|idx|index))?", re.IGNORECASE)
 _DEVICE_WORDS = re.compile("gpu|cuda|dev|rank", re.IGNORECASE)
 _CHOOSING = tuple(
     "torch.cuda.set_device torch.cuda.device torch.cuda.synchronize torch.accelerator.set_device_index "
@@ -279,7 +279,7 @@ def build(net, args):
         That is one by the parameter's name, or by what the method does with it. (`rerank=100` is none.)
         """
         for called, name, value in facts.resolver.arguments(call):
-            is_device = (called, name) in facts.picked_names or _DEVICE_NAME.search(name)
+            is_device = (called, name) in facts.picked_names or _DEVICE_NAME.fullmatch(name)
             if is_device and self._is_index(facts, value):
                 return self._replaced(facts, value)
         return None

@@ -30,9 +30,9 @@ _LATE = {
 }
 # What writes before they start: the same.
 _EARLY = (
-    "every process that torchrun starts copies this file by itself, before `ddp.setup()`, which has to know the "
+    "every process that torchrun starts writes this file by itself, before `ddp.setup()`, which has to know the "
     "arguments; one may read what another is writing",
-    "start the script by `python` once, which copies it before there are others",
+    "start the script by `python` once, which writes it before there are others",
 )
 _EARLY_BESIDE = (
     "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether the script "

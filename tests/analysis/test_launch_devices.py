@@ -363,7 +363,7 @@ def test_settings_that_copy_a_missing_file_first_come_before_the_start() -> None
         """
     result = converted(script.format("if not os.path.exists('c.yml'): shutil.copyfile('c.example', 'c.yml')"))
     assert '",".join(args.gpus)\n    ddp.setup(device_ids=args.gpus)\n' in result.new_text
-    assert [note.what[:40] for note in result.notes] == ["every process that torchrun starts copies"[:40]]
+    assert [note.what[:40] for note in result.notes] == ["every process that torchrun starts writes"[:40]]
     result = converted(script.format("shutil.copyfile('c.example', 'c.yml')"))
     assert "ddp.setup()\n    args = load()\n" in result.new_text
     assert any("`--help` starts all of them" in note.what for note in result.notes)
@@ -428,6 +428,15 @@ def test_options_that_are_written_down_as_they_are_parsed_come_before_the_start(
     done = convert_files({"train.py": _TRAIN, "options.py": options}, ["train.py"], Options())
     is_early = "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids if" in done["train.py"].new_text
     assert is_early == mode.startswith("w") & (mode != "w+")
+
+
+def test_what_is_read_again_before_the_start_is_noted() -> None:
+    """torchrun's processes write it each by itself, and one may read what another is writing."""
+    for read, noted in (("", 0), ('        print(open(opt.name + ".txt").read())\n', 1)):
+        written = _PRINTED.replace("MODE", "w").replace("        opt.gpu_ids =", f"{read}        opt.gpu_ids =")
+        files = {"train.py": _TRAIN, "options.py": _OPTIONS.replace("        opt.gpu_ids =", written, 1)}
+        found = convert_files(files, ["train.py"], Options())["options.py"].notes
+        assert sum("one may read what another is writing" in note.what for note in found) == noted
 
 
 def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:

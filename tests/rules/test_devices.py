@@ -174,6 +174,8 @@ def test_all_uses_of_an_index_change(line: str, expected: str) -> None:
     [
         ("rerank_topk", "return x[:rerank_topk]", False),
         ("dev_size", "return x[:dev_size]", False),
+        ("num_gpus", "return x[:num_gpus]", False),
+        ("gpu_batch", "return x[:gpu_batch]", False),
         ("rank", "return x.cuda(rank)", True),
         ("gpu_id", "return move(x, gpu_id)", True),
     ],

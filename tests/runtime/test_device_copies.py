@@ -183,3 +183,26 @@ def moved() -> tuple[int, int]:
 def test_a_rank_moves_its_rows_to_its_device_once(ranks: RankPool) -> None:
     for came, expected in ranks(2, moved):
         assert came == expected > 0
+
+
+class BuffersAlone(nn.Module):
+    """A module with a buffer and no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def buffers_alone() -> tuple[bool, list[float]]:
+    """Whether the buffer came along to the device, and what the forward made of it."""
+    net = models.wrap_model(BuffersAlone())
+    out = net(torch.arange(4.0).to(world.device()))
+    return net.module.factor.device == world.device(), out.tolist()
+
+
+@pytest.mark.parametrize("ranks", ["cuda"], indirect=True)
+def test_buffers_alone_are_moved_by_the_first_forward(ranks: RankPool) -> None:
+    assert ranks(2, buffers_alone) == [(True, [0.0, 3.0, 6.0, 9.0])] * 2

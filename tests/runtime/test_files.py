@@ -242,11 +242,14 @@ def commands(late: Late) -> Any:
     with os.popen("echo e >> lines; tail -1 lines") as said:
         codes.append(said.read())
     codes.append(os.popen("exit 2").close())
+    server = os.popen("echo $$; exec sleep 600")  # which doesn't end by itself
+    os.system(f"kill {server.readline()}")
+    lines = list(os.popen("echo 1; echo 2"))
     with os.popen("cat >> lines", "w") as asked:
         asked.write("f\n")
     late()
     codes.append(Path("lines").read_text())
-    return codes, told, done.stdout, done.returncode, started.returncode, error, main_only(len)("abc") and "done"
+    return codes, lines, told, done.stdout, done.returncode, started.returncode, error, main_only(len)("abc") and "done"
 
 
 class Model:

@@ -70,6 +70,8 @@ HANDED = """
         given.put((x, out))
         found = results.get()
         process.join()
+        given.close()
+        given.join_thread()
         return found
 
     net = ddp.wrap_model(Net())
@@ -77,6 +79,9 @@ HANDED = """
         with torch.no_grad():
             out = net(x)
         for way in (pooled, mapped, threaded, queued, in_a_process, through_a_queue):
+            # A thread that was joined may still be ending, and then the child of Python 3.9's fork is stuck (it waits
+            # for the list of threads in `_PyThreadState_DeleteExcept`): so not at once.
+            time.sleep(0.1)
             found = way({"x": x * 1}, {"x": out * 1})  # new ones, which nobody has looked at
             assert found == [x.double().sum().item(), out.double().sum().item()], (ddp.rank(), way, found)
     print("alike")
@@ -84,9 +89,5 @@ HANDED = """
 
 
 def test_what_is_handed_over_is_whole(warm: Warm, tmp_path: Path) -> None:
-    # The child of a fork may find a lock held that no thread of its own will release (2 of 29 runs with torch 2.1).
-    for _ in range(2):
-        done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
-        if done.returncode == 0 or "found = results.get()" not in done.stderr:
-            break
+    done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr

@@ -14,10 +14,10 @@ import resource, torch
 from dp2ddp_runtime.launch import memory
 torch.set_num_threads(1)
 memory.keep()
-for step in range(13):
-    held = [torch.ones(5_000_000) for _ in range(4)]
+for step in range(20):
+    held = [torch.ones(10_000_000) for _ in range(2)]  # glibc by itself maps what is over 32 MB anew each time
     del held
-    if step == 2:
+    if step == 9:  # where the first blocks lie may change
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -29,5 +29,4 @@ def test_freed_memory_is_kept_unless_the_environment_says_otherwise(setting: dic
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     command = [sys.executable, "-c", _PROGRAM]
     pages = int(subprocess.run(command, env={**env, **setting}, capture_output=True, text=True, check=True).stdout)
-    # All blocks, in each step: 195,000 pages. Where the first ones lie may change once.
-    assert (pages < 30_000) == is_kept, f"{pages} pages were cleared in ten steps of 80 MB"
+    assert (pages < 1000) == is_kept, f"{pages} pages were cleared in ten steps of 80 MB"

@@ -139,9 +139,9 @@ class LaunchFinder:
         chosen, late = self._behind_settings(steps, first)
         chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number])))
         before = [part for step in steps[:chosen] for part in step.parts]
-        folders, copies = self.settings.folders(*before), self.settings.copies(*before)
+        folders, early = self.settings.folders(*before), self.settings.read_back(*before)
         narrowed = DEVICES in self.settings.settles(*before)
-        return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=copies, narrowed=narrowed)
+        return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=early, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
         """The places from a chosen one on, as far as every process may go by itself."""

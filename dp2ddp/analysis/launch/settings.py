@@ -25,6 +25,7 @@ _COMMAND_LINES = frozenset(
 # (Hydra parses them, and makes the folder of the run, where a function that it decorates is called.)
 _PARSERS = _COMMAND_LINES | {"docopt.docopt", "hydra.main"}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OPENING = ("builtins.open", "io.open")
 _QUESTIONS = frozenset({"exists", "isdir", "is_dir"})
 # What the processes must not do each by itself: build models and data, take a GPU, draw, write, ask, start others...
 _TOGETHER = tuple(
@@ -152,7 +153,7 @@ class Settings:
             return not may_fail and not (self._makes_folder(node) and self._asks_first(node))
         if path.startswith("shutil.copy"):
             return not self._asks_first(node)  # a file that is missing: a plain start copies it before there are others
-        if path in ("builtins.open", "io.open"):  # what all write alike, the launcher has written (`early_files`)
+        if path in _OPENING:  # what all write alike, the launcher has written (`early_files`)
             mode = argument(node, 1, "mode")
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rwbtU"))
         if path == "logging.basicConfig":
@@ -182,10 +183,17 @@ class Settings:
         runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
         return [call for call in runs if self._makes_folder(call) and self._asks_first(call)]
 
-    def copies(self, *nodes: ast.AST) -> list[ast.Call]:
-        """The calls with which statements copy files that are missing."""
+    def read_back(self, *nodes: ast.AST) -> list[ast.Call]:
+        """The calls with which statements copy files that are missing, or write what they read again."""
         runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
-        return [call for call in runs if (self.names.qualified(call.func) or "").startswith("shutil.copy")]
+        opened = [call for call in runs if self.names.qualified(call.func) in _OPENING and call.args]
+        read = {ast.dump(call.args[0]) for call in opened if self._only_reads(call)}
+        written = [call for call in opened if not self._only_reads(call) and ast.dump(call.args[0]) in read]
+        return [*(c for c in runs if (self.names.qualified(c.func) or "").startswith("shutil.copy")), *written]
+
+    def _only_reads(self, call: ast.Call) -> bool:
+        mode = argument(call, 1, "mode")
+        return mode is None or (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
 
     def _makes_folder(self, call: ast.Call) -> bool:
         """Whether a call makes a folder that must not be there, which it need not be told so."""

@@ -128,7 +128,7 @@ class _Flat:
 
     def __init__(self, tensors: Tensors, like: Tensors, pool: list[Memory] | None = None) -> None:
         self._like = like
-        if {*map(operator.attrgetter("layout"), tensors)} != {torch.strided}:
+        if {*map(operator.attrgetter("layout"), tensors)} - {torch.strided}:
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be summed over ranks"

@@ -22,7 +22,7 @@ def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: M
     gradients are summed over the ranks. All ranks call it with the same inputs. With a single rank it calls the module.
 
     Args:
-        module: the module; it moves to this rank's device.
+        module: the module; it moves to this rank's device, if it isn't there.
         inputs: a tensor, or a tuple of positional arguments.
         dim: the dimension along which inputs are split and outputs concatenated.
         module_kwargs: keyword arguments.

@@ -7,6 +7,7 @@ import copy
 import copyreg
 import importlib
 import inspect
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -162,7 +163,8 @@ class WrappedModel(DistributedDataParallel):
     @property
     def device(self) -> torch.device:
         """Where the module is."""
-        return next((param.device for param in self.module.parameters()), world.device())
+        kept = itertools.chain(self.module.parameters(), self.module.buffers())
+        return next((each.device for each in kept), world.device())
 
     @_disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:

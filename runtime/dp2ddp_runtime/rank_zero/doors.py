@@ -331,14 +331,17 @@ def _starting(real: Any) -> Any:
 
 
 def _popen(real: Any) -> Any:
-    """`os.popen`: what a command says that is read to its end is rank 0's, and said to all."""
+    """`os.popen`: the command is rank 0's, and goes on by itself; what it says is told to all where it is read."""
 
     @functools.wraps(real)
-    def popen(cmd: str, mode: str = "r", buffering: int = -1) -> IO[str]:
-        if mode != "r" or not isinstance(cmd, str):
-            return cast("IO[str]", real(cmd, mode, buffering))
-        done = subprocess.run(cmd, shell=True, stdout=subprocess.PIPE, text=True)
-        return handles.Output(done.stdout, done.returncode)
+    def popen(cmd: str, mode: str = "r", buffering: int = -1) -> Any:
+        if mode != "r" or call_of("os.popen", []) is None:
+            return real(cmd, mode, buffering)
+        stream = None
+        if file_sync.writes():
+            with file_sync.not_together("own"):  # for the doors behind this one
+                stream = real(cmd, mode, buffering)
+        return handles.Output(stream, functools.partial(by_main, told=lambda made: made))
 
     return popen
 

@@ -72,16 +72,28 @@ def _told(each: os.DirEntry[Any]) -> list[Any]:
     return [each.name, each.path, *kinds, each.is_symlink(), each.inode()]
 
 
-class Output(io.StringIO):
-    """What `os.popen` gives, of a command that has ended."""
+class Output:
+    """What `os.popen` gives. The command runs beside rank 0 alone; whatever is asked of its output, all ranks hear.
 
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self._code = code
+    Args:
+        stream: rank 0's.
+        ask: `ask(what, real)` is what `real()` gives on rank 0.
+    """
 
-    def close(self) -> int | None:  # type: ignore[override]
-        super().close()
-        return (self._code << 8) or None
+    def __init__(self, stream: Any, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
+        self._stream, self._ask = stream, ask
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self._ask(f"os.popen().{name}", lambda: getattr(self._stream, name)(*args))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readline, "")
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class Nowhere(io.FileIO):

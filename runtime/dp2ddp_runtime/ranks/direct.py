@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import secrets
 import socket
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -80,13 +80,9 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     buffer, own = bytearray(size * world.world_size()), ctypes.string_at(row.data_ptr(), size)
     rows = memoryview(buffer)
     rows[size * world.rank() : size * (world.rank() + 1)] = own
-    with Waiting("rows"):
-        signals.held = True
-        try:
-            _all_of([(peer.send, memoryview(own)) for peer in _peers.values()])
-            _all_of([(peer.recv_into, rows[size * rank : size * (rank + 1)]) for rank, peer in _peers.items()])
-        finally:
-            signals.held = False
+    with _moving("rows"):
+        _all_of([(peer.send, memoryview(own)) for peer in _peers.values()])
+        _all_of([(peer.recv_into, rows[size * rank : size * (rank + 1)]) for rank, peer in _peers.items()])
     return torch.frombuffer(buffer, dtype=torch.uint8).view(world.world_size(), size)
 
 
@@ -96,13 +92,17 @@ def broadcast(part: memoryview) -> None:
     Raises:
         RuntimeError: a rank has ended.
     """
-    with Waiting("rank 0's bytes"):
+    with _moving("rank 0's bytes"):
+        _all_of([(peer.send, part) for peer in _peers.values()] if world.is_main() else [(_peers[0].recv_into, part)])
+
+
+@contextmanager
+def _moving(what: str) -> Iterator[None]:
+    """Signals are handled behind it: an exchange of a handler's would come into the midst of this message."""
+    with Waiting(what):
         signals.held = True
         try:
-            if world.is_main():
-                _all_of([(peer.send, part) for peer in _peers.values()])
-            else:
-                _all_of([(_peers[0].recv_into, part)])
+            yield
         finally:
             signals.held = False
 
