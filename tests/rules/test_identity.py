@@ -213,3 +213,17 @@ def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast() -
     (note,) = done["samples.py"].notes
     assert (note.rule, note.span.start.line) == ("DDP019", 3)
     assert "before the processes start" in note.what
+
+
+def test_another_scripts_time_is_none_of_this_ones() -> None:
+    """Scripts that share a file are converted together, and both call their options `args`."""
+    option = 'parser = argparse.ArgumentParser()\nparser.add_argument("--name", {})\nargs = parser.parse_args()\n'
+    asks = "torch.load(args.name)\n"
+    nets = "import torch.nn as nn\ndef make():\n    return nn.DataParallel(nn.Linear(4, 2))\n"
+    files = {
+        name: f"{_HEAD}import nets\n{option.format(given)}net = nets.make()\n{asks}"
+        for name, given in {"train.py": "default=time.ctime()", "test.py": "required=True"}.items()
+    }
+    done = convert_files({**files, "nets.py": nets}, list(files), Options())
+    assert "torch.load(ddp.broadcast(args.name))" in done["train.py"].new_text
+    assert asks in done["test.py"].new_text

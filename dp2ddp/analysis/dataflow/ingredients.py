@@ -62,8 +62,24 @@ class Ingredients:
         return [value for function in called for value in self._held.get(function.definition, ())]
 
     def held(self, node: ast.expr) -> list[ast.expr]:
-        """What a name, an attribute or an item holds."""
-        return [value for key in self._keys(node) for value in self._held.get(key, ())]
+        """What a name, an attribute or an item holds: what another script puts there, it doesn't."""
+        values = (value for key in self._keys(node) for value in self._held.get(key, ()))
+        return [value for value in values if self._meet(node, value)]
+
+    def _meet(self, node: ast.expr, other: ast.expr) -> bool:
+        """Whether one script, of those that are converted together, can run both."""
+        modules = self.source.module(node), self.source.module(other)
+        return modules[0] is modules[1] or not self._scripts[modules[0]].isdisjoint(self._scripts[modules[1]])
+
+    @cached_property
+    def _scripts(self) -> dict[ast.Module, set[ast.Module]]:
+        """The scripts that import each module."""
+        names = self.provenance.names
+        found: dict[ast.Module, set[ast.Module]] = {file.tree: set() for file in self.source.files}
+        for entry in self.source.entry_trees:
+            for module in names.reachable(entry):
+                found[module].add(entry)
+        return found
 
     def _keys(self, node: ast.expr) -> list[Hashable]:
         if isinstance(node, ast.Subscript):
