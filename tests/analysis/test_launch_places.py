@@ -30,6 +30,11 @@ PLACES = {
         "args = argparse.ArgumentParser().parse_args()\n\nids = args.ids.split()\n<net = nn.DataParallel(Net(), ids)>",
         "ddp.setup(device_ids=ids)",
     ),
+    "above what its line declares": (
+        "def main():\n    args = argparse.ArgumentParser().parse_args()\n"
+        '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'
+        "    <global cuda; cuda = torch.device('cuda')>\n    net = nn.DataParallel(Net()).to(cuda)\nmain()"
+    ),
     "before seeding": "seed = 1\n<torch.manual_seed(seed)>\nnet = nn.DataParallel(Net())",
     "in main, when a helper parses": (
         "def get_args():\n    parser = argparse.ArgumentParser()\n    return parser.parse_args()\ndef main():\n"

@@ -39,12 +39,11 @@ def test_a_loader_kept_under_a_key_is_sharded_where_it_is_made(table: str) -> No
     ],
 )
 def test_a_loader_in_a_field_is_sharded_once(make: str, given: str) -> None:
-    script = (
-        f"import collections\nimport dataclasses\nimport typing\n{make}d = Data({given})\nfor x in d.train:\n{_STEP}"
-    )
-    assert lines(script) == [
-        f"d = Data({given.replace('DataLoader(data, 4)', 'ddp.shard_loader(DataLoader(data, 4))')})"
-    ]
+    imports = f"import collections\nimport dataclasses\nimport typing\n{make}"
+    made = f"Data({given.replace('DataLoader(data, 4)', 'ddp.shard_loader(DataLoader(data, 4))')})"
+    assert lines(f"{imports}d = Data({given})\nfor x in d.train:\n{_STEP}") == [f"d = {made}"]
+    run = f"def run(d):\n    over = d.train\n    for x in over:\n    {_STEP}run(get())\n"
+    assert lines(f"{imports}def get():\n    return Data({given})\n\n{run}") == [f"return {made}"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from dp2ddp.source.names import Names, Own
 from dp2ddp.source.nodes import given_to, is_main_guard
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
+_DECLARING = (ast.Global, ast.Nonlocal)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -227,16 +229,22 @@ class LaunchFinder:
         return given_to(calls[0])
 
     def above_constants(self, launch: Launch) -> Launch:
-        """The place above the paragraph whose first lines only give names to values; as it is where there is none."""
+        """The place above the paragraph whose first lines only give names to values; as it is where there is none.
+
+        What is declared on its line (`global device; device = ...`) stays there.
+        """
         if launch.statement is None:
             return launch
         block = self.source.block(launch.statement)
-        first = block.index(launch.statement)
+        start = block.index(launch.statement)
+        if start and isinstance(block[start - 1], _DECLARING) and block[start - 1].lineno == block[start].lineno:
+            start -= 1
+        launch, first = replace(launch, statement=block[start]), start
         while first and self._is_joined(block[first - 1], block[first]):
             first -= 1
             if not self._names_values(block[first]):
                 return launch
-        bound = frozenset().union(*map(bound_names, block[first : block.index(launch.statement)]))
+        bound = frozenset().union(*map(bound_names, block[first:start]))
         return replace(launch, statement=block[first], visible=launch.visible - bound)
 
     def _is_joined(self, statement: ast.stmt, following: ast.stmt) -> bool:
@@ -259,7 +267,7 @@ class LaunchFinder:
     def _places(
         self, entry: ast.Module, block: list[ast.stmt], bound: set[str], calls: tuple[FunctionNode, ...]
     ) -> Iterator[Launch]:
-        declared = max((i for i, s in enumerate(block) if isinstance(s, (ast.Global, ast.Nonlocal))), default=-1)
+        declared = max((i for i, s in enumerate(block) if isinstance(s, _DECLARING)), default=-1)
         for number, statement in enumerate(block):
             if number > declared and not _is_text(statement):  # a name may not be used ahead of its declaration
                 yield Launch(entry, statement, frozenset(bound))

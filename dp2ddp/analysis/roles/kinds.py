@@ -94,9 +94,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A dictionary, by the roles of all its values."""
+    """A dictionary, or an object with fields, by the roles of all its values."""
 
     values: frozenset[Role]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What makes a table of its arguments: a named tuple's class."""
 
 
 Role = Union[
@@ -113,6 +118,7 @@ Role = Union[
     Instance,
     Group,
     Table,
+    Fields,
 ]
 NONE: frozenset[Role] = frozenset()
 

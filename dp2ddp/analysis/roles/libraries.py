@@ -8,6 +8,7 @@ from typing import Callable
 from dp2ddp.analysis.roles.kinds import (
     NONE,
     Criterion,
+    Fields,
     Loader,
     LoaderIterator,
     Module,
@@ -22,8 +23,10 @@ from dp2ddp.source.nodes import keyword
 
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
-# Calls that make a dictionary.
-_TABLES = frozenset({"builtins.dict", "collections.OrderedDict", "collections.defaultdict"})
+# Calls that make a dictionary, or an object with these fields.
+_TABLES = frozenset(
+    "builtins.dict collections.OrderedDict collections.defaultdict types.SimpleNamespace argparse.Namespace".split()
+)
 # Calls that draw from the loaders that they are given.
 DRAWING = frozenset(
     "builtins.iter builtins.enumerate builtins.zip builtins.list builtins.tuple builtins.reversed builtins.map "
@@ -79,6 +82,8 @@ def _made(path: str, node: ast.Call) -> Role | None:
     """What a call builds whatever it is given."""
     if path == "torch.utils.data.DataLoader":
         return Loader(node)
+    if path in ("collections.namedtuple", "typing.NamedTuple"):
+        return Fields()
     if path.startswith("torch.optim."):
         return Optimizer()
     builds = path.startswith(("torch.nn.", "torchvision.models.", "timm.")) and not path.startswith(

@@ -10,6 +10,7 @@ from dp2ddp.analysis.roles.kinds import (
     NONE,
     Class,
     Criterion,
+    Fields,
     Function,
     Group,
     Instance,
@@ -24,9 +25,11 @@ from dp2ddp.analysis.roles.kinds import (
 )
 from dp2ddp.analysis.roles.libraries import SAME_OBJECT, library_call
 from dp2ddp.source.names import Names, Own, OwnModule
+from dp2ddp.source.nodes import given_to
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 _LONGEST = 20  # elements of a tuple or list that are told apart
+_METHODS_OF_TABLES = frozenset(dir(dict))
 
 
 class Values:
@@ -130,6 +133,8 @@ class Values:
                 found |= self.inner(base)
             elif isinstance(base, (Instance, Module)) and base.definition is not None:
                 found |= self._member_of_object(base.definition, node.attr)
+            elif isinstance(base, Table) and node.attr not in _METHODS_OF_TABLES:
+                found |= base.values
             elif isinstance(base, Class):
                 found |= self._member_of_class(base.definition, node.attr)
                 found.update(self.classes.methods_of_class(base.definition, node.attr))
@@ -255,13 +260,21 @@ class Values:
         for role in self.roles(node.func):
             if isinstance(role, Wrapper) or (isinstance(role, Class) and self.classes.is_wrapper(role.definition)):
                 found.add(Wrapped(node))
+            elif isinstance(role, Fields):
+                found.add(self._fields(node))
             elif isinstance(role, Class):
                 found.add(self.classes.object_of(role.definition))
+                if not self.classes.methods(role.definition, "__init__"):  # a data class
+                    found.add(self._fields(node))
                 if self.classes.is_loader(role.definition):
                     found.add(Loader(node))
             elif isinstance(role, Function):
                 found |= self.bindings.returned(role.definition)
         return frozenset(found)
+
+    def _fields(self, node: ast.Call) -> Table:
+        """What an object holds that only keeps what it is given."""
+        return Table(frozenset().union(*map(self.roles, given_to(node))))
 
     def _super(self, node: ast.Call) -> frozenset[Role]:
         """What `super()` gives: the object, as its class's bases see it."""
