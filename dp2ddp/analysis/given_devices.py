@@ -210,10 +210,17 @@ def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Ite
     """What must be true for a wrap to be reached and isn't so anyway, as it is written and as it is at the launch."""
     for term in _all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
-            there = told(facts, launch, part, call)
+            there = _with_and(told(facts, launch, part, call))
             folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
             if not _is_true_anyway(facts, part, ids) and not _is_true_anyway(facts, folded, ids):
                 yield part, there
+
+
+def _with_and(test: ast.expr | None) -> ast.expr | None:
+    """`a if b else False` as `b and a`."""
+    if not isinstance(test, ast.IfExp) or not isinstance(test.orelse, ast.Constant) or test.orelse.value:
+        return test
+    return ast.BoolOp(ast.And(), [test.test, test.body])
 
 
 def _as_ranks_see_it(test: str) -> str:
@@ -231,7 +238,8 @@ def _all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr
     while True:
         yield from terms(facts.source, node, raising=False)
         function = facts.source.function(node)
-        calls = facts.callers.of(function) if function is not None else []
+        callers = facts.callers.of(function) if function is not None else []
+        calls = [call for call in callers if facts.running.comes_to(launch.entry, call)]
         if function is start or function is None or function in passed or len(calls) != 1:
             return
         passed.add(function)

@@ -46,7 +46,6 @@ class _Told:
     def __init__(self, facts: Facts, launch: Launch) -> None:
         self._facts = facts
         self._launch = launch
-        self._modules = facts.names.reachable(launch.entry)
         self._asked: list[ast.expr] = []
 
     def of(self, node: ast.expr) -> ast.expr | None:
@@ -90,9 +89,8 @@ class _Told:
         assert isinstance(node, ast.Name)
         function = self._facts.source.function(node)
         if function is not None and node.id in _parameters(function):
-            calls = [
-                call for call in self._facts.callers.of(function) if self._facts.source.module(call) in self._modules
-            ]
+            comes_to, entry = self._facts.running.comes_to, self._launch.entry
+            calls = [call for call in self._facts.callers.of(function) if comes_to(entry, call)]
             return [self._given(call, function, node.id) for call in calls]
         return [only_value(self._facts, node)]
 
@@ -115,6 +113,7 @@ class _Told:
             other: _owner(self._facts, other)
             for other in self._facts.source.nodes
             if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
+            if self._facts.running.comes_to(self._launch.entry, other)
         }
         own = [other for other, of in stores.items() if of in family]
         earlier = self._facts.before.nodes(self._launch)

@@ -526,3 +526,42 @@ def test_a_script_that_only_calls_a_part_inside_of_its_wrap_stays_one_process() 
     script = "net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2)))\ny = net{}(torch.ones(3, 4))\n"
     assert not converted(script.format(".module.first.second")).changed
     assert converted(script.format("")).changed
+
+
+_GUARDED = """
+import torch.nn as nn
+
+class Task:
+    def __init__(self, args):
+        self.several = args.several if "several" in args else False
+        self.net = nn.Linear(4, 2)
+        if self.several:
+            self.net = nn.DataParallel(self.net)
+"""
+_CALLED = """
+import torch.nn as nn
+
+class Task:
+    def __init__(self, args):
+        self.net = nn.Linear(4, 2)
+
+    def wrap(self):
+        self.net = nn.DataParallel(self.net)
+"""
+
+
+@pytest.mark.parametrize(
+    ("nets", "one", "other", "given"),
+    [
+        (_GUARDED, "", "args.several = args.gpus\n", "None if 'several' in args and args.several else [0]"),
+        (_CALLED, "if args.all:\n    task.wrap()\n", "task.wrap()\n", "None if args.all else [0]"),
+    ],
+)
+def test_a_guard_is_the_script_s_own_where_several_share_what_wraps(
+    nets: str, one: str, other: str, given: str
+) -> None:
+    start = f"{_HEAD}from nets import Task\n{_ARGS}"
+    made = "task = Task(args)\n"
+    files = {"one.py": f"{start}{made}{one}", "two.py": f"{start}{made}{other}"}
+    done = convert_files({**files, "nets.py": nets}, list(files), Options())
+    assert f"ddp.setup(device_ids={given})" in done["one.py"].new_text
