@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.wraps.wraps import asks_for_type
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
@@ -77,24 +78,32 @@ with open("log.json", "w") as log:
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        yield from self._tracker_values(facts)
+        yield from self._trackers(facts)
         yield from self._folders_of_reports(facts)
         for call in facts.source.calls:
             if not facts.in_fetch(call) and call not in facts.alone.in_samples:
                 yield from self._writing(facts, call)
 
-    def _tracker_values(self, facts: Facts) -> Iterator[Note]:
-        """Values that a tracker hands back are there on rank 0 alone."""
+    def _trackers(self, facts: Facts) -> Iterator[Finding]:
+        """Trackers handed on, whoever calls what there; and their values, which are there on rank 0 alone."""
         for node in facts.source.nodes:
-            path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None
-            if path in ("wandb.config", "wandb.run"):
-                assert isinstance(node, ast.Attribute)
-                yield Note(
-                    self.id,
-                    facts.source.span(node),
-                    f"`{path}` is read, and only rank 0 has started wandb",
-                    "take these values from the script's own arguments",
-                )
+            path = facts.names.qualified(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+            if path is None:
+                continue
+            span = facts.source.span(node)
+            if isinstance(node, ast.Attribute) and path in ("wandb.config", "wandb.run"):
+                what = f"`{path}` is read, and only rank 0 has started wandb"
+                yield Note(self.id, span, what, "take these values from the script's own arguments")
+            elif facts.catalogue.does(f"{path}.*", "reports") and self._is_handed_on(facts, node):
+                yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
+
+    @staticmethod
+    def _is_handed_on(facts: Facts, node: ast.expr) -> bool:
+        """Whether a value is given to a call, kept under another name or returned, and not only asked for its type."""
+        above = facts.source.parent(node)
+        is_called = isinstance(above, ast.Call) and node is above.func
+        is_kept = isinstance(above, (ast.Call, ast.keyword, ast.Assign, ast.Dict, ast.IfExp, ast.Return, ast.arguments))
+        return is_kept and not is_called and not asks_for_type(facts.source, facts.names, node)
 
     def _folders_of_reports(self, facts: Facts) -> Iterator[Finding]:
         """`writer.log_dir`: rank 0 alone has a writer, and checkpoints go into its folder."""

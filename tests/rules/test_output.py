@@ -57,6 +57,8 @@ LEFT = [
     "text = Path('notes.txt').open('rt').read()\n",
     "archive.open('member', 'w')\n",
     "path.open(MODE)\n",
+    "if wandb is not None and isinstance(x, wandb.Image):\n    print(hasattr(x, 'y'))\n",
+    "import tensorboard_logger\ntensorboard_logger.configure(p)\nrun(tensorboard_logger)\n",  # writes by Python
 ]
 
 
@@ -68,6 +70,19 @@ def _converted(text: str) -> str:
 def test_written_by_rank_0(text: str) -> None:
     written = WRITTEN[text]
     assert _converted(text).endswith(text.replace(written + "(", f"ddp.main_only({written})(", 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run(net, {}wandb{})\n",
+        "def train(net, log={}wandb{}):\n    log.log({{'a': 1}})\ntrain(net)\n",
+        "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\n",
+        "trackers = {{'w': {}mlflow{}}}\n",
+    ],
+)
+def test_a_tracker_that_is_handed_on_is_rank_0s_wherever_it_goes(text: str) -> None:
+    assert _converted(text.format("", "")).endswith(text.format("ddp.main_only(", ")"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -277,8 +278,25 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
 
 
 def test_alone_main_only_changes_nothing() -> None:
-    for thing in (print, Writer, functools.partial(print), logging, 3):
+    for thing in (print, Writer, functools.partial(print), 3):
         assert main_only(thing) is thing
+
+
+def _name_a_module_early() -> list[str]:
+    place = world.current()
+    place.ready = False  # as above `setup`
+    late = main_only(math)
+    early = late.floor(1.5)
+    place.ready = True
+    return [repr(early), repr(late.floor(2.5)), repr(late.pi)]
+
+
+def test_a_module_may_be_named_below_its_import(ranks: Any) -> None:
+    names = ("floor(...)", "pi")
+    assert ranks(2, _name_a_module_early) == [
+        ["1", "2", repr(math.pi)],
+        ["1", *(f"<math.{name}: on rank 0 alone>" for name in names)],
+    ]
 
 
 # --- main_first ---

@@ -35,10 +35,14 @@ def main_only(target: T) -> T:
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
+    A module may also be given before `setup`, below its import.
+
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
         call, attribute and `with`, and is true. Of a `logging.Handler` it makes a `logging.NullHandler`.
     """
+    if inspect.ismodule(target) and not world.current().ready:
+        return cast("T", _Later(target))
     if world.world_size() == 1:
         return target
     present = target if file_sync.writes() or twins.is_read_back(target) else _stand_in(target)
@@ -49,6 +53,16 @@ def _stand_in(target: Any) -> Any:
     if inspect.isclass(target) and issubclass(target, logging.Handler):
         return lambda *args, **kwargs: logging.NullHandler()
     return Absent(getattr(target, "__name__", type(target).__name__))
+
+
+class _Later:
+    """What `main_only` makes of a module before `setup`, when it isn't known yet which rank this is."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(main_only(self._module) if world.current().ready else self._module, attribute)
 
 
 class _Called:
