@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ONE_PROCESS = "[0]"
 _MANY = 64  # GPUs, more than a script asks for by number
-#: What a condition may consist of to be written once more; of calls, only those that count devices.
+#: What a condition may consist of to be written once more; of calls, only those that count devices, or compare text.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
 
@@ -249,12 +249,16 @@ def _all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr
 def _is_plain(facts: Facts, test: ast.expr) -> bool:
     """Whether a condition only reads: what is written once more must be the same again, and short."""
     parts = list(ast.walk(test))
-    counted = {part for call in parts if _counts(facts, call) for part in ast.walk(call)}
+    counted = {part for call in parts if _only_looks(facts, call) for part in ast.walk(call)}
     return all(part in counted or isinstance(part, _PLAIN) for part in parts)
 
 
-def _counts(facts: Facts, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and facts.names.qualified(node.func) in (*DEVICE_COUNTS, "builtins.len")
+def _only_looks(facts: Facts, node: ast.AST) -> bool:
+    """Whether a call counts devices or elements, or compares text."""
+    if not isinstance(node, ast.Call):
+        return False
+    compares = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith")
+    return compares or facts.names.qualified(node.func) in (*DEVICE_COUNTS, "builtins.len")
 
 
 def _is_true_anyway(facts: Facts, test: ast.expr, ids: str | None) -> bool:

@@ -554,6 +554,12 @@ class Task:
     ("nets", "one", "other", "given"),
     [
         (_GUARDED, "", "args.several = args.gpus\n", "None if 'several' in args and args.several else [0]"),
+        (
+            _CALLED,
+            "if not args.data.endswith('_x'):\n    task.wrap()\n",
+            "",
+            "[0] if args.data.endswith('_x') else None",
+        ),
         (_CALLED, "if args.all:\n    task.wrap()\n", "task.wrap()\n", "None if args.all else [0]"),
     ],
 )
