@@ -89,7 +89,7 @@ class _Verify(Command):
     help="The form of the verdict, on standard output.",
 )
 @click.option(
-    "--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, curves, what differs and where."
+    "--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where, a curve."
 )
 @flag("force", help="Overwrite FILE even if it is no page of dp2ddp.")
 @SPEECH

@@ -8,14 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dp2ddp.verify.compare.recordings import Comparison
-from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
 
-_SHOWN = 12  # rows of the table, at most
 _TRACEBACK = 60  # lines
 
 
@@ -25,7 +22,7 @@ def show(
     """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to `errors`.
 
     Args:
-        quiet: no table and no notes.
+        quiet: no heading and no notes.
         verbose: a traceback's frames of the runtime, and those of C++, too.
     """
     if verdict.failure is not None:
@@ -40,10 +37,8 @@ def show(
     assert verdict.comparison is not None
     if not quiet:
         console.print(_title(verdict, name), soft_wrap=True)
-        if verdict.comparison.steps:
-            console.print(_table(verdict.comparison))
-        for line in _notes(verdict):
-            console.print(line, soft_wrap=True)
+        for note in verdict.notes:
+            console.print(Text(f"note: {note}", "yellow"), soft_wrap=True)
     for line in _conclusion(verdict):
         console.print(line, soft_wrap=True)
 
@@ -91,46 +86,17 @@ def _failed(failure: Failure) -> dict[str, str]:
     return {"side": failure.side, "reason": failure.reason, "where": failure.where, "stderr": failure.stderr}
 
 
-def interesting(comparison: Comparison) -> list[StepDifference]:
-    """A dozen steps that tell the story: the last, the worst, those around the first that differs, 1, 2, 5, 10, ..."""
-    around = comparison.first.step if comparison.first is not None else 1
-    chosen = [len(comparison.steps), comparison.worst.step, around - 1, around, around + 1]
-    chosen += [10**power * digit for power in range(8) for digit in (1, 2, 5)]
-    shown = [step for step in dict.fromkeys(chosen) if 1 <= step <= len(comparison.steps)][:_SHOWN]
-    return [comparison.steps[step - 1] for step in sorted(shown)]
-
-
 def _title(verdict: Verdict, name: str) -> Text:
     n = verdict.options.replicas
     where = verdict.options.gpus or "CPU replicas"
     return Text(f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks", "bold")
 
 
-def _table(comparison: Comparison) -> Table:
-    table = Table()
-    for heading in ("step", "relative difference", "in", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("in", "verdict") else "right")
-    for step in interesting(comparison):
-        same = step.relative <= comparison.allowed(step.step)
-        table.add_row(
-            str(step.step),
-            f"{step.relative:.1e}" if step.relative else "0 (same bits)",
-            step.parameter,
-            Text("agrees", "green") if same else Text("differs", "red"),
-        )
-    return table
-
-
-def _notes(verdict: Verdict) -> Iterator[Text]:
-    for note in verdict.notes:
-        yield Text(f"note: {note}", "yellow")
-
-
 def _conclusion(verdict: Verdict) -> Iterator[Text]:
     comparison = verdict.comparison
     assert comparison is not None
     if verdict.exit_code == AGREE:
-        yield Text(_agreement(verdict, comparison), "bold green")
+        yield Text(agreement(comparison), "bold green")
         return
     for finding in verdict.findings:
         yield Text.assemble(("DIFFERENT ", "bold red"), str(finding))
@@ -138,7 +104,8 @@ def _conclusion(verdict: Verdict) -> Iterator[Text]:
         yield Text.assemble(("NOT SHOWN ", "bold yellow"), verdict.unshown)
 
 
-def _agreement(verdict: Verdict, comparison: Comparison) -> str:
+def agreement(comparison: Comparison) -> str:
+    """What agrees, in a sentence."""
     lines, files = comparison.original.stdout.count("\n"), len(comparison.original.files())
     worst = f"parameters within {comparison.worst.relative:.0e}" if comparison.worst.relative else "same bits"
     return (

@@ -20,4 +20,4 @@ def written(verdict: Verdict, name: str, command: str, path: str) -> None:
     from dp2ddp.verify.page import content
 
     found = content.of(verdict, name, command)
-    page.write(path, page.render(__name__, "verify.html.j2", found, styles=["verify.css"], scripts=["verify.js"]))
+    page.write(path, page.render(__name__, "verify.html.j2", found, styles=["verify.css"]))

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dp2ddp.verify import report
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.page import chart
 from dp2ddp.verify.page.chart import Chart
@@ -62,12 +63,12 @@ def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
         "most": _PLACES,
     }
     if comparison is None:
-        return {**found, **dict.fromkeys(("findings", "rows", "charts", "files", "output"), ())}
+        return {**found, **dict.fromkeys(("findings", "rows", "chart", "files", "output"), ())}
     return {
         **found,
         "findings": [(finding, _code(finding.at, comparison)) for finding in verdict.findings],
         "rows": list(_rows(comparison, verdict)),
-        "charts": list(_charts(comparison)),
+        "chart": _chart(comparison),
         "files": _files(comparison),
         "output": list(_output(comparison)),
     }
@@ -78,15 +79,8 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.failure is not None:
         return f"The {verdict.failure.side} script could not run: {verdict.failure.reason}"
     assert comparison is not None
-    if verdict.exit_code == NOT_SHOWN:
-        return f"Nothing is shown: {verdict.unshown}."
-    if verdict.exit_code == AGREE:
-        if not comparison.steps:
-            return "Both scripts print and write the same. No optimizer step was taken."
-        worst = comparison.worst.relative
-        how = f"parameters within {worst:.0e}" if worst else "the same bits in every parameter"
-        steps = counted(len(comparison.steps), "optimizer step")
-        return f"Both scripts train the same model: {how} after each of {steps}."
+    if verdict.exit_code != DIFFER:
+        return f"Nothing is shown: {verdict.unshown}." if verdict.unshown else report.agreement(comparison)
     first = verdict.findings[0]
     if comparison.trained_alike:
         return f"Both scripts train the same model, but they don't say or write the same: {first.what}."
@@ -139,23 +133,9 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
         yield Row("how often", text, "not the same", "bad")
 
 
-def _charts(comparison: Comparison) -> Iterator[Chart]:
-    losses = {
-        side: [value if math.isfinite(value) else None for value in run.losses()]
-        for side, run in (("original", comparison.original), ("converted", comparison.converted))
-    }
-    if any(losses.values()):
-        worst = max(comparison.losses, default=0.0)
-        how = f"they differ by up to {worst:.0e}" if worst else "they are the same"
-        summary = f"The losses of both scripts over {len(losses['original'])} calls of backward: {how}."
-        yield chart.of_values("loss", "Loss", "call of backward", summary, losses)
-    if comparison.steps:
-        values = [step.relative for step in comparison.steps]
-        first = comparison.first
-        how = f"beyond the tolerance from step {first.step} on" if first else "never beyond the tolerance"
-        summary = f"The largest relative difference of a parameter after each of {len(values)} steps: {how}."
-        title = "Difference of the parameters"
-        yield chart.of_differences("difference", title, "optimizer step", summary, values, comparison.tolerance)
+def _chart(comparison: Comparison) -> Chart | None:
+    values = [step.relative for step in comparison.steps]
+    return chart.drawn(values, comparison.tolerance) if values else None
 
 
 def _code(at: str | None, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:
