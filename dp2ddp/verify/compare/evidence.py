@@ -81,7 +81,7 @@ def data(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _begins(run: Recording, iteration: int) -> int:
-    return next((each.step for each in run.took if each.iterator == iteration), len(run.steps)) + 1
+    return next((each.step for each in run.batches if each.iterator == iteration), len(run.steps)) + 1
 
 
 def loaders(comparison: Comparison, iteration: int) -> str:
@@ -120,7 +120,7 @@ def _by_step(run: Recording) -> Mapping[int, list[tuple[int, int]]]:
     """The batches taken before each step: their iteration, and number in it."""
     numbers: Counter[int] = Counter()
     found: dict[int, list[tuple[int, int]]] = {}
-    for each in run.took:
+    for each in run.batches:
         numbers[each.iterator] += 1
         found.setdefault(each.step, []).append((each.iterator, numbers[each.iterator]))
     return found

@@ -208,7 +208,7 @@ def _batch(
         batches = zip_longest(whole.get(iterator, []), *(rank.get(iterator, []) for rank in parts))
         for number, (batch, *shards) in enumerate(batches, start=1):
             if not alike(batch, shards):
-                taken = [[each.step for each in run.took if each.iterator == iterator] for run in (ours, theirs[0])]
+                taken = [[each.step for each in run.batches if each.iterator == iterator] for run in (ours, theirs[0])]
                 step = max((steps[min(number, len(steps)) - 1] for steps in taken if steps), default=0)
                 return BatchDifference(iterator, number, step, batch, tuple(shards))
     return None

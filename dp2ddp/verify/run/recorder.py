@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -69,8 +70,9 @@ class Recorder:
         self._watch(torch.autograd, "backward", before=self._on_backward)
         self._watch(torch.autocast, "__enter__", before=self._on_autocast)
         self._watch(iterator, "__init__", before=self._on_loader)
-        self._watch(iterator, "_next_index", after=self._on_batch)
-        self._watch(iterator, "__next__", after=lambda _, each: self._write("took", iterator=each._dp2ddp_number))
+        self._watch(iterator, "_reset", after=lambda _, each, *args, **kwargs: self._number(each))
+        self._watch(iterator, "_next_index", after=self._on_index)
+        self._watch(iterator, "__next__", after=self._on_batch)
         self._watch(logging.Logger, "handle", before=self._on_log)
         if hasattr(torch.amp, "GradScaler"):
             self._watch(torch.amp.GradScaler, "update", after=self._on_scale)
@@ -246,11 +248,15 @@ class Recorder:
         if scaler.is_enabled():
             self._write("scale", value=scaler.get_scale())
 
-    def _on_batch(self, index: Any, iterator: Any) -> None:
-        if not hasattr(iterator, "_dp2ddp_number"):
+    def _on_index(self, index: Any, iterator: Any) -> None:
+        """Workers fetch ahead, by their number: what nobody takes doesn't count."""
+        if not hasattr(iterator, "_dp2ddp_fetched"):
             self._number(iterator)
-        told = index.index if isinstance(index, Told) else index
-        self._write("batch", iterator=iterator._dp2ddp_number, indices=state.plain(told), at=self._at())
+        iterator._dp2ddp_fetched.append(index.index if isinstance(index, Told) else index)
+
+    def _on_batch(self, data: Any, iterator: Any) -> None:
+        indices = state.plain(iterator._dp2ddp_fetched.popleft())
+        self._write("batch", iterator=iterator._dp2ddp_number, indices=indices, at=self._at())
 
     def _on_loader(self, iterator: Any, loader: Any) -> None:
         iterator._dp2ddp_loader = state.of_loader(loader)
@@ -264,7 +270,7 @@ class Recorder:
             self._iterations[data] = self._iterators
             self._iterators += 1
             self._write("loader", iterator=self._iterations[data], told=iterator._dp2ddp_loader)
-        iterator._dp2ddp_number = self._iterations[data]
+        iterator._dp2ddp_number, iterator._dp2ddp_fetched = self._iterations[data], deque()
 
 
 def _buffers(module: Any) -> list[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,20 +64,15 @@ class Loss:
 
 @dataclass(frozen=True)
 class Batch:
-    """The sample indices that a loader fetched before step `step`; `iterator` counts the iterations over loaders."""
+    """The sample indices of a batch that the script took from a loader before step `step`, and the line that did.
+
+    `iterator` counts the iterations over loaders.
+    """
 
     iterator: int
     indices: Any
     step: int = 0
     at: str | None = None
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A batch that the script took from an iteration over a loader, before step `step`."""
-
-    iterator: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,6 @@ class Recording:
         wrapped: the wrapped models, in the order in which they ran first.
         left: those that still were in an `nn.DataParallel`, in a converted script.
         forwards: the calls of their replicas.
-        took: the batches that the script took.
         loaders: what the loader of each iteration was made with.
         logged: what the script's own lines logged.
         synchronised: the script's lines that ask for BatchNorm over all ranks.
@@ -148,7 +142,6 @@ class Recording:
     wrapped: list[Wrapped] = field(default_factory=list)
     left: list[Wrapped] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
-    took: list[Taken] = field(default_factory=list)
     loaders: dict[int, dict[str, Any]] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
@@ -185,7 +178,6 @@ _LISTS: Mapping[str, tuple[str, type | str]] = {
     "wrapped": ("wrapped", Wrapped),
     "left": ("left", Wrapped),
     "forward": ("forwards", Forward),
-    "took": ("took", Taken),
     "log": ("logged", "text"),
     "sync_bn": ("synchronised", "at"),
     "wrote": ("wrote", "name"),
@@ -216,7 +208,6 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
         recording.synthetic += {MadeUp(**event["data"])} - set(recording.synthetic)
     elif kind == "again":
         recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
-        recording.took[:] = [taken for taken in recording.took if taken.iterator != event["iterator"]]
     elif kind == "loader":
         recording.loaders[event["iterator"]] = event["told"]
     else:
@@ -236,16 +227,11 @@ def _combine(losses: Sequence[Loss]) -> float:
 
 
 def batches_by_iterator(recorded: Recording) -> dict[int, list[Any]]:
-    """The sample indices of the batches that the script took, for each iteration over a loader.
-
-    Workers fetch ahead, by their number: what nobody took doesn't count.
-    """
-    taken = Counter(each.iterator for each in recorded.took)
-    grouped: dict[int, list[Any]] = {}
+    """The sample indices of the batches, for each iteration over a loader."""
+    grouped: dict[int, list[Any]] = defaultdict(list)
     for batch in recorded.batches:
-        if len(grouped.get(batch.iterator, ())) < taken[batch.iterator]:
-            grouped.setdefault(batch.iterator, []).append(batch.indices)
-    return grouped
+        grouped[batch.iterator].append(batch.indices)
+    return dict(grouped)
 
 
 def is_same_set(whole: Any, parts: Sequence[Any]) -> bool:
