@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from dp2ddp.verify.start import client
@@ -23,10 +24,11 @@ class Nursery:
         self._server.close()
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> Iterator[Any]:
         """While this lasts, runs that would have a fork server of their own have this one."""
-        with mock.patch.object(client, "ForkServer", return_value=_Lent(self._server)):
-            yield
+        lent = _Lent(self._server)
+        with mock.patch.object(client, "ForkServer", return_value=lent):
+            yield lent
 
 
 class _Lent:

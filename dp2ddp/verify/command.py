@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.verify.run import sides
+from dp2ddp.verify.run import side_by_side
 from dp2ddp.verify.run.options import Request
 from dp2ddp.verify.start import cleanup, client
 
@@ -28,7 +28,7 @@ def verifying(request: Request) -> Iterator[Verdict]:
         folder = stack.enter_context(cleanup.folder())
         # It imports torch while the scripts are read and converted here.
         server = stack.enter_context(client.ForkServer(folder))
-        both = sides.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
+        both = side_by_side.prepare(request.script, request.converted, allow_ddp=request.allow_ddp)
         server.share(both.shared)
         from dp2ddp.verify.paired_runs import PairedRuns
         from dp2ddp.verify.verification import Verification, chosen_devices

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dp2ddp.verify.run.runs import Run
-from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 _TOLD = re.compile(r"^dp2ddp: (?P<what>[^\n]*:\n(?:  rank .*\n)+).*\n?", re.MULTILINE)
@@ -81,7 +81,7 @@ class Patience:
         sides: of which the comparison is.
     """
 
-    def __init__(self, sides: Sides) -> None:
+    def __init__(self, sides: SideBySide) -> None:
         self._sides = sides
         self._until = math.inf
 
@@ -115,13 +115,13 @@ class Patience:
         return None
 
 
-def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: Sides) -> Failure:
+def timed_out(side: str, seconds: float, places: Mapping[str, Path], sides: SideBySide) -> Failure:
     """A side that had no end."""
     stderr = "".join(path.read_text(errors="replace") for path in sorted(places[side].glob("rank*/stderr.txt")))
     return _failure_of(side, f"still running after {seconds:.0f} seconds", stderr, places[side], sides)
 
 
-def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: Sides) -> Failure:
+def _failure_of(side: str, reason: str, stderr: str, folder: Path, sides: SideBySide) -> Failure:
     """A failure that says first where the ranks were, if they have told; with lines by their files' own names."""
     told = list(_TOLD.finditer(stderr))
     if told:

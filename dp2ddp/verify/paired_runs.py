@@ -16,7 +16,7 @@ from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
-from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.cleanup import check_room
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
@@ -34,7 +34,7 @@ class PairedRuns:
         sides: the files of each side.
     """
 
-    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: Sides) -> None:
+    def __init__(self, request: Request, folder: Path, server: ForkServer, sides: SideBySide) -> None:
         self._request = request
         self._folder = folder.resolve()
         self._server = server
@@ -64,7 +64,7 @@ class PairedRuns:
         progress.doing("comparing")
         foreign = options.foreign and second == "converted"
         try:
-            comparison = compare(one.folder, other.folder, places=LAST_PLACE, foreign=foreign)
+            comparison = compare(one, other, places=LAST_PLACE, foreign=foreign)
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
         if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared
@@ -103,9 +103,9 @@ class PairedRuns:
 
     def _start(self, side: str, folder: Path, options: Options) -> Running:
         script, moved = self._lay_out(folder, side)
-        start = runs.start_converted if side == "converted" else runs.start_original
         options = replace(options, perturbed=options.perturbed and side == "again")
-        return start(script, _absolute(self._request.arguments), folder, options, self._server, moved)
+        arguments = _absolute(self._request.arguments)
+        return runs.start(script, arguments, folder, options, self._server, moved, original=side != "converted")
 
     def _lay_out(self, folder: Path, side: str) -> tuple[Path, runs.Moved]:
         """Fill the side's working directory from the current one, the script being in it or beside it.

@@ -195,14 +195,7 @@ def _unexplained(
     if begins is not None:  # what follows from training that differs, output and files, is explained, too
         sure = STRUCTURE if twice.setting else STRUCTURE | {"setting"}
         return [each for each in findings if each.kind in sure or (each.step is not None and each.step < begins)]
-    lines = {line.line for line in twice.lines}
-    files = {(file.file, file.where) for file in twice.files}
-    left = replace(
-        comparison,
-        lines=tuple(line for line in comparison.lines if line.line not in lines),
-        files=tuple(file for file in comparison.files if (file.file, file.where) not in files),
-    )
-    return explain(left)
+    return explain(replace(comparison, rounding=rounding.excused(comparison.rounding, twice)))
 
 
 def _may_be_rounding(compared: Verdict) -> bool:

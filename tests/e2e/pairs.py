@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +12,6 @@ from nursery import Nursery
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.runs import Options, Run
-
-Start = Callable[[Path, Sequence[str], Path, Options], runs.Running]
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Pair:
     def compare(self, tolerance: float, places: float = 0) -> Comparison:
         asked = tolerance, places
         if asked not in self._compared:
-            self._compared[asked] = compare(self.original.folder, self.converted.folder, *asked)
+            self._compared[asked] = compare(self.original, self.converted, *asked)
         return self._compared[asked]
 
     def checked(self) -> Pair:
@@ -59,10 +57,9 @@ class Pairs:
     def _start(self, name: str, arguments: tuple[Sequence[str], Sequence[str]], options: Options) -> Pair:
         folder = self.root / f"{name}-{len(list(self.root.iterdir()))}"
         scripts = (fixture_data.original(name), fixture_data.golden(name))
-        starts: tuple[Start, Start] = (runs.start_original, runs.start_converted)
         with (
-            self.nursery.installed(),
-            starts[0](scripts[0], arguments[0], folder / "original", options) as before,
-            starts[1](scripts[1], arguments[1], folder / "converted", options) as after,
+            self.nursery.installed() as server,
+            runs.start(scripts[0], arguments[0], folder / "original", options, server, original=True) as before,
+            runs.start(scripts[1], arguments[1], folder / "converted", options, server) as after,
         ):
             return Pair(before.wait(), after.wait())

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from nursery import Nursery
 from torch import nn
 
 from dp2ddp.verify.compare import printed, saved
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run.recording import is_union
-from dp2ddp.verify.run.runs import Options, Run, start_original
+from dp2ddp.verify.run.runs import Options, Run, start
 from dp2ddp.verify.run.state import sketch
 
 SCRIPT = """
@@ -45,15 +46,19 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded(script: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def recorded(script: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The script as it is, with a mistake from step 7 on, and ended after 3 steps."""
     root = tmp_path_factory.mktemp("runs")
-    started = {
-        "plain": start_original(script, ["--x", "a b"], root / "plain", Options()),
-        "late": start_original(script, ["late", "a b"], root / "late", Options()),
-        "short": start_original(script, [], root / "short", Options(steps=3, float64=True)),
+    asked = {
+        "plain": (["--x", "a b"], Options()),
+        "late": (["late", "a b"], Options()),
+        "short": ([], Options(steps=3, float64=True)),
     }
-    return {name: running.wait() for name, running in started.items()}
+    with nursery.installed() as server:
+        started = {
+            name: start(script, each[0], root / name, each[1], server, original=True) for name, each in asked.items()
+        }
+        return {name: running.wait() for name, running in started.items()}
 
 
 def test_a_recording_holds_steps_losses_and_batches(recorded: dict[str, Run]) -> None:
@@ -86,7 +91,7 @@ def test_steps_end_the_script_early_and_float64_is_the_default_dtype(recorded: d
 
 
 def test_the_first_differing_step_is_named(recorded: dict[str, Run]) -> None:
-    comparison = compare(recorded["plain"].folder, recorded["late"].folder)
+    comparison = compare(recorded["plain"], recorded["late"])
     assert comparison.first is not None
     assert (comparison.first.step, comparison.worst.step >= 7) == (7, True)
     assert [step.relative for step in comparison.steps[:6]] == [0.0] * 6
@@ -98,12 +103,13 @@ def test_the_first_differing_step_is_named(recorded: dict[str, Run]) -> None:
     assert any("printed line 2" in failure for failure in failures)
 
 
-def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, nursery: Nursery) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)\n")
-    running = start_original(script, [], tmp_path / "run", Options(timeout=0.5))
-    with running, pytest.raises(subprocess.TimeoutExpired):
-        running.wait()
+    with nursery.installed() as server:
+        running = start(script, [], tmp_path / "run", Options(timeout=0.5), server, original=True)
+        with running, pytest.raises(subprocess.TimeoutExpired):
+            running.wait()
 
 
 @pytest.mark.parametrize(

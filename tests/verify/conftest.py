@@ -11,6 +11,8 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import tiny  # noqa: E402
 from nursery import Nursery  # noqa: E402
 
+from dp2ddp.verify.run.runs import Run  # noqa: E402
+
 
 @pytest.fixture(autouse=True)
 def _forked(quick_starts: None) -> None:
@@ -26,7 +28,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def original_run(workplace: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the original's run on two replicas, with which the conversions are compared."""
+def original_run(workplace: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The original's run on two replicas, with which the conversions are compared."""
     with nursery.installed():
         return tiny.run_original(workplace, tmp_path_factory.mktemp("original"))

@@ -12,6 +12,7 @@ from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
+from dp2ddp.verify.start import client
 
 SCRIPT = """
 import warnings
@@ -80,7 +81,9 @@ print(sorted({str(value.dtype) for value in floats}), torch.ones(1).device)
 def test_a_script_for_gpus_runs_on_the_cpu(tmp_path: Path, float64: bool) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = runs.Options(replicas=2, float64=float64)
-    with runs.start_original(tmp_path / "train.py", [], tmp_path / "run", options) as running:
+    with runs.start(
+        tmp_path / "train.py", [], tmp_path / "run", options, client.ForkServer(), original=True
+    ) as running:
         run = running.wait()
     assert run.exit_code == 0, run.stderr
     assert run.stderr == ""
@@ -130,12 +133,16 @@ def _both(script: str, arguments: list[str], folder: Path, float64: bool = True)
     """The script and its conversion, on two replicas."""
     new = convert_source(script, "train.py", ConvertOptions()).new_text
     options = runs.Options(replicas=2, float64=float64)
-    for name, text, start in (("one", script, runs.start_original), ("other", new, runs.start_converted)):
+    done = []
+    for name, text in (("one", script), ("other", new)):
         (folder / f"{name}.py").write_text(text)
-        with start(folder / f"{name}.py", arguments, folder / name, options) as running:
+        with runs.start(
+            folder / f"{name}.py", arguments, folder / name, options, client.ForkServer(), original=name == "one"
+        ) as running:
             run = running.wait()
         assert run.exit_code == 0, run.stderr
-    return compare(folder / "one", folder / "other")
+        done.append(run)
+    return compare(done[0], done[1])
 
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dp2ddp.verify import failures
 from dp2ddp.verify.run.runs import Run
-from dp2ddp.verify.run.sides import Sides
+from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
 WAITS = """dp2ddp: a rank has waited for the others for 9 s:
@@ -29,8 +29,8 @@ RAISES = """[rank1]: Traceback (most recent call last):
 
 
 @pytest.fixture
-def sides() -> Sides:
-    return Sides(Path(), {}, {}, names={"train.py": "train_ddp.py"})
+def sides() -> SideBySide:
+    return SideBySide(Path(), {}, {}, names={"train.py": "train_ddp.py"})
 
 
 def _run(folder: Path, stderr: str) -> Path:
@@ -39,7 +39,7 @@ def _run(folder: Path, stderr: str) -> Path:
     return folder
 
 
-def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: Sides) -> None:
+def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: SideBySide) -> None:
     failure = failures.timed_out("converted", 30, {"converted": _run(tmp_path, WAITS)}, sides)
     assert failure.reason == "still running after 30 seconds: a rank has waited for the others for 9 s"
     assert failure.where.splitlines() == [
@@ -49,14 +49,14 @@ def test_one_that_has_no_end_says_where_its_ranks_are(tmp_path: Path, sides: Sid
     assert failure.stderr == ""
 
 
-def _raised(folder: Path, side: str, sides: Sides) -> Failure:
+def _raised(folder: Path, side: str, sides: SideBySide) -> Failure:
     run = Run(_run(folder, RAISES), (1,), 1.0)
     with pytest.raises(CouldNotRun) as told:
         failures.Patience(sides).check({"original": Run(folder, (0,), 1.0), side: run})
     return told.value.failure
 
 
-def test_frames_of_libraries_and_of_cpp_are_for_who_asks(tmp_path: Path, sides: Sides) -> None:
+def test_frames_of_libraries_and_of_cpp_are_for_who_asks(tmp_path: Path, sides: SideBySide) -> None:
     failure = _raised(tmp_path, "converted", sides)
     assert failure.reason == "RuntimeError: Connection closed by peer"
     assert (
@@ -82,7 +82,7 @@ RuntimeError: Expected all tensors to be on the same device
 """
 
 
-def test_a_rank_that_lost_another_one_isnt_the_cause(tmp_path: Path, sides: Sides) -> None:
+def test_a_rank_that_lost_another_one_isnt_the_cause(tmp_path: Path, sides: SideBySide) -> None:
     _run(tmp_path, LOST)
     (tmp_path / "rank1").mkdir()
     for last, reason in ((CAUSE, "RuntimeError: Expected all tensors"), (LOST, "RuntimeError: [/pytorch/gloo")):

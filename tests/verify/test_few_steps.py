@@ -13,6 +13,7 @@ import pytest
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import compare
 from dp2ddp.verify.run import runs
+from dp2ddp.verify.start import client
 
 #: Arguments with which each makes a dozen steps or more on `few_digits`.
 ARGUMENTS = {
@@ -41,14 +42,18 @@ def test_each_fixture_is_trained_somewhere() -> None:
 def test_two_ranks_train_as_the_original(name: str, few_digits: Path, tmp_path: Path) -> None:
     arguments = ["--data", str(few_digits), "--out", "out", *ARGUMENTS[name]]
     options = runs.Options(replicas=2, float64=True)
+    server = client.ForkServer()
     with (
-        runs.start_original(fixture_data.original(name), arguments, tmp_path / "original", options) as before,
-        runs.start_converted(fixture_data.golden(name), arguments, tmp_path / "converted", options) as after,
+        runs.start(
+            fixture_data.original(name), arguments, tmp_path / "original", options, server, original=True
+        ) as before,
+        runs.start(fixture_data.golden(name), arguments, tmp_path / "converted", options, server) as after,
     ):
-        for run in (before.wait(), after.wait()):
-            assert run.exit_code == 0, run.stderr
+        pair = before.wait(), after.wait()
+    for run in pair:
+        assert run.exit_code == 0, run.stderr
     # Scripts that count in float32 themselves may print another last digit.
-    comparison = compare(tmp_path / "original", tmp_path / "converted", tolerance=1e-6, places=1)
+    comparison = compare(*pair, tolerance=1e-6, places=1)
     assert explain(comparison) == []
     assert len(comparison.steps) >= 12
     assert comparison.original.stdout.count("\n") >= 2

@@ -8,6 +8,8 @@ import pytest
 import tiny
 from tiny import edited
 
+from dp2ddp.verify.run.runs import Run
+
 EPOCH = "    correct = total = 0\n"
 
 #: text edits, the kind of the first finding, words of its cause, and the step (from 1) at which it is seen.
@@ -89,9 +91,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], str, str, int | None]] = {
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))
-def test_a_planted_mistake_is_found_and_named(
-    mistake: str, workplace: Path, original_run: Path, tmp_path: Path
-) -> None:
+def test_a_planted_mistake_is_found_and_named(mistake: str, workplace: Path, original_run: Run, tmp_path: Path) -> None:
     edits, kind, cause, step = MISTAKES[mistake]
     other = tiny.run_converted(edited(*edits), workplace, tmp_path)
     _, findings = tiny.findings(original_run, other)
@@ -102,7 +102,7 @@ def test_a_planted_mistake_is_found_and_named(
         assert first.step == step
 
 
-def test_the_right_conversion_has_none(workplace: Path, original_run: Path, tmp_path: Path) -> None:
+def test_the_right_conversion_has_none(workplace: Path, original_run: Run, tmp_path: Path) -> None:
     other = tiny.run_converted(tiny.converted(), workplace, tmp_path)
     comparison, findings = tiny.findings(original_run, other)
     assert findings == []

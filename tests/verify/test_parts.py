@@ -35,7 +35,7 @@ def test_a_script_overwrites_only_its_own_copies(tmp_path: Path) -> None:
         (here / name).write_text(text)
     scratch.fill(tmp_path / "run" / "work", here)
     script = tmp_path / "run" / "work" / "train.py"
-    with runs.start_original(script, [], tmp_path / "run", runs.Options()) as running:
+    with runs.start(script, [], tmp_path / "run", runs.Options(), client.ForkServer(), original=True) as running:
         run = running.wait()
     assert run.stdout == "kept log more\n", run.stderr
     assert {name: (here / name).read_text() for name in files} == files

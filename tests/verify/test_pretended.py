@@ -20,6 +20,7 @@ from dp2ddp.cli import main
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.start import client
 from dp2ddp.verify.verification import chosen_devices
 
 HEALTHY = tiny.ORIGINAL.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)").replace("5, 2", "HIDDEN, 2")
@@ -93,9 +94,11 @@ def test_each_rank_sees_one_device_and_the_original_all(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(tiny.converted(SEEN))
     options = Options(replicas=2, pretended=True)
     said = []
-    for name, start in (("one", runs.start_original), ("other", runs.start_converted)):
+    for name in ("one", "other"):
         with mock.patch.dict("os.environ", DP2DDP_DEVICE="cpu"):  # what is asked for on the command line counts
-            running = start(tmp_path / f"{name}.py", [], tmp_path / name, options)
+            running = runs.start(
+                tmp_path / f"{name}.py", [], tmp_path / name, options, client.ForkServer(), original=name == "one"
+            )
         with running:
             run = running.wait()
         assert run.exit_code == 0, run.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.verify.compare import steps
 from dp2ddp.verify.run import recording, state
@@ -65,6 +66,15 @@ for each, optimizer in zip((netD, netG), made):
             exec(compile(script.replace("lr=lr", f"lr={rate}"), str(tmp_path / "train.py"), "exec"), {})
     found = steps.differences(*(recording.read(tmp_path / rate) for rate in ("0.1", "0.2")))
     assert [each.parameter for each in found] == ["D.weight", "G.weight"]
+
+
+def test_a_batch_counts_when_it_is_taken_and_each_pass_of_the_same_workers_by_itself(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(6)), 2, num_workers=1, persistent_workers=True)
+    with Recorder(tmp_path):
+        next(iter(loader))  # the worker has fetched more by then
+        assert len(list(loader)) == 3
+    found = recording.batches_by_iterator(recording.read(tmp_path))
+    assert found == {0: [[0, 1]], 1: [[0, 1], [2, 3], [4, 5]]}
 
 
 def test_a_line_that_is_half_written_counts_as_none(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_agreement_comes_first_with_all_that_was_compared(browser: Browser, page
     said = browser.one(".sentence").text
     assert said == "They agree: 36 optimizer steps (same bits), 36 losses, 14 printed lines, 1 file."
     rows = [row.text.split("\n")[-1] for row in browser.all("table.compared tbody tr")]
-    assert rows[0] == "parameters, step by step 36 steps the same bits"
+    assert rows[0] == "parameters 36 steps the same bits"
     assert "files written 1 file the same" in rows
     assert browser.all("#findings") == []
     assert len(browser.all("figure.chart path")) == 1

@@ -10,6 +10,8 @@ from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs, scratch
+from dp2ddp.verify.run.runs import Run
+from dp2ddp.verify.start import client
 
 ORIGINAL = """
 import time
@@ -68,24 +70,24 @@ def edited(*changes: tuple[str, str]) -> str:
     return text
 
 
-def run_original(workplace: Path, folder: Path) -> Path:
+def run_original(workplace: Path, folder: Path) -> Run:
     scratch.fill(folder / "work", workplace)
-    with runs.start_original(folder / "work" / "train.py", [], folder, OPTIONS) as running:
+    with runs.start(folder / "work" / "train.py", [], folder, OPTIONS, client.ForkServer(), original=True) as running:
         run = running.wait()
     assert run.exit_code == 0, run.stderr
-    return folder
+    return run
 
 
-def run_converted(text: str, workplace: Path, folder: Path) -> Path:
+def run_converted(text: str, workplace: Path, folder: Path) -> Run:
     scratch.fill(folder / "work", workplace)
     (folder / "work" / "train_ddp.py").symlink_to(folder / "script.py")
     (folder / "script.py").write_text(text)
-    with runs.start_converted(folder / "work" / "train_ddp.py", [], folder, OPTIONS) as running:
+    with runs.start(folder / "work" / "train_ddp.py", [], folder, OPTIONS, client.ForkServer()) as running:
         run = running.wait()
     assert run.exit_code == 0, run.stderr
-    return folder
+    return run
 
 
-def findings(original: Path, other: Path) -> tuple[Comparison, list[Finding]]:
+def findings(original: Run, other: Run) -> tuple[Comparison, list[Finding]]:
     comparison = compare(original, other, places=1)
     return comparison, explain(comparison)

@@ -90,14 +90,15 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
     seen = [*evidence.models(comparison), *evidence.unused(comparison), *evidence.forwards(comparison)]
     # What is seen in an evaluation makes training differ only if that does.
     yield from (replace(each, step=None) if comparison.trained_alike else each for each in seen)
-    yield from _setting(comparison)
+    if comparison.setting is not None:
+        yield comparison.setting
     yield from evidence.states(comparison)
     if comparison.first is not None:
         yield from evidence.kept(comparison)
         yield from _draw(ours, theirs[0], comparison.first.step)
     if comparison.apart is not None:
         alone = comparison.foreign and not comparison.recordings[1].wrapped
-        yield _apart(comparison.apart, alone)
+        yield _ranks_apart(comparison.apart, alone)
     if comparison.first is not None:
         yield _update(comparison, comparison.first)
     else:
@@ -156,13 +157,6 @@ def _why_other(comparison: Comparison, batch: BatchDifference, made: str) -> str
     return unknown
 
 
-def _setting(comparison: Comparison) -> Iterator[Finding]:
-    found = comparison.setting
-    if found is not None:
-        ranks = len(comparison.recordings) - 1
-        yield Finding("setting", str(found), found.cause(ranks, same_batches=comparison.batch is None), found.step)
-
-
 def _repeated(recordings: Sequence[Recording]) -> int | None:
     """The iteration over a loader whose batches the converted script has again in a later one,
     though the original hasn't."""
@@ -207,7 +201,7 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _apart(apart: StepDifference, alone: bool) -> Finding:
+def _ranks_apart(apart: StepDifference, alone: bool) -> Finding:
     what = f"{apart.parameter} differs between {apart.who} by {apart.relative:.1e}"
     cause = "something that differs between the ranks (random numbers, the time) went into it"
     if alone:

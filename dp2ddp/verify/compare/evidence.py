@@ -154,7 +154,7 @@ def states(comparison: Comparison) -> Iterator[Finding]:
     ours, theirs = comparison.recordings[:2]
     for optimizer, start in ours.starts.items():
         other = theirs.starts.get(optimizer)
-        if other is None or _alike(start.momentum, other.momentum):
+        if other is None or _same_state(start.momentum, other.momentum):
             continue
         step = next((number for number, at in enumerate(ours.steps, start=1) if at.optimizer == optimizer), None)
         none = "" if other.momentum else ": it has none"
@@ -215,9 +215,9 @@ def _call(comparison: Comparison, one: Forward, other: Forward) -> tuple[str, st
     if size > least:
         what = f"what {one.model} is given is not the original's (replica {one.replica})"
         return "input", what, "other samples: augmented, transformed or drawn otherwise", size
-    size = _apart(one.buffers, other.buffers)
+    size = _largest_relative(one.buffers, other.buffers)
     if size > least:
-        which = max(range(len(one.buffers)), key=lambda index: _far(one.buffers[index], other.buffers[index]))
+        which = max(range(len(one.buffers)), key=lambda index: _relative(one.buffers[index], other.buffers[index]))
         names = next((each.buffers for each in comparison.recordings[0].wrapped if each.model == one.model), ())
         name = names[which] if len(names) == len(one.buffers) else "a buffer"
         where = f"on rank {one.replica}, before step {one.step + 1}" if one.replica else f"before step {one.step + 1}"
@@ -235,18 +235,18 @@ def sums_apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
     return max((math.inf if math.isnan(each) else each for each in found), default=0.0)
 
 
-def _alike(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    return len(ours) == len(theirs) and _apart(ours, theirs) <= _ROUNDING
+def _same_state(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    return len(ours) == len(theirs) and _largest_relative(ours, theirs) <= _ROUNDING
 
 
-def _apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def _largest_relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The largest relative difference."""
     if len(ours) != len(theirs):
         return math.inf
-    return max(map(_far, ours, theirs), default=0.0)
+    return max(map(_relative, ours, theirs), default=0.0)
 
 
-def _far(a: Any, b: Any) -> float:
+def _relative(a: Any, b: Any) -> float:
     if a == b or (a != a and b != b):
         return 0.0
     return float(abs(a - b) / max(abs(a), abs(b)))

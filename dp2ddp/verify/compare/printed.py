@@ -101,10 +101,10 @@ def _places(ours: str, theirs: str) -> float | None:
     pairs = list(zip(NUMBER.findall(ours), NUMBER.findall(theirs)))
     if any(not Decimal(a).is_finite() or not Decimal(b).is_finite() for a, b in pairs if a != b):
         return None
-    return max((_apart(Decimal(a), Decimal(b)) for a, b in pairs), default=0.0)
+    return max((_units_apart(Decimal(a), Decimal(b)) for a, b in pairs), default=0.0)
 
 
-def _apart(a: Decimal, b: Decimal) -> float:
+def _units_apart(a: Decimal, b: Decimal) -> float:
     """How far apart two printed numbers are, in units of the last digit of the one with fewer."""
     exponents = (a.as_tuple().exponent, b.as_tuple().exponent)
     unit = Decimal(1).scaleb(max(exponent for exponent in exponents if isinstance(exponent, int)))

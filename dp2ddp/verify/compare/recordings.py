@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
-from dp2ddp.verify.compare.optimizer_settings import SettingDifference, first_difference
+from dp2ddp.verify.compare.finding import Finding
+from dp2ddp.verify.compare.optimizer_settings import first_difference
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
 from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference
-from dp2ddp.verify.run import recording, runs
+from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
 
@@ -38,7 +39,7 @@ class BatchDifference:
 
     def __str__(self) -> str:
         where = f"batch {self.number} of iteration {self.iterator + 1} over a loader"
-        return f"{where}: samples {_few(self.original)}, converted {_few(list(self.parts))}"
+        return f"{where}: samples {_shortened(self.original)}, converted {_shortened(list(self.parts))}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Comparison:
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    setting: SettingDifference | None = None
+    setting: Finding | None = None
     logged: tuple[LineDifference, ...] = ()
     foreign: bool = False
     rows_elsewhere: bool = False
@@ -141,38 +142,36 @@ class Comparison:
 
 
 def compare(
-    original: Path,
-    converted: Path,
+    original: Run,
+    converted: Run,
     tolerance: float = TOLERANCE,
     places: float = 0,
     foreign: bool = False,
 ) -> Comparison:
-    """Compare the finished runs in two folders (see `runs`).
+    """Compare two finished runs.
 
     Args:
-        original: the folder of the original's run.
-        converted: the folder of the converted script's run.
+        original, converted: the runs.
         tolerance: see `Comparison`.
         places: see `Comparison`; 0: every printed line must be the same.
         foreign: see `Comparison`.
 
     Raises:
-        FileNotFoundError: a folder holds no finished run, or a process ended before it recorded anything.
+        FileNotFoundError: a process ended before it recorded anything.
     """
-    one, other = runs.read(original), runs.read(converted)
-    (ours,), theirs = one.recordings()[:1], other.recordings()
+    (ours,), theirs = original.recordings()[:1], converted.recordings()
     batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
-    files = _outputs(one), _outputs(other)
-    names = clock_names.renamed(*files, timedelta(seconds=max(one.seconds, other.seconds)))
-    hide = one.hide, clock_names.restoring(names, other.hide)
+    files = _outputs(original), _outputs(converted)
+    names = clock_names.renamed(*files, timedelta(seconds=max(original.seconds, converted.seconds)))
+    hide = original.hide, clock_names.restoring(names, converted.hide)
     return Comparison(
-        original=one,
-        converted=other,
+        original=original,
+        converted=converted,
         tolerance=tolerance,
         places=places,
         steps=tuple(steps.differences(ours, theirs[0])),
         losses=tuple(_losses([ours], theirs)),
-        lines=tuple(_lines(one, other, hide, foreign)),
+        lines=tuple(_lines(original, converted, hide, foreign)),
         files=tuple(_files(*files, places, hide)),
         apart=steps.apart(theirs),
         counts=tuple(_counts(ours, theirs[0])),
@@ -180,7 +179,7 @@ def compare(
         batch=batch,
         recordings=(ours, *theirs),
         names=names,
-        setting=first_difference(ours, theirs[0], tolerance),
+        setting=first_difference(ours, theirs[0], tolerance, len(theirs), batch is None),
         foreign=foreign,
         rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
         logged=tuple(printed.differences(*(hide[i](_logged(run)) for i, run in enumerate((ours, theirs[0]))))),
@@ -214,7 +213,7 @@ def _batch(
     return None
 
 
-def _few(indices: Any) -> str:
+def _shortened(indices: Any) -> str:
     text = str(indices)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

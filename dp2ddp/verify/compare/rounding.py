@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,13 @@ def measured(twice: Comparison) -> Rounding:
         {line.line: _TIMES * line.relative for line in twice.lines},
         {(file.file, file.where): _TIMES * file.relative for file in twice.files},
     )
+
+
+def excused(may: Rounding, twice: Comparison) -> Rounding:
+    """`may`, and any difference in the lines and files that the original doesn't write twice."""
+    lines = {line.line: math.inf for line in twice.lines}
+    files = {(file.file, file.where): math.inf for file in twice.files}
+    return replace(may, lines={**may.lines, **lines}, files={**may.files, **files})
 
 
 def allowed_at(sizes: Sequence[float], number: int) -> float:

@@ -18,7 +18,6 @@ from dp2ddp.verify.compare.unpickle import Placeholder
 
 #: What takes out of the original's and the converted run's texts what isn't to be compared.
 Hiding = tuple[Callable[[str], str], Callable[[str], str]]
-_BY_IDENTITY: Any = object.__eq__
 _OF_CONTENT = ".data/serialization_id"  # a checksum of the other files
 _NUMPY = b"\x93NUMPY"
 _NEGLIGIBLE = 1e-3  # of the size of most tensors
@@ -210,8 +209,6 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         return _indexed("", value)
-    if type(value).__eq__ is _BY_IDENTITY and not isinstance(value, type) and getattr(value, "__dict__", None):
-        return list(vars(value).items())  # a learning rate scheduler
     return None
 
 

@@ -27,8 +27,8 @@ from dp2ddp.verify.run.state import generators
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a worker is told to load.
+class LoadOrder:
+    """What a worker is to load.
 
     Attributes:
         index: a sample's index, or a batch's.
@@ -41,13 +41,13 @@ class Told:
     batch: int
 
     def __reduce__(self) -> Any:
-        return _told, (self.index, self.passes, self.batch)
+        return _order_in_worker, (self.index, self.passes, self.batch)
 
 
-def _told(index: Any, passes: int, batch: int) -> Told:
+def _order_in_worker(index: Any, passes: int, batch: int) -> LoadOrder:
     """In a worker that isn't forked nothing is installed yet."""
     _install_in_worker()
-    return Told(index, passes, batch)
+    return LoadOrder(index, passes, batch)
 
 
 def install(everywhere: bool = False) -> None:
@@ -67,7 +67,7 @@ def install(everywhere: bool = False) -> None:
         reset(iterator, *args, **kwargs)
 
     kind._reset = begin
-    kind._next_index = lambda iterator: passes.told(iterator, next_index(iterator))
+    kind._next_index = lambda iterator: passes.order(iterator, next_index(iterator))
     _replace(_RankLoader, "_begin_whole", passes.beginning_again())
 
 
@@ -88,7 +88,7 @@ class _Passes:
         finally:
             self._again = False
 
-    def told(self, iterator: Any, index: Any) -> Any:
+    def order(self, iterator: Any, index: Any) -> Any:
         """What `iterator` tells a worker to load, where it would be `index`."""
         if not (iterator._num_workers or self._everywhere):
             return index
@@ -96,7 +96,7 @@ class _Passes:
             self.begin(iterator)
         number = iterator._dp2ddp_batches
         iterator._dp2ddp_batches += 1
-        return Told(index, iterator._dp2ddp_pass, number)
+        return LoadOrder(index, iterator._dp2ddp_pass, number)
 
     def begin(self, iterator: Any) -> None:
         """A pass begins."""
@@ -148,24 +148,24 @@ def _fetching_next(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
     """An iterable data set draws as it goes, alike on all ranks, for each of them loads all of it."""
 
     @wraps(original)
-    def load(fetcher: Any, told: Any) -> Any:
-        return original(fetcher, told.index if isinstance(told, Told) else told)
+    def load(fetcher: Any, order: Any) -> Any:
+        return original(fetcher, order.index if isinstance(order, LoadOrder) else order)
 
     return load
 
 
 def _fetching(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @wraps(original)
-    def load(fetcher: Any, told: Any) -> Any:
-        if not isinstance(told, Told):
-            return original(fetcher, told)
-        draws = _Draws(fetcher.dataset, (told.passes, *_Seeding.moved))
+    def load(fetcher: Any, order: Any) -> Any:
+        if not isinstance(order, LoadOrder):
+            return original(fetcher, order)
+        draws = _Draws(fetcher.dataset, (order.passes, *_Seeding.moved))
         if not fetcher.auto_collation:
-            data = draws.seeded(told.index, lambda: fetcher.dataset[told.index])
+            data = draws.seeded(order.index, lambda: fetcher.dataset[order.index])
         else:
-            data = [draws.seeded(index, partial(_sample, fetcher.dataset, index)) for index in told.index]
+            data = [draws.seeded(index, partial(_sample, fetcher.dataset, index)) for index in order.index]
         # A collate_fn that draws is given the whole batch on every rank.
-        return draws.seeded(("batch", told.batch), lambda: fetcher.collate_fn(data))
+        return draws.seeded(("batch", order.batch), lambda: fetcher.collate_fn(data))
 
     return load
 

@@ -4,8 +4,8 @@ The classes themselves are changed, so whatever a script does with them goes on:
 subclasses, `isinstance`, transforms, `repr`. Objects hold their samples, or paths of image files that exist, so worker
 processes need nothing of this, however they are started.
 
-A model can learn the images: each class has a pattern, under noise. All come from their number, class and split alone;
-no global generator is drawn from.
+Images are noise, which trains as well as any for a comparison. It comes from its split alone; no global generator is
+drawn from.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
 _TEST_FOLDERS = ("val", "test", "eval")  # in the name of a folder of images that isn't trained on
 _FOLDER_CLASSES = 10
-_BLOCK = 4  # pixels: the side of a pattern's squares
-_DEPTH = 64  # of 255: how far patterns, and then noise, go from the middle
 _FOLDER_SIDE = 24  # pixels, before an image of a folder is enlarged to its own size
 
 
@@ -66,11 +64,11 @@ class Maker:
         """Tell that `dataset` has been filled."""
         self.tell(MadeUp(type(dataset).__name__, split, count))
 
-    def arrays(self, dataset: Any, split: str, shape: tuple[int, int, int], classes: int) -> tuple[Any, Any]:
-        """Images, uint8 of shape (samples, *shape), and labels, int64 of shape (samples,)."""
-        targets = labels(self.size(split), classes)
-        self.made(dataset, split, len(targets))
-        return images(targets, shape, split), targets
+    def arrays(self, dataset: Any, split: str, shape: tuple[int, int, int], classes: int) -> tuple[Any, list[int]]:
+        """Images, uint8 of shape (samples, *shape), and labels: every class in turn."""
+        count = self.size(split)
+        self.made(dataset, split, count)
+        return images(count, shape, split), [number % classes for number in range(count)]
 
 
 def install(maker: Maker) -> None:
@@ -96,7 +94,7 @@ def _mnist(dataset: Any, maker: Maker) -> tuple[Any, Any]:
     first = int(given == "letters")
     classes = len(getattr(dataset, "classes_split_dict", {}).get(given, range(10))) - first
     images, targets = maker.arrays(dataset, "train" if dataset.train else "test", (28, 28, 1), classes)
-    return torch.from_numpy(images[..., 0].copy()), torch.from_numpy(targets) + first
+    return torch.from_numpy(images[..., 0].copy()), torch.tensor(targets) + first
 
 
 def _cifar(kind: Any, maker: Maker) -> Any:
@@ -111,8 +109,8 @@ def _cifar(kind: Any, maker: Maker) -> Any:
         hundred = self.meta["key"] == "fine_label_names"
         self.classes = [f"class {number}" for number in range(100)] if hundred else list(_CIFAR10)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.data, targets = maker.arrays(self, "train" if self.train else "test", (32, 32, 3), len(self.classes))
-        self.targets = targets.tolist()
+        split = "train" if self.train else "test"
+        self.data, self.targets = maker.arrays(self, split, (32, 32, 3), len(self.classes))
 
     return __init__
 
@@ -139,31 +137,11 @@ def _dataset_folder(original: Any, maker: Maker) -> Any:
     return __init__
 
 
-def labels(count: int, classes: int) -> NDArray[np.int64]:
-    """Classes of `count` samples, int64 of shape (count,): every class in turn."""
+def images(count: int, shape: tuple[int, int, int], split: str) -> NDArray[np.uint8]:
+    """Noise, uint8 of shape (count, *shape): `shape` is height, width and channels; each split has its own."""
     import numpy as np
 
-    return np.arange(count, dtype=np.int64) % classes
-
-
-def images(of: NDArray[np.int64], shape: tuple[int, int, int], stream: str) -> NDArray[np.uint8]:
-    """Images of the classes `of`, uint8 of shape (samples, *shape).
-
-    Args:
-        of: the class of each sample, from 0.
-        shape: height and width, multiples of 4, and channels.
-        stream: where the noise comes from: "train" and "test" have the same patterns and other noise.
-    """
-    import numpy as np
-
-    height, width, channels = shape
-    squares = (int(of.max(initial=0)) + 1, height // _BLOCK, width // _BLOCK, channels)
-    patterns = np.random.default_rng(0).integers(128 - _DEPTH, 128 + _DEPTH, squares, dtype=np.uint8)
-    patterns = patterns.repeat(_BLOCK, axis=1).repeat(_BLOCK, axis=2)
-    noise = np.random.default_rng(zlib.crc32(stream.encode()))
-    offsets = noise.integers(-_DEPTH, _DEPTH, (len(of), *shape), dtype=np.int8)
-    sums: NDArray[np.uint8] = patterns[of] + offsets.view(np.uint8)  # modulo 256, hence right for negative ones, too
-    return sums
+    return np.random.default_rng(zlib.crc32(split.encode())).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def fill_folder(target: Path, count: int, stream: str) -> None:
@@ -172,19 +150,16 @@ def fill_folder(target: Path, count: int, stream: str) -> None:
     Their sizes go from 96 x 96 to 144 x 144 pixels. Several processes may do so at the same time: the folder is there
     when it is complete.
     """
-    import numpy as np
     from PIL import Image
 
     if target.is_dir():
         return
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-    classes = labels(count, min(_FOLDER_CLASSES, count))
-    for number, image in enumerate(images(classes, (_FOLDER_SIDE, _FOLDER_SIDE, 3), stream)):
-        path = unfinished / f"class_{classes[number]}" / f"{number:04}.png"
+    for number, image in enumerate(images(count, (_FOLDER_SIDE, _FOLDER_SIDE, 3), stream)):
+        path = unfinished / f"class_{number % _FOLDER_CLASSES}" / f"{number:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        sides = 96 + 8 * (number % 7), 96 + number * 8 % 56
-        rows, columns = (np.arange(side) * _FOLDER_SIDE // side for side in sides)
-        Image.fromarray(image[rows][:, columns]).save(path)
+        sides = 96 + number * 8 % 56, 96 + 8 * (number % 7)
+        Image.fromarray(image).resize(sides, Image.Resampling.NEAREST).save(path)
     try:
         unfinished.rename(target)
     except OSError:

@@ -105,32 +105,29 @@ def _ran(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
     """All that was compared. Where it shows nothing, what the verdict doesn't count is only told."""
+    one, codes = comparison.original, (comparison.original.exit_code, comparison.converted.exit_code)
+    worst = comparison.worst.relative
+    steps = [step for step in comparison.steps if step.relative > comparison.allowed(step.step)]
+    files = {file.file for file in comparison.wrong_files}
+    setting = comparison.setting.what if comparison.setting else ""
+    rows: Sequence[tuple[str, str, Collection[object] | str, str]] = (
+        ("parameters", counted(len(comparison.steps), "step"), steps,
+         f"within {worst:.0e}" if worst else "the same bits"),
+        ("losses", counted(len(comparison.losses), "loss", "es"), comparison.wrong_losses, "the same"),
+        ("batches", counted(len(comparison.recordings[0].batches), "batch", "es"),
+         "other samples" if comparison.batch else "", "the same samples"),
+        ("optimizers' settings", "each step", setting, "the same"),
+        ("ranks among each other", counted(len(comparison.recordings) - 1, "rank"),
+         "other parameters" if comparison.apart else "", "the same bits"),
+        ("printed lines", counted(one.stdout.count("\n"), "line"), comparison.wrong_lines, "the same"),
+        ("files written", counted(len(one.files()), "file"), files, "the same"),
+        ("exit codes", f"{codes[0]} and {codes[1]}", "other" if codes[0] != codes[1] else "", "the same"),
+        *(("how often", text, "not the same", "") for text in comparison.counts),
+    )  # fmt: skip
     bad = "plain" if verdict.exit_code == NOT_SHOWN else "bad"
-
-    def row(what: str, amount: str, wrong: str, right: str = "the same") -> Row:
-        return Row(what, amount, wrong or right, bad if wrong else "good")
-
-    def some(wrong: Collection[object], text: str) -> str:
-        return f"{len(wrong)} {text}" if wrong else ""
-
-    one, other, worst = comparison.original, comparison.converted, comparison.worst.relative
-    apart = [step for step in comparison.steps if step.relative > comparison.allowed(step.step)]
-    codes = one.exit_code, other.exit_code
-    yield row("parameters, step by step", counted(len(comparison.steps), "step"), some(apart, "beyond the tolerance"),
-              f"within {worst:.0e}" if worst else "the same bits")  # fmt: skip
-    yield row("losses", counted(len(comparison.losses), "loss", "es"),
-              some(comparison.wrong_losses, "beyond the tolerance"))  # fmt: skip
-    yield row("batches", counted(len(comparison.recordings[0].batches), "batch", "es"),
-              "other samples" if comparison.batch else "", "the same samples")  # fmt: skip
-    yield row("optimizers' settings", "each step", str(comparison.setting or ""))
-    yield row("ranks among each other", counted(len(comparison.recordings) - 1, "rank"),
-              "other parameters" if comparison.apart else "", "the same bits")  # fmt: skip
-    yield row("printed lines", counted(one.stdout.count("\n"), "line"), some(comparison.wrong_lines, "not the same"))
-    yield row("files written", counted(len(one.files()), "file"),
-              some({file.file for file in comparison.wrong_files}, "not the same"))  # fmt: skip
-    yield row("exit codes", f"{codes[0]} and {codes[1]}", "other" if codes[0] != codes[1] else "")
-    for text in comparison.counts:
-        yield Row("how often", text, "not the same", "bad")
+    for what, amount, wrong, right in rows:
+        said = wrong if isinstance(wrong, str) else f"{len(wrong)} not the same"
+        yield Row(what, amount, said if wrong else right, bad if wrong else "good")
 
 
 def _chart(comparison: Comparison) -> Chart | None:

@@ -56,10 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     callsites.aside.append(str(Path(__file__).parents[2]))  # what is recorded is each rank's own
     try:
         with Recorder(folder / f"rank{_rank()}", options) as recorder, ExitStack() as modes:
+            # The working directory, and the script's own where that is another one.
+            scratch.protect(folder, *([recorder.wrote] if _rank() else []))
             _watch(task, recorder)
-            if (
-                options.synthetic is not None
-            ):  # one folder for both sides, so that the paths of image files are the same
+            if options.synthetic is not None:
+                # One folder for both sides, so that the paths of image files are the same.
                 place = folder.parent / f"synthetic{options.synthetic}"
                 synthetic.install(synthetic.Maker(options.synthetic, place, recorder.made_up))
             if options.on_cpu or options.float64:
@@ -73,7 +74,6 @@ def _prepare(task: Task, folder: Path) -> None:
     options = task.options
     _show_terminal()
     location.leave_out(os.path.dirname(os.path.dirname(__file__)))
-    scratch.protect(folder)  # the working directory, and the script's own where that is another one
     if options.pretended:
         stand_in.pretend_devices(options.replicas)
     if options.on_cpu:
@@ -99,8 +99,6 @@ def _watch(task: Task, recorder: Recorder) -> None:
         recorder.watch_replicas(wrapped, _rank())
     recorder.watch_wrapped(nn.DataParallel, "wrapped" if task.original else "left")
     recorder.watch_batch_norm(dp2ddp_runtime)
-    if _rank():
-        recorder.watch_files()
 
 
 def _run(script: str) -> None:

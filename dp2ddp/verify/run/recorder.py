@@ -23,8 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from dp2ddp.verify.emulate.draws import Told
-from dp2ddp.verify.run import state
+from dp2ddp.verify.emulate.draws import LoadOrder
+from dp2ddp.verify.run import scratch, state
 from dp2ddp.verify.run.options import Options
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Recorder:
         self._iterators = 0
         self._iterations: dict[int, int] = {}  # by the data set's id: the latest iteration's number
         self._told: set[str] = set()  # what is noted once
+        self._written: set[str] = set()
         self._gradients: list[float | None] = []
         self._models: dict[int, Any] = {}
         self._optimizers: dict[int, int] = {}
@@ -101,7 +102,7 @@ class Recorder:
         given = [state.sums(tensor) for tensor in state.tensors_in(call) if tensor.is_floating_point()]
         modes = [module.training, sum(part.training for part in module.modules())]
         buffers = state.norms([buffer for _, buffer in _buffers(module)])
-        self._write("forward", model=type(module).__name__, replica=replica, given=given, modes=modes, buffers=buffers)
+        self._write("forwards", model=type(module).__name__, replica=replica, given=given, modes=modes, buffers=buffers)
 
     def draws(self) -> None:
         """Notes, once, that a wrapped model draws random numbers."""
@@ -131,28 +132,17 @@ class Recorder:
         def on_wrap(*args: Any, **kwargs: Any) -> None:
             model: Any = args[0] if args else kwargs["module"]
             if kwargs.get("sync_bn") and any(isinstance(part, _BatchNorm) for part in model.modules()):
-                self._write("sync_bn", at=self._at())
+                self._write("synchronised", value=self._at())
 
         self._watch(runtime, "wrap_model", before=on_wrap)
 
-    def watch_files(self) -> None:
-        """Notes the files below the working directory that this process opens to write, each once."""
-        written: set[str] = set()
-
-        def note(path: Any) -> None:
-            if not isinstance(path, (str, os.PathLike)):
-                return
-            name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
-            if name not in written and not name.startswith(os.pardir) and not name.endswith(".pyc"):
-                written.add(name)
-                self._write("wrote", name=name)
-
-        def hear(event: str, args: Any) -> None:
-            if event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
-                note(args[0])
-
-        sys.addaudithook(hear)
-        self._watch(torch, "save", before=lambda value, f, *a, **k: note(f))  # which opens files in C++
+    def wrote(self, path: str) -> None:
+        """Notes a file below the working directory that this process opens to write, once."""
+        name = os.path.relpath(os.path.realpath(path), os.path.realpath(self._work))
+        is_scripts = not name.startswith(os.pardir) and not name.endswith((".pyc", scratch.COPY))
+        if is_scripts and name not in self._written and not self._events.closed:  # at the exit it is
+            self._written.add(name)
+            self._write("wrote", value=name)
 
     def _wrapped(self, module: Any, event: str) -> None:
         if id(module) not in self._models:
@@ -182,6 +172,7 @@ class Recorder:
         self._undo.append(lambda: setattr(owner, name, original))
 
     def _write(self, kind: str, **values: Any) -> None:
+        """A line for `recording`: `kind` is as the list there that it is added to, or as `recording._add` names it."""
         self._events.write(json.dumps({"kind": kind, "step": self._step, **values}) + "\n")
 
     def _once(self, kind: str, **values: Any) -> None:
@@ -234,7 +225,7 @@ class Recorder:
         value = sum(float(tensor.detach().double().sum()) for tensor in given)
         made = enumerate(each() for each in self._made)
         kept = [number for number, each in made if each is not None and state.has_gradients(each)]
-        self._write("loss", value=value, kept=kept, at=self._at())
+        self._write("losses", value=value, kept=kept, at=self._at())
 
     def _on_autocast(self, autocast: Any) -> None:
         if autocast._enabled:
@@ -242,21 +233,21 @@ class Recorder:
 
     def _on_log(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         if record.pathname.startswith(self._tops):  # the script's own line, whoever shows it
-            self._write("log", text=record.getMessage())
+            self._write("logged", value=record.getMessage())
 
     def _on_scale(self, result: None, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if scaler.is_enabled():
-            self._write("scale", value=scaler.get_scale())
+            self._write("scales", value=scaler.get_scale())
 
     def _on_index(self, index: Any, iterator: Any) -> None:
         """Workers fetch ahead, by their number: what nobody takes doesn't count."""
         if not hasattr(iterator, "_dp2ddp_fetched"):
             self._number(iterator)
-        iterator._dp2ddp_fetched.append(index.index if isinstance(index, Told) else index)
+        iterator._dp2ddp_fetched.append(index.index if isinstance(index, LoadOrder) else index)
 
     def _on_batch(self, data: Any, iterator: Any) -> None:
         indices = state.plain(iterator._dp2ddp_fetched.popleft())
-        self._write("batch", iterator=iterator._dp2ddp_number, indices=indices, at=self._at())
+        self._write("batches", iterator=iterator._dp2ddp_number, indices=indices, at=self._at())
 
     def _on_loader(self, iterator: Any, loader: Any) -> None:
         iterator._dp2ddp_loader = state.of_loader(loader)
@@ -269,7 +260,7 @@ class Recorder:
         else:
             self._iterations[data] = self._iterators
             self._iterators += 1
-            self._write("loader", iterator=self._iterations[data], told=iterator._dp2ddp_loader)
+            self._write("loader", iterator=self._iterations[data], made_with=iterator._dp2ddp_loader)
         iterator._dp2ddp_number, iterator._dp2ddp_fetched = self._iterations[data], deque()
 
 

@@ -170,26 +170,23 @@ def read(folder: Path) -> Recording:
     return recording
 
 
-#: By an event's name: the list in the recording that it is added to, and what of it: an object of a class, or a value.
-_LISTS: Mapping[str, tuple[str, type | str]] = {
-    "loss": ("losses", Loss),
-    "batch": ("batches", Batch),
-    "settings": ("settings", Settings),
-    "wrapped": ("wrapped", Wrapped),
-    "left": ("left", Wrapped),
-    "forward": ("forwards", Forward),
-    "log": ("logged", "text"),
-    "sync_bn": ("synchronised", "at"),
-    "wrote": ("wrote", "name"),
-    "scale": ("scales", "value"),
+#: What the lists of a recording hold where that isn't a value alone, by their names, which are the events', too.
+_CLASSES: Mapping[str, type] = {
+    "losses": Loss,
+    "batches": Batch,
+    "settings": Settings,
+    "wrapped": Wrapped,
+    "left": Wrapped,
+    "forwards": Forward,
 }
 
 
 def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[int, tuple[Slot, ...]]) -> None:
     """Add what `Recorder._write(kind, **event)` has written."""
-    if kind in _LISTS:
-        name, what = _LISTS[kind]
-        getattr(recording, name).append(event[what] if isinstance(what, str) else what(**event))
+    if kind in _CLASSES:
+        getattr(recording, kind).append(_CLASSES[kind](**event))
+    elif "value" in event:
+        getattr(recording, kind).append(event["value"])
     elif kind == "layout":
         layouts[event["optimizer"]] = tuple(
             Slot(model, name, getattr(torch, dtype), tuple(shape)) for model, name, dtype, shape in event["tensors"]
@@ -209,7 +206,7 @@ def _add(recording: Recording, kind: str, event: dict[str, Any], layouts: dict[i
     elif kind == "again":
         recording.batches[:] = [batch for batch in recording.batches if batch.iterator != event["iterator"]]
     elif kind == "loader":
-        recording.loaders[event["iterator"]] = event["told"]
+        recording.loaders[event["iterator"]] = event["made_with"]
     else:
         setattr(recording, kind, event.get("dtype", True))
 

@@ -1,7 +1,7 @@
 """Start originals and conversions under `record`, each in its own scratch folder, and read what they left.
 
 A run's folder: `work/` is the script's working directory, `script/` the script's own where that is elsewhere,
-`rank<r>/` holds each process's recording with its `stdout.txt` and `stderr.txt`, `run.json` the exit codes and seconds.
+`rank<r>/` holds each process's recording with its `stdout.txt` and `stderr.txt`.
 """
 
 from __future__ import annotations
@@ -83,28 +83,15 @@ class Run:
         return {Path(os.path.relpath(path, self.work)).as_posix(): path for path in found}
 
 
-def read(folder: Path) -> Run:
-    """The finished run in `folder`. Raises `FileNotFoundError` if there is none."""
-    saved = json.loads((folder / "run.json").read_text())
-    return Run(folder, tuple(saved["exit_codes"]), saved["seconds"])
-
-
 class Running:
-    """A started run; `wait` for it, or `poll`. As a context manager it ends the processes that are still there.
+    """A started run; `wait` for it, or `poll`. As a context manager it ends the processes that are still there."""
 
-    Args:
-        own: a fork server that only this run has; it ends with the context.
-    """
-
-    def __init__(
-        self, folder: Path, processes: Sequence[Process], timeout: float, own: ForkServer | None = None
-    ) -> None:
+    def __init__(self, folder: Path, processes: Sequence[Process], timeout: float) -> None:
         self.folder = folder
         self._processes = processes
         self._started = time.monotonic()
         self._timeout = timeout
         self._deadline = self._started + timeout
-        self._own = own
 
     def poll(self) -> Run | None:
         """The run if every process has ended, else None.
@@ -124,11 +111,7 @@ class Running:
                 if not failed:
                     raise subprocess.TimeoutExpired("a run", self._timeout)
             return None
-        run = Run(self.folder, tuple(code or 0 for code in codes), time.monotonic() - self._started)
-        saved = {"exit_codes": run.exit_codes, "seconds": run.seconds}
-        (self.folder / "run.json").write_text(json.dumps(saved))
-        self._close()
-        return run
+        return Run(self.folder, tuple(code or 0 for code in codes), time.monotonic() - self._started)
 
     def wait(self) -> Run:
         """Wait until every process has ended, and give back the run. Raises as `poll` does."""
@@ -149,15 +132,8 @@ class Running:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # An interrupt may have come between an order and its answer: then the server is asked nothing more, and ended.
-        if self._own is None and (kind is None or issubclass(kind, Exception)):
+        if kind is None or issubclass(kind, Exception):
             self.kill()
-        self._close()
-
-    def _close(self) -> None:
-        """End the fork server that only this run has, and with it whatever is still there."""
-        own, self._own = self._own, None
-        if own is not None:
-            own.close()
 
 
 def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]], None] | None = None) -> dict[str, Run]:
@@ -183,59 +159,29 @@ def together(running: Mapping[str, Running], look: Callable[[Mapping[str, Run]],
         time.sleep(_LOOK_EVERY)
 
 
-def start_original(
+def start(
     script: Path,
     arguments: Sequence[str],
     folder: Path,
     options: Options,
-    server: ForkServer | None = None,
+    server: ForkServer,
     moved: Moved = (),
+    *,
+    original: bool = False,
 ) -> Running:
-    """Start a DataParallel script with `options.replicas` replicas; it records into `folder`.
+    """Start a script under `record`, once for each rank; each records into `folder`.
 
-    On the CPU the replicas are emulated; on pretend devices they are torch's own, one after the other. `arguments` are
-    the script's own; it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
-    Without a `server` it has one of its own.
+    The original is one process with `options.replicas` replicas: on the CPU they are emulated; on pretend devices they
+    are torch's own, one after the other. The ranks of a converted script are started as torchrun starts them, without
+    its agent, which takes as long to start as the script.
+
+    Args:
+        script: it runs in `folder/work`, which may be filled beforehand (`scratch.fill`), the script being in it.
+        arguments: the script's own.
+        server: that starts it.
+        original: whether it is the side with `nn.DataParallel`.
     """
-    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options, original=True)
-    return _start(task, folder, [{}], server, moved)
-
-
-def start_converted(
-    script: Path,
-    arguments: Sequence[str],
-    folder: Path,
-    options: Options,
-    server: ForkServer | None = None,
-    moved: Moved = (),
-) -> Running:
-    """Start a converted script on `options.replicas` ranks of this machine; each records into `folder`.
-
-    The ranks are started as torchrun starts them, without its agent, which takes as long to start as the script; and
-    a script that can also set up DDP itself must not see torchrun's variables.
-    """
-    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options)
-    device = {"DP2DDP_DEVICE": "cpu"} if options.on_cpu else {}
-    if options.replicas == 1:
-        return _start(task, folder, [{**device, "DP2DDP_NPROC": "1"}], server, moved)
-    common = {**device, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    size = str(options.replicas)
-    ranks = []
-    for rank in map(str, range(options.replicas)):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        told = place if options.foreign else {PLACE: json.dumps(place)}
-        if options.pretended and not options.foreign:
-            # As a plain start tells them; the runtime itself would find out too late, being imported.
-            told |= {"DP2DDP_GPUS": size, "DP2DDP_GPU": rank}
-        ranks.append({**common, **told})
-    return _start(task, folder, ranks, server, moved)
-
-
-def _start(
-    task: Task, folder: Path, processes: Sequence[Mapping[str, str]], server: ForkServer | None, moved: Moved
-) -> Running:
-    """Start `record` once for each set of environment variables in `processes`."""
-    options = task.options
+    task = Task(str(folder.resolve()), os.path.abspath(script), arguments, options, original)
     work = folder.resolve() / "work"
     work.mkdir(parents=True, exist_ok=True)
     shared = client.environment(moved)
@@ -246,14 +192,32 @@ def _start(
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or every if options.cuda else every
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: options.replicas])
         shared.pop("DP2DDP_DEVICE", None)
-    starter = client.ForkServer() if server is None else server
     started: list[Process] = []
-    for rank, variables in enumerate(processes):
+    for rank, variables in enumerate([{}] if original else _places(options)):
         here = folder.resolve() / f"rank{rank}"
         here.mkdir(exist_ok=True)
         # CUDA isn't made to be forked.
-        started.append(starter.start([task.as_text()], work, {**shared, **variables}, here, fork=not options.cuda))
-    return Running(folder, started, options.timeout, starter if server is None else None)
+        started.append(server.start([task.as_text()], work, {**shared, **variables}, here, fork=not options.cuda))
+    return Running(folder, started, options.timeout)
+
+
+def _places(options: Options) -> list[dict[str, str]]:
+    """What tells each rank of a converted script its place."""
+    common = {"DP2DDP_DEVICE": "cpu"} if options.on_cpu else {}
+    if options.replicas == 1:
+        return [{**common, "DP2DDP_NPROC": "1"}]
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    size = str(options.replicas)
+    ranks = []
+    for rank in map(str, range(options.replicas)):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        # A script that can also set up DDP itself must not see torchrun's variables.
+        told = place if options.foreign else {PLACE: json.dumps(place)}
+        if options.pretended and not options.foreign:
+            # As a plain start tells them; the runtime itself would find out too late, being imported.
+            told |= {"DP2DDP_GPUS": size, "DP2DDP_GPU": rank}
+        ranks.append({**common, **told})
+    return ranks
 
 
 def _free_port() -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+COPY = ".dp2ddp"  # behind the name of a copy that isn't complete
 MOST_FILES = 2000  # a folder with more is linked as a whole
 _LEFT_OUT = {".git", ".hg", "__pycache__", ".venv", "venv", "node_modules"}
 _LEFT_OUT |= {".mypy_cache", ".pytest_cache", ".ruff_cache"}
@@ -61,28 +62,33 @@ def is_output(path: Path) -> bool:
     return not path.is_symlink() and "__pycache__" not in path.parts
 
 
-def protect(folder: Path) -> None:
+def protect(folder: Path, wrote: Callable[[Any], object] = lambda path: None) -> None:
     """From now on, a link under `folder` that this process opens for writing becomes a file of its own first.
 
     Sees every `open` of Python's, `torch.save` and `ddp.save`; not what other libraries open in C.
+
+    Args:
+        wrote: is called with each path that is opened to write.
     """
     root = str(folder.resolve())
 
+    def begin(path: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)):
+            _detach(os.path.abspath(os.fsdecode(path)), root)
+            wrote(os.fsdecode(path))
+
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and _is_write(args[1], args[2]):
-            detach(args[0], root)
+            begin(args[0])
 
     sys.addaudithook(hook)
-    _protect_from_save(root)
+    _protect_from_save(begin)
 
 
-def detach(path: Any, root: str) -> None:
-    """Make `path`, if it is a link under `root`, a copy of what it leads to."""
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        return
-    link = os.path.abspath(os.fsdecode(path))
+def _detach(link: str, root: str) -> None:
+    """Make `link`, if it is one under `root`, a copy of what it leads to."""
     if os.path.islink(link) and os.path.realpath(os.path.dirname(link)).startswith(root) and os.path.isfile(link):
-        copy = f"{link}.dp2ddp"
+        copy = link + COPY
         shutil.copyfile(os.path.realpath(link), copy)
         os.replace(copy, link)
 
@@ -93,13 +99,13 @@ def _is_write(mode: Any, flags: Any) -> bool:
     return bool(isinstance(flags, int) and flags & _WRITING)
 
 
-def _protect_from_save(root: str) -> None:
+def _protect_from_save(begin: Callable[[Any], None]) -> None:
     import torch
     from dp2ddp_runtime.rank_zero import checkpoint
 
     def detaching(save: Callable[..., None]) -> Callable[..., None]:
         def detached(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            detach(f, root)
+            begin(f)
             save(obj, f, *args, **kwargs)
 
         return detached

@@ -22,7 +22,7 @@ _TORCHVISION = re.compile(r"^\s*(?:import|from)\s+torchvision\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Sides:
+class SideBySide:
     """What each side runs.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sides:
         return _PLACE.sub(lambda place: self.names.get(place["name"], place["name"]), text)
 
 
-def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> Sides:
+def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) -> SideBySide:
     """Read the original, with what it imports from its own project, and its conversion.
 
     Args:
@@ -60,7 +60,7 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
         BadInput: a script that can't be read or converted.
     """
     notebooks.read(str(script))  # says what is wrong with it by the name that the user gave
-    sources, program = _follow(script)
+    sources, program = _follow_imports(script)
     notes: list[str] = []
     original = {_real(script): sources.data(program.entry)}
     for path, text in program.files.items():
@@ -72,16 +72,16 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
     if converted is None:
         new, foreign = _convert(sources, program, options, notes), False
     else:
-        new, foreign = _given(converted, script)
+        new, foreign = _read_converted(converted, script)
     names = {path.name: f"{path.name} (converted)" for path in new}
     if converted is not None:
         other = converted.name if converted.name != script.name else str(converted)
         names = {_real(script).name: other} if converted.is_file() else names
     top = Path(os.path.commonpath([_real(script).parent, *(path.parent for path in new)]))
-    return Sides(top, original, new, notes, _shared(program), foreign, names)
+    return SideBySide(top, original, new, notes, _shared_modules(program), foreign, names)
 
 
-def _follow(script: Path) -> tuple[PythonFiles, Program]:
+def _follow_imports(script: Path) -> tuple[PythonFiles, Program]:
     root = programs.root_of([_real(script)])
     sources = PythonFiles(root, late=lambda path: True)
     entry = _real(script).relative_to(root).as_posix()
@@ -89,7 +89,7 @@ def _follow(script: Path) -> tuple[PythonFiles, Program]:
     return sources, programs.follow(sources, Layout(sources, disk=sources), entry)
 
 
-def _shared(program: Program) -> list[str]:
+def _shared_modules(program: Program) -> list[str]:
     """torchvision, where the script uses it and has none of its own."""
     own = any(path.startswith("torchvision") for path in program.files)
     used = any(_TORCHVISION.search(text) for text in program.files.values())
@@ -119,14 +119,14 @@ def _convert(sources: PythonFiles, program: Program, options: ConversionOptions,
     return {sources.root / path: sources.source(path).encode(text) for path, text in texts.items()}
 
 
-def _given(converted: Path, script: Path) -> tuple[dict[Path, bytes], bool]:
+def _read_converted(converted: Path, script: Path) -> tuple[dict[Path, bytes], bool]:
     """The converted script and, where it lies in another folder, its own copies of what it imports; and whether all of
     that knows nothing of the runtime."""
     text = notebooks.read(str(converted))
     if not converted.is_file():  # a pipe, which can be read once: it stands beside the original
         return {_real(script): text.encode(text.text)}, _RUNTIME not in text.text
     converted = _real(converted)  # `/dev/stdin` may be a file
-    sources, program = _follow(converted)
+    sources, program = _follow_imports(converted)
     here, there = _real(converted).parent, _real(script).parent
     paths = [program.entry] if here == there else list(program.files)
     found: dict[Path, bytes] = {}
