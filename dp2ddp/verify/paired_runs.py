@@ -21,8 +21,6 @@ from dp2ddp.verify.start.cleanup import check_room
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
-LAST_PLACE = 1.0  # a printed number on the edge between two last digits may fall to either side
-
 
 class PairedRuns:
     """Runs both sides, any number of times.
@@ -64,7 +62,7 @@ class PairedRuns:
         progress.doing("comparing")
         foreign = options.foreign and second == "converted"
         try:
-            comparison = compare(one, other, places=LAST_PLACE, foreign=foreign)
+            comparison = compare(one, other, foreign)
         except FileNotFoundError as missing:
             raise CouldNotRun(Failure(second, f"nothing was recorded ({missing})", other.stderr)) from missing
         if one.exit_code and not comparison.recordings[0].steps:  # wrong arguments, for one: nothing was compared

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dp2ddp.verify.compare.finding import TOLERANCE
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
 
@@ -55,7 +56,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "device": "cuda" if verdict.options.gpus else "cpu",
         "pretended": verdict.options.pretended,
         "synthetic_data": _synthetic(verdict),
-        "tolerance": comparison.tolerance if comparison else None,
+        "tolerance": TOLERANCE if comparison else None,
         "findings": [
             {
                 "kind": each.kind,

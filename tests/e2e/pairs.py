@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import fixture_data
@@ -20,13 +21,10 @@ class Pair:
 
     original: Run
     converted: Run
-    _compared: dict[tuple[float, float], Comparison] = field(default_factory=dict, compare=False)
 
-    def compare(self, tolerance: float, places: float = 0) -> Comparison:
-        asked = tolerance, places
-        if asked not in self._compared:
-            self._compared[asked] = compare(self.original, self.converted, *asked)
-        return self._compared[asked]
+    @cached_property
+    def compared(self) -> Comparison:
+        return compare(self.original, self.converted)
 
     def checked(self) -> Pair:
         """This pair, if both runs ended well."""

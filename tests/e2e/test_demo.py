@@ -25,7 +25,7 @@ def two_epochs(pairs: Pairs, data: Path, name: str) -> Pair:
 
 @pytest.fixture(scope="module")
 def comparison(pairs: Pairs, smaller_digits: Path) -> Comparison:
-    return two_epochs(pairs, smaller_digits, "mnist_script").compare(tolerance=0.0)
+    return two_epochs(pairs, smaller_digits, "mnist_script").compared
 
 
 def test_the_demo_reads_every_classifier() -> None:

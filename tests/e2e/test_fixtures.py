@@ -59,7 +59,9 @@ def test_conversion_is_idempotent(name: str) -> None:
 @every_classifier
 def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, smaller_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(smaller_digits, 2), Options(replicas=1))
-    assert explain(pair.compare(tolerance=0.0)) == []
+    comparison = pair.compared
+    assert explain(comparison) == []
+    assert (largest(comparison), sum(comparison.losses), comparison.lines, comparison.files) == (0.0, 0.0, (), ())
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +76,7 @@ def on_two(pairs: Pairs, even_digits: Path):
 
 @every_classifier
 def test_two_ranks_make_the_original_s_updates(on_two, name: str) -> None:
-    comparison = on_two(name).compare(tolerance=1e-6, places=1)
+    comparison = on_two(name).compared
     assert len(comparison.steps) >= EXACT_STEPS
     assert comparison.counts == ()
     assert comparison.batch is None
@@ -89,7 +91,7 @@ def test_two_ranks_print_the_original_s_numbers_once(on_two, name: str) -> None:
     assert pair.original.stdout.count("\n") >= 3
     assert pair.converted.output(1, "stdout") == ""
     # A number on the edge between two last digits may fall to either side.
-    too_far = [line for line in pair.compare(1e-6, places=1).lines if line.places is None or line.places > 1]
+    too_far = [line for line in pair.compared.lines if line.places is None or line.places > 1]
     assert too_far == []
 
 
@@ -103,7 +105,7 @@ def test_two_ranks_reach_the_original_s_accuracy(on_two, name: str) -> None:
 @every_classifier
 def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
     pair = on_two(name)
-    files = pair.compare(1e-6, places=1).files
+    files = pair.compared.files
     assert pair.original.files().keys() == pair.converted.files().keys()
     assert pair.original.files()
     assert [file for file in files if file.relative > 1e-4] == []
@@ -113,7 +115,7 @@ def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
 def test_three_ranks_train_the_same_in_float64(pairs: Pairs, smaller_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(smaller_digits, 2), Options(replicas=3, float64=True))
     # The scripts' own meters are float32 (`correct.float()`), whatever the default dtype is.
-    comparison = pair.compare(tolerance=1e-6, places=1)
+    comparison = pair.compared
     assert explain(comparison) == []
     assert largest(comparison) <= 1e-9
     assert max(comparison.losses) <= 1e-9
@@ -127,8 +129,8 @@ def test_checkpoints_resume_on_the_other_side(pairs: Pairs, smaller_digits: Path
     saved = [str(run.work / "out" / "checkpoint.pth.tar") for run in (first.converted, first.original)]
     more = arguments(smaller_digits, 2)
     resumed = pairs.cross(name, ([*more, "--resume", saved[0]], [*more, "--resume", saved[1]]), options)
-    comparison = resumed.compare(tolerance=1e-9)
-    assert len(comparison.steps) == len(first.compare(1e-9).steps)
+    comparison = resumed.compared
+    assert len(comparison.steps) == len(first.compared.steps)
     paths = [line for line in comparison.lines if line.original and ".pth.tar" not in line.original]
     assert paths == []
     assert largest(comparison) <= 1e-9

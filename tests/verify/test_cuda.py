@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 
-from dp2ddp.convert.pipeline import convert_source
-from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify.compare.causes import explain
 from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs
-from dp2ddp.verify.start import client
 
 SCRIPT = """
 import warnings
@@ -81,11 +79,7 @@ print(sorted({str(value.dtype) for value in floats}), torch.ones(1).device)
 def test_a_script_for_gpus_runs_on_the_cpu(tmp_path: Path, float64: bool) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = runs.Options(replicas=2, float64=float64)
-    with runs.start(
-        tmp_path / "train.py", [], tmp_path / "run", options, client.ForkServer(), original=True
-    ) as running:
-        run = running.wait()
-    assert run.exit_code == 0, run.stderr
+    run = tiny.run(tmp_path / "train.py", tmp_path / "run", options, original=True)
     assert run.stderr == ""
     kind = "torch.float64" if float64 else "torch.float32"
     assert run.stdout.splitlines() == ["cuda:0 2 CPU in place of a GPU True", "0 1", f"['{kind}'] cpu"]
@@ -93,13 +87,11 @@ def test_a_script_for_gpus_runs_on_the_cpu(tmp_path: Path, float64: bool) -> Non
 
 GUARDED = """
 import os
-import sys
 import torch
 import torch.nn as nn
 import torch.nn.parallel
 
-cuda = "--no-cuda" not in sys.argv
-device = torch.device("cuda:0" if cuda else "cpu")
+device = torch.device("cuda:0")
 
 class Net(nn.Module):
     def __init__(self, ngpu):
@@ -129,24 +121,17 @@ for rows in (6, 5):
 """
 
 
-def _both(script: str, arguments: list[str], folder: Path, float64: bool = True) -> Comparison:
+def _both(script: str, folder: Path, float64: bool = True) -> Comparison:
     """The script and its conversion, on two replicas."""
-    new = convert_source(script, "train.py", ConvertOptions()).new_text
     options = runs.Options(replicas=2, float64=float64)
-    done = []
-    for name, text in (("one", script), ("other", new)):
+    for name, text in (("one", script), ("other", tiny.converted(script))):
         (folder / f"{name}.py").write_text(text)
-        with runs.start(
-            folder / f"{name}.py", arguments, folder / name, options, client.ForkServer(), original=name == "one"
-        ) as running:
-            run = running.wait()
-        assert run.exit_code == 0, run.stderr
-        done.append(run)
-    return compare(done[0], done[1])
+    one = tiny.run(folder / "one.py", folder / "one", options, original=True)
+    return compare(one, tiny.run(folder / "other.py", folder / "other", options))
 
 
 def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> None:
-    comparison = _both(GUARDED, [], tmp_path)
+    comparison = _both(GUARDED, tmp_path)
     assert explain(comparison) == []
     assert len(comparison.steps) == 2
     before = ["cuda False", "cuda True", *["3 rows"] * 4, "cuda True", *["3 rows", "2 rows"] * 2]
@@ -157,7 +142,6 @@ def test_a_guard_on_is_cuda_lets_both_sides_split_the_batch(tmp_path: Path) -> N
 
 
 MIXED = """
-import sys
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -169,8 +153,7 @@ loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
 net = nn.DataParallel(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))).cuda()
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-scale = 2.0**127 if "overflow" in sys.argv else 2.0**16
-scaler = torch.amp.GradScaler("cuda", init_scale=scale, backoff_factor=2.0**-20)
+scaler = torch.amp.GradScaler("cuda")
 for epoch in range(2):
     for x, y in loader:
         x, y = x.cuda(), y.cuda()
@@ -188,7 +171,7 @@ needs_scaler = pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="
 
 @needs_scaler
 def test_mixed_precision_is_bfloat16_on_both_sides(tmp_path: Path) -> None:
-    comparison = _both(MIXED, [], tmp_path, float64=False)
+    comparison = _both(MIXED, tmp_path, float64=False)
     assert explain(comparison) == []
     assert len(comparison.steps) == 6
     assert comparison.original.stdout.splitlines() == ["torch.bfloat16 65536.0"] * 2

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from nursery import Nursery
 from torch import nn
 
 from dp2ddp.verify.compare import saved
-from dp2ddp.verify.run import runs
-from dp2ddp.verify.start import client
 
 SCRIPT = """
 import os
@@ -73,13 +72,8 @@ def written(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[
     root = tmp_path_factory.mktemp("saved")
     (root / "train.py").write_text(SCRIPT)
     (root / "helper.py").write_text(HELPER)
-    with (
-        nursery.installed(),
-        runs.start(root / "train.py", [], root / "run", runs.Options(), client.ForkServer(), original=True) as running,
-    ):
-        run = running.wait()
-    assert run.exit_code == 0, run.stderr
-    return run.files()
+    with nursery.installed():
+        return tiny.run(root / "train.py", root / "run", original=True).files()
 
 
 @pytest.mark.parametrize("file", ["whole.pt", "dict.pt"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dp2ddp.convert.pipeline import convert_source
@@ -70,24 +71,33 @@ def edited(*changes: tuple[str, str]) -> str:
     return text
 
 
-def run_original(workplace: Path, folder: Path) -> Run:
-    scratch.fill(folder / "work", workplace)
-    with runs.start(folder / "work" / "train.py", [], folder, OPTIONS, client.ForkServer(), original=True) as running:
+def run(
+    script: Path,
+    folder: Path,
+    options: runs.Options = OPTIONS,
+    arguments: Sequence[str] = (),
+    *,
+    original: bool = False,
+) -> Run:
+    """A run that ended well."""
+    with runs.start(script, arguments, folder, options, client.ForkServer(), original=original) as running:
         run = running.wait()
     assert run.exit_code == 0, run.stderr
     return run
+
+
+def run_original(workplace: Path, folder: Path) -> Run:
+    scratch.fill(folder / "work", workplace)
+    return run(folder / "work" / "train.py", folder, original=True)
 
 
 def run_converted(text: str, workplace: Path, folder: Path) -> Run:
     scratch.fill(folder / "work", workplace)
     (folder / "work" / "train_ddp.py").symlink_to(folder / "script.py")
     (folder / "script.py").write_text(text)
-    with runs.start(folder / "work" / "train_ddp.py", [], folder, OPTIONS, client.ForkServer()) as running:
-        run = running.wait()
-    assert run.exit_code == 0, run.stderr
-    return run
+    return run(folder / "work" / "train_ddp.py", folder)
 
 
 def findings(original: Run, other: Run) -> tuple[Comparison, list[Finding]]:
-    comparison = compare(original, other, places=1)
+    comparison = compare(original, other)
     return comparison, explain(comparison)

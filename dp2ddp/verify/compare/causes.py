@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dp2ddp.verify.compare import evidence, outcomes, rounding
-from dp2ddp.verify.compare.finding import Finding
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding
 from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
@@ -217,7 +217,7 @@ def _update(comparison: Comparison, first: StepDifference) -> Finding:
     own = _own_losses(comparison, first.step)
     kind = "update"
     cause = "the same batch and loss, but other gradients: a reduced loss, or a layer that mixes samples"
-    if loss is not None and loss > comparison.tolerance:
+    if loss is not None and loss > TOLERANCE:
         what += f", the loss given to backward by {loss:.1e}"
         kind = "loss"
         cause = "another loss: reduced twice, or computed on other values (random ones, or one rank's rows)"

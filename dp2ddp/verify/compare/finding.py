@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+#: The largest relative difference of parameters, losses and saved numbers that counts as agreement.
+TOLERANCE = 1e-6
 #: Kinds of findings: numbers, which rounding and random numbers may change; and what neither ever changes.
 NUMBERS = frozenset({"loss", "update", "scale", "gradient", "printed", "file", "buffer", "input"})
 STRUCTURE = frozenset({"exit", "keys", "left", "unwrapped", "sync_bn", "written", "prints", "missing"})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dp2ddp.verify.compare.finding import Finding
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding
 from dp2ddp.verify.run.recording import Recording
 
 Groups = Sequence[dict[str, Any]]
@@ -20,10 +20,8 @@ _CAUSES = {
 }
 
 
-def first_difference(
-    ours: Recording, theirs: Recording, tolerance: float, ranks: int, same_batches: bool
-) -> Finding | None:
-    """The first setting that one run has otherwise, by more than `tolerance` (relative); None if there is none.
+def first_difference(ours: Recording, theirs: Recording, ranks: int, same_batches: bool) -> Finding | None:
+    """The first setting that one run has otherwise, by more than rounding; None if there is none.
 
     Args:
         ranks: of the converted script.
@@ -35,7 +33,7 @@ def first_difference(
     for step, optimizer in sorted({key for side in sides for key in side if key[0] < until}):
         for current, side in zip(now, sides):
             current[optimizer] = side.get((step, optimizer), current.get(optimizer, ()))
-        for group, name, a, b in _differing(now[0][optimizer], now[1][optimizer], tolerance):
+        for group, name, a, b in _differing(now[0][optimizer], now[1][optimizer]):
             what = f"{name} of parameter group {group + 1} of optimizer {optimizer + 1} is {_shown(a)}"
             if name == "class":
                 what = f"optimizer {optimizer + 1} is of class {a}"
@@ -45,13 +43,13 @@ def first_difference(
     return None
 
 
-def _differing(ours: Groups, theirs: Groups, tolerance: float) -> Iterator[tuple[int, str, Any, Any]]:
+def _differing(ours: Groups, theirs: Groups) -> Iterator[tuple[int, str, Any, Any]]:
     if len(ours) != len(theirs):
         yield 0, "the number of parameter groups", len(ours), len(theirs)
     for index, (one, other) in enumerate(zip(ours, theirs)):
         for name in [*one, *(name for name in other if name not in one)]:
             a, b = one.get(name), other.get(name)
-            if not _is_alike(a, b, tolerance):
+            if not _is_alike(a, b):
                 yield index, name, a, b
 
 
@@ -69,11 +67,11 @@ def _cause(name: str, original: Any, converted: Any, ranks: int, same_batches: b
     return f"the {called} is{by} the original's: the optimizer is made, or a schedule changes it, with another value"
 
 
-def _is_alike(a: Any, b: Any, tolerance: float) -> bool:
+def _is_alike(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_is_alike(one, other, tolerance) for one, other in zip(a, b))
+        return len(a) == len(b) and all(_is_alike(one, other) for one, other in zip(a, b))
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=tolerance) or (math.isnan(a) and math.isnan(b))
+        return math.isclose(a, b, rel_tol=TOLERANCE) or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
 
 

@@ -49,9 +49,10 @@ class LineDifference:
     relative: float = math.inf
     factor: float | None = None
 
-    def within(self, places: float) -> bool:
-        """Whether rounding alone explains it: no number but fractions differs, by `places` of its last digit."""
-        return self.places is not None and self.places <= places and not self.whole
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding alone explains it: a fraction between two last digits may fall to either side."""
+        return self.places is not None and self.places <= 1 and not self.whole
 
 
 def differences(original: str, converted: str) -> Iterator[LineDifference]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
-from dp2ddp.verify.compare.finding import Finding
+from dp2ddp.verify.compare.finding import TOLERANCE, Finding
 from dp2ddp.verify.compare.optimizer_settings import first_difference
 from dp2ddp.verify.compare.printed import LineDifference
 from dp2ddp.verify.compare.rounding import Rounding
 from dp2ddp.verify.compare.saved import FileDifference, Hiding
-from dp2ddp.verify.compare.steps import TOLERANCE, StepDifference
+from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.runs import Run
@@ -48,8 +48,6 @@ class Comparison:
 
     Args:
         original, converted: the runs.
-        tolerance: the largest relative difference of parameters, losses and saved numbers that counts as agreement.
-        places: the largest difference of printed numbers that does, in units of their last digit.
         steps: an entry for each optimizer step of both.
         losses: relative difference of each loss given to `backward`, over all ranks.
         lines: printed lines that differ.
@@ -69,8 +67,6 @@ class Comparison:
 
     original: Run
     converted: Run
-    tolerance: float
-    places: float
     steps: tuple[StepDifference, ...]
     losses: tuple[float, ...]
     lines: tuple[LineDifference, ...]
@@ -89,7 +85,7 @@ class Comparison:
 
     def allowed(self, step: int) -> float:
         """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
-        return max(self.tolerance, rounding.allowed_at(self.rounding.steps, step - 1))
+        return max(TOLERANCE, rounding.allowed_at(self.rounding.steps, step - 1))
 
     def hidden(self, name: str) -> str:
         """What of the converted run's has this name, as the original would call it."""
@@ -115,15 +111,13 @@ class Comparison:
     def wrong_losses(self) -> list[int]:
         """Which of the losses differ (from 0)."""
         allowed = self.rounding.losses
-        return [n for n, loss in enumerate(self.losses) if loss > max(self.tolerance, rounding.allowed_at(allowed, n))]
+        return [n for n, loss in enumerate(self.losses) if loss > max(TOLERANCE, rounding.allowed_at(allowed, n))]
 
     @property
     def wrong_lines(self) -> list[LineDifference]:
-        """The printed lines that differ by more than `places`."""
+        """The printed lines that differ by more than rounding."""
         allowed = self.rounding.lines
-        return [
-            line for line in self.lines if not line.within(self.places) and line.relative > allowed.get(line.line, 0.0)
-        ]
+        return [line for line in self.lines if not line.is_rounding and line.relative > allowed.get(line.line, 0.0)]
 
     @property
     def wrong_files(self) -> list[FileDifference]:
@@ -132,28 +126,20 @@ class Comparison:
         return [
             file
             for file in self.files
-            if file.relative > max(self.tolerance, self.rounding.largest, allowed.get((file.file, file.where), 0.0))
+            if file.relative > max(TOLERANCE, self.rounding.largest, allowed.get((file.file, file.where), 0.0))
         ]
 
     @property
     def wrongly_logged(self) -> list[LineDifference]:
-        """The records of `logging` that differ by more than `places`."""
-        return [line for line in self.logged if not line.within(self.places)]
+        """The records of `logging` that differ by more than rounding."""
+        return [line for line in self.logged if not line.is_rounding]
 
 
-def compare(
-    original: Run,
-    converted: Run,
-    tolerance: float = TOLERANCE,
-    places: float = 0,
-    foreign: bool = False,
-) -> Comparison:
+def compare(original: Run, converted: Run, foreign: bool = False) -> Comparison:
     """Compare two finished runs.
 
     Args:
         original, converted: the runs.
-        tolerance: see `Comparison`.
-        places: see `Comparison`; 0: every printed line must be the same.
         foreign: see `Comparison`.
 
     Raises:
@@ -167,19 +153,17 @@ def compare(
     return Comparison(
         original=original,
         converted=converted,
-        tolerance=tolerance,
-        places=places,
         steps=tuple(steps.differences(ours, theirs[0])),
         losses=tuple(_losses([ours], theirs)),
         lines=tuple(_lines(original, converted, hide, foreign)),
-        files=tuple(_files(*files, places, hide)),
+        files=tuple(_files(*files, hide)),
         apart=steps.apart(theirs),
         counts=tuple(_counts(ours, theirs[0])),
         starts=tuple(steps.starts(ours, theirs)),
         batch=batch,
         recordings=(ours, *theirs),
         names=names,
-        setting=first_difference(ours, theirs[0], tolerance, len(theirs), batch is None),
+        setting=first_difference(ours, theirs[0], len(theirs), batch is None),
         foreign=foreign,
         rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,
         logged=tuple(printed.differences(*(hide[i](_logged(run)) for i, run in enumerate((ours, theirs[0]))))),
@@ -235,11 +219,11 @@ def _outputs(run: Run) -> dict[str, Path]:
     return {name: path for name, path in run.files().items() if _EVENTS not in name}
 
 
-def _files(one: Mapping[str, Path], other: Mapping[str, Path], places: float, hide: Hiding) -> Iterator[FileDifference]:
+def _files(one: Mapping[str, Path], other: Mapping[str, Path], hide: Hiding) -> Iterator[FileDifference]:
     theirs = {hide[1](name): path for name, path in other.items()}
     for name in sorted(one.keys() | theirs.keys()):
         if name in one and name in theirs:
-            yield from saved.differences(name, one[name], theirs[name], places, hide)
+            yield from saved.differences(name, one[name], theirs[name], hide)
         else:
             yield FileDifference(name, f"only the {'original' if name in one else 'converted'}'s", math.inf)
 

@@ -75,17 +75,8 @@ def _size(tensor: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.detach().double())) / math.sqrt(tensor.numel() or 1)
 
 
-def differences(
-    name: str,
-    original: Path,
-    converted: Path,
-    places: float = 0,
-    hide: Hiding = (str, str),
-) -> Iterator[FileDifference]:
-    """Where two files of one name differ.
-
-    Numbers in text may be `places` units of their last digit apart.
-    """
+def differences(name: str, original: Path, converted: Path, hide: Hiding = (str, str)) -> Iterator[FileDifference]:
+    """Where two files of one name differ, by more than the rounding of a text's numbers."""
     if original.read_bytes() == converted.read_bytes():
         return
     ours, theirs = _parts(original), _parts(converted)
@@ -98,7 +89,7 @@ def differences(
         yield FileDifference(name, "bytes", math.inf)
         return
     for line in printed.differences(hide[0](texts[0]), hide[1](texts[1])):
-        if not line.within(places):
+        if not line.is_rounding:
             where = f"line {line.line}: {line.original!r}, {line.converted!r}"
             size = math.inf if line.places is None or line.whole else line.relative
             yield FileDifference(name, where, size, line.factor)
@@ -111,7 +102,7 @@ def _parts(path: Path) -> dict[str, Any] | None:
         array = _array(path.read_bytes())
         return None if array is None else {"array": array}
     if unpickle.is_checkpoint(path):
-        return leaves(unpickle.load(path))
+        return _leaves(unpickle.load(path))
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith(_OF_CONTENT)}
     arrays = {name: _array(data) for name, data in files.items()}
@@ -166,14 +157,14 @@ def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> float | None:
     return factor if abs(factor - 1) > 1e-3 and left < 1e-3 * abs(factor) * math.sqrt(square) else None
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
+def _leaves(value: Any) -> dict[str, Any]:
     """What a checkpoint holds, flat: path of keys and indices to tensor, number, string or other object.
 
     Of torch's modules: their parameters and persistent buffers, as a state dict names them. Of other objects,
     and of modules whose class the script or a library defines: their attributes, too, and the class.
     """
     found: dict[str, Any] = {}
-    _collect(value, path, found, ())
+    _collect(value, "", found, ())
     return found
 
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dp2ddp.verify.compare.finding import TOLERANCE
 from dp2ddp.verify.compare.saved import negligible
 from dp2ddp.verify.run.recording import Recording, Step
-
-TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dp2ddp.verify import report
+from dp2ddp.verify.compare.finding import TOLERANCE
 from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.page import chart
 from dp2ddp.verify.page.chart import Chart
@@ -97,7 +98,7 @@ def _ran(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "computed in", "float64" if options.float64 else "the script's own precision"
     if comparison is not None:
         seconds = [f"{run.seconds:.1f} s" for run in (comparison.original, comparison.converted)]
-        yield "tolerance", f"{comparison.tolerance:g}, relative"
+        yield "tolerance", f"{TOLERANCE:g}, relative"
         yield "took", f"original {seconds[0]}, converted {seconds[1]}"
     if verdict.synthetic:
         yield "synthetic data", ", ".join(map(str, verdict.synthetic))
@@ -132,7 +133,7 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
 
 def _chart(comparison: Comparison) -> Chart | None:
     values = [step.relative for step in comparison.steps]
-    return chart.drawn(values, comparison.tolerance) if values else None
+    return chart.drawn(values, TOLERANCE) if values else None
 
 
 def _code(at: str | None, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:

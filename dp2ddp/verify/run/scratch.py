@@ -38,8 +38,8 @@ def fill(work: Path, source: Path, script: Path | None = None) -> None:
             target.symlink_to(entry.resolve())
 
 
-def put(work: Path, name: Path, source: Path) -> Path:
-    """Let `name` in the scratch directory `work` be the file `source`, and return it.
+def put(work: Path, name: Path, source: Path) -> None:
+    """Let `name` in the scratch directory `work` be the file `source`.
 
     Folders on the way that are links become real ones.
     """
@@ -54,7 +54,6 @@ def put(work: Path, name: Path, source: Path) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     place.symlink_to(source)
-    return place
 
 
 def is_output(path: Path) -> bool:
