@@ -210,7 +210,7 @@ class Recorder:
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Any]:
         index = self._optimizers[id(optimizer)]
-        tensors = [param.detach() for group in optimizer.param_groups for param in group["params"]]
+        tensors = [param.detach() for param in state.parameters(optimizer)]
         layout = [[str(tensor.dtype).rpartition(".")[2], list(tensor.shape)] for tensor in tensors]
         if self._layouts.get(index) != layout:
             self._layouts[index] = layout

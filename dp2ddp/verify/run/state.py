@@ -59,23 +59,26 @@ def _signs(rows: int, count: int) -> torch.Tensor:
     return torch.randint(0, 2, (rows, count), generator=generator, device="cpu") * 2 - 1
 
 
+def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Those of all its groups, in order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def gradients(optimizer: Optimizer) -> list[float | None]:
     """The norm of each parameter's gradient, in float64; None for one that has none."""
-    grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
+    grads = [param.grad for param in parameters(optimizer)]
     found = iter(norms([_dense(grad) for grad in grads if grad is not None]))
     return [None if grad is None else next(found) for grad in grads]
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Whether a parameter has a gradient already that isn't nothing."""
-    params = (param for group in optimizer.param_groups for param in group["params"])
-    return any(bool(_dense(param.grad).any()) for param in params if param.grad is not None)
+    return any(bool(_dense(param.grad).any()) for param in parameters(optimizer) if param.grad is not None)
 
 
 def optimizer_state(optimizer: Optimizer) -> list[float]:
     """The norms of what the optimizer keeps of earlier steps, in its parameters' order."""
-    states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]
-              if param in optimizer.state]  # fmt: skip
+    states = [optimizer.state[param] for param in parameters(optimizer) if param in optimizer.state]
     return norms([value for state in states for value in state.values() if isinstance(value, torch.Tensor)])
 
 
@@ -180,7 +183,7 @@ def names(optimizer: Optimizer) -> list[tuple[str, str]]:
 
     The module is looked for among all live objects: nothing in an optimizer leads to it.
     """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = parameters(optimizer)
     wanted = {id(param) for param in params}
     found: dict[int, tuple[str, str]] = {}
     for module in _modules_by_size():
