@@ -25,20 +25,21 @@ def explain(comparison: Comparison) -> list[Finding]:
 
     Of what makes training differ only the first is named: the rest follows from it.
     """
-    training = sorted(_training(comparison), key=lambda finding: finding.step or 0)  # stable: causes come first
+    # Stable: of one step, causes come first.
+    training = sorted(_training_findings(comparison), key=lambda finding: finding.step or 0)
     named = training[:1]
     # What an optimizer is set to is so whatever is drawn.
     named += [each for each in training[1:] if each.kind == "setting" and each.step == named[0].step]
     if comparison.foreign:  # whoever wrote it by hand wants to know of all that isn't the original's
         named += [each for each in training[1:] if each.kind in _INDEPENDENT and each not in named]
     # That one side does more than the other follows from what it trains otherwise, if it does.
-    found = [*_structure(comparison), *named, *_more(comparison)]
+    found = [*_structure_findings(comparison), *named, *_exit_and_counts(comparison)]
     differs = bool(training)
     found += outcomes.outcome_findings(comparison, differs)
-    return [replace(finding, at=_line(comparison, finding)) for finding in found]
+    return [replace(finding, at=_original_line(comparison, finding)) for finding in found]
 
 
-def _line(comparison: Comparison, finding: Finding) -> str | None:
+def _original_line(comparison: Comparison, finding: Finding) -> str | None:
     """The original's line where a finding is seen."""
     if finding.step is None:
         return None
@@ -50,7 +51,7 @@ def _line(comparison: Comparison, finding: Finding) -> str | None:
     return ours.steps[finding.step - 1].at if finding.step <= len(ours.steps) else None
 
 
-def _structure(comparison: Comparison) -> Iterator[Finding]:
+def _structure_findings(comparison: Comparison) -> Iterator[Finding]:
     """What differs in how the scripts are built, and what more than one rank of a script without the runtime writes."""
     ranks = comparison.recordings[1:]
     for rank, theirs in enumerate(ranks[1:] if comparison.foreign else (), start=1):
@@ -71,7 +72,7 @@ def _and_more(things: Sequence[str]) -> str:
     return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
 
 
-def _more(comparison: Comparison) -> Iterator[Finding]:
+def _exit_and_counts(comparison: Comparison) -> Iterator[Finding]:
     codes = comparison.original.exit_code, comparison.converted.exit_code
     if codes[0] != codes[1]:
         yield Finding("exit", f"exit code {codes[0]}, converted {codes[1]}")
@@ -79,12 +80,12 @@ def _more(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("count", text)
 
 
-def _training(comparison: Comparison) -> Iterator[Finding]:
+def _training_findings(comparison: Comparison) -> Iterator[Finding]:
     """What makes the runs train differently; of one step, the cause before its effect."""
     ours, theirs = comparison.recordings[0], comparison.recordings[1:]
     yield from evidence.data(comparison)
-    yield from _start(comparison)
-    yield from _batch(comparison)
+    yield from _start_findings(comparison)
+    yield from _batch_findings(comparison)
     if comparison.first is not None:
         yield from evidence.passed(comparison, comparison.first.step)
     seen = [*evidence.models(comparison), *evidence.unused(comparison), *evidence.forwards(comparison)]
@@ -95,18 +96,18 @@ def _training(comparison: Comparison) -> Iterator[Finding]:
     yield from evidence.states(comparison)
     if comparison.first is not None:
         yield from evidence.kept(comparison)
-        yield from _draw(ours, theirs[0], comparison.first.step)
+        yield from _draw_findings(ours, theirs[0], comparison.first.step)
     if comparison.apart is not None:
         alone = comparison.foreign and not comparison.recordings[1].wrapped
-        yield _ranks_apart(comparison.apart, alone)
+        yield _apart_finding(comparison.apart, alone)
     if comparison.first is not None:
-        yield _update(comparison, comparison.first)
+        yield _update_finding(comparison, comparison.first)
     else:
-        yield from _loss(comparison)
-        yield from _gradient(comparison)
+        yield from _loss_findings(comparison)
+        yield from _gradient_findings(comparison)
 
 
-def _start(comparison: Comparison) -> Iterator[Finding]:
+def _start_findings(comparison: Comparison) -> Iterator[Finding]:
     """Parameters before the first step: the ranks' among each other, then the two runs'."""
     first = {start.who: start for start in reversed(comparison.starts)}
     for start in sorted(first.values(), key=lambda start: not start.who.startswith("rank")):
@@ -114,7 +115,7 @@ def _start(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("start", what, "initialised from another random draw, or loaded", start.step, start.parameter)
 
 
-def _batch(comparison: Comparison) -> Iterator[Finding]:
+def _batch_findings(comparison: Comparison) -> Iterator[Finding]:
     batch = comparison.batch
     if batch is None:
         return
@@ -183,7 +184,7 @@ def _union(parts: Sequence[Any]) -> Any:
     return [index for part in parts for index in part]
 
 
-def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
+def _draw_findings(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
     """The first step since which a generator has drawn on one side only, or otherwise.
 
     A converted script seeds all generators where the original may seed but torch's: what counts is whether they move.
@@ -201,7 +202,7 @@ def _draw(ours: Recording, theirs: Recording, until: int) -> Iterator[Finding]:
             same = a == b
 
 
-def _ranks_apart(apart: StepDifference, alone: bool) -> Finding:
+def _apart_finding(apart: StepDifference, alone: bool) -> Finding:
     what = f"{apart.parameter} differs between {apart.who} by {apart.relative:.1e}"
     cause = "something that differs between the ranks (random numbers, the time) went into it"
     if alone:
@@ -209,7 +210,7 @@ def _ranks_apart(apart: StepDifference, alone: bool) -> Finding:
     return Finding("apart", what, cause, apart.step, apart.parameter)
 
 
-def _update(comparison: Comparison, first: StepDifference) -> Finding:
+def _update_finding(comparison: Comparison, first: StepDifference) -> Finding:
     """The first update that differs, on the same batch and from the same parameters."""
     what = f"{first.parameter} differs by {first.relative:.1e}"
     loss = _loss_before(comparison, first.step)
@@ -273,14 +274,14 @@ def _loss_factor(comparison: Comparison, step: int) -> float | None:
     return factors[0] if alike else None
 
 
-def _loss(comparison: Comparison) -> Iterator[Finding]:
+def _loss_findings(comparison: Comparison) -> Iterator[Finding]:
     for number in comparison.wrong_losses[:1]:
         loss, difference = comparison.recordings[0].losses[number], comparison.losses[number]
         what = f"the loss given to backward differs by {difference:.1e}, the update doesn't"
         yield Finding("loss", what, "a loss that isn't scaled as the original's", loss.step + 1, size=difference)
 
 
-def _gradient(comparison: Comparison) -> Iterator[Finding]:
+def _gradient_findings(comparison: Comparison) -> Iterator[Finding]:
     """Gradients that an optimizer takes for the same, as Adam does with multiples of them."""
     ours, theirs = comparison.recordings[:2]
     for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1):

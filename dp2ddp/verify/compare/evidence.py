@@ -57,9 +57,9 @@ def unused(comparison: Comparison) -> Iterator[Finding]:
     for step, model in sorted(calls[0]):
         often = [counts[step, model] for counts in calls]
         if step < comparison.first.step and often[0] > often[1]:
-            what = f"the wrapped {model} is called {_times(often[1])} before step {step + 1}, in the original"
+            what = f"the wrapped {model} is called {_times_in_words(often[1])} before step {step + 1}, in the original"
             cause = "it is called past its wrapper (`.module`): on each rank's own rows, or on all of a batch"
-            yield Finding("unwrapped", f"{what} {_times(often[0])}", cause, comparison.first.step)
+            yield Finding("unwrapped", f"{what} {_times_in_words(often[0])}", cause, comparison.first.step)
             return
 
 
@@ -100,7 +100,8 @@ def passed(comparison: Comparison, until: int) -> Iterator[Finding]:
         calls = [counts[step] for counts in backwards]
         batches = [side.get(step, []) for side in taken]
         if calls[0] != calls[1]:
-            what = f"backward is called {_times(calls[1])} before this step, in the original {_times(calls[0])}"
+            original, converted = map(_times_in_words, calls)
+            what = f"backward is called {converted} before this step, in the original {original}"
             more = "a step is left out, or gradients accumulate over more batches"
             fewer = "a step more than the original's, or gradients accumulate over fewer batches"
             yield Finding("passed", what, more if calls[1] > calls[0] else fewer, step + 1)
@@ -126,7 +127,7 @@ def _by_step(run: Recording) -> Mapping[int, list[tuple[int, int]]]:
     return found
 
 
-def _times(count: int) -> str:
+def _times_in_words(count: int) -> str:
     return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 

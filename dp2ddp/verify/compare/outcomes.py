@@ -43,7 +43,7 @@ def printed_finding(comparison: Comparison, differs: bool) -> Iterator[Finding]:
         cause = "another line: one that only one side prints, or that says something else"
     else:
         cause = "training is the same, so this is a number of one rank's rows, or one that is reduced twice"
-        cause += _times(first.factor)
+        cause += _factor_in_words(first.factor)
     yield Finding("printed", what, cause, size=size)
 
 
@@ -55,10 +55,8 @@ def file_findings(comparison: Comparison, differs: bool) -> Iterator[tuple[str, 
     sides = comparison.original.files().keys(), {comparison.hidden(name) for name in comparison.converted.files()}
     for name, places in wrong.items():
         if (name in sides[0]) != (name in sides[1]):
-            yield (
-                name,
-                _missing(name, places[0].where, name in sides[0], bool(sides[0] - sides[1] and sides[1] - sides[0])),
-            )
+            renamed = bool(sides[0] - sides[1] and sides[1] - sides[0])
+            yield name, _missing_file(name, places[0].where, name in sides[0], renamed)
             continue
         keys = [place.where.partition(_ONLY_IN)[0] for place in places if _ONLY_IN in place.where]
         more = f" (and {len(places) - 1} more places)" if len(places) > 1 else ""
@@ -77,15 +75,15 @@ def file_findings(comparison: Comparison, differs: bool) -> Iterator[tuple[str, 
                 cause = (
                     "training is the same, so what is kept beside it is not: an average of it, or a rank's own value"
                 )
-            cause = "" if differs else cause + _times(places[0].factor) + by_rank
+            cause = "" if differs else cause + _factor_in_words(places[0].factor) + by_rank
             yield name, Finding("file", f"{name}: {places[0].where}{by}{more}", cause, size=size)
 
 
-def _times(factor: float | None) -> str:
+def _factor_in_words(factor: float | None) -> str:
     return "" if factor is None else f" ({factor:.4g} times the original's)"
 
 
-def _missing(name: str, what: str, wanted: bool, renamed: bool) -> Finding:
+def _missing_file(name: str, what: str, wanted: bool, renamed: bool) -> Finding:
     """A file that one side alone has; `wanted`: the original."""
     cause = "a file that the original doesn't write"
     if renamed:
