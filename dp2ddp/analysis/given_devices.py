@@ -199,6 +199,15 @@ def unknown(facts: Facts, launch: Launch) -> int:
     return missing
 
 
+def untold_condition(facts: Facts, launch: Launch) -> str | None:
+    """What must be true for all wraps to be reached and isn't known at the launch, if that is one thing."""
+    cases = [case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off]
+    parts = [_parts(facts, launch, case.call, case.ids) for case in cases]
+    untold = [{ast.unparse(part) for part, there in each if there is None} for each in parts]
+    shared = set.intersection(*untold) if untold else set()
+    return min(shared, key=len) if shared else None
+
+
 def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
     """The conditions under which a wrap is reached, by what of them is known at the launch."""
     known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))

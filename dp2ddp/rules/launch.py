@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.given_devices import given_devices
+from dp2ddp.analysis.given_devices import given_devices, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module
@@ -246,7 +246,10 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             )
         for kind, node in reversed(dict(reversed(launch.late)).items()):
             if kind == ARGUMENTS or not given.are_chosen:
-                yield Note(self.id, facts.source.span(node), *_LATE[kind])
+                what, todo = _LATE[kind]
+                lost = untold_condition(facts, launch) if kind == ARGUMENTS else None
+                also = f", and so does a run in which `{lost}` is false" if lost is not None else ""
+                yield Note(self.id, facts.source.span(node), what + also, todo)
         for call in launch.early[:1]:
             yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:

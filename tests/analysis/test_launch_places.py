@@ -261,6 +261,8 @@ def test_what_is_settled_too_late_gets_a_note(first: str) -> None:
     assert [note.span.start.line for note in result.notes] == [9, 10]
     assert "`--help` starts all of them" in result.notes[0].what
     assert "CUDA_VISIBLE_DEVICES is set after" in result.notes[1].what
+    guarded = script.replace("nn.DataParallel(Net())", "nn.DataParallel(Net()) if args.several else Net()")
+    assert "and so does a run in which `args.several` is false" in launched(guarded).notes[0].what
 
 
 def test_what_is_settled_behind_a_wrap_gets_no_note() -> None:
