@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 6_725,
+    "dp2ddp/analysis": 6_750,
     "dp2ddp/codemods": 200,
     "dp2ddp/command": 825,
     "dp2ddp/convert": 2_900,
@@ -31,10 +31,10 @@ LIMITS = {
     "runtime/dp2ddp_runtime/gradients": 700,
     "runtime/dp2ddp_runtime/launch": 1_000,
     "runtime/dp2ddp_runtime/model": 1_450,
-    "runtime/dp2ddp_runtime/rank_zero": 1_650,
+    "runtime/dp2ddp_runtime/rank_zero": 1_675,
     "runtime/dp2ddp_runtime/ranks": 1_225,
     "tests": 1_475,
-    "tests/analysis": 2_150,
+    "tests/analysis": 2_175,
     "tests/benchmarks": 475,
     "tests/codemods": 100,
     "tests/command": 325,
@@ -46,8 +46,8 @@ LIMITS = {
     "tests/pretend_cuda": 700,
     "tests/project": 1_100,
     "tests/rewrite": 800,
-    "tests/rules": 1_600,
-    "tests/runtime": 9_075,
+    "tests/rules": 1_625,
+    "tests/runtime": 9_100,
     "tests/source": 100,
     "tests/verify": 2_575,
 }

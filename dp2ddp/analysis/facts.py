@@ -14,8 +14,8 @@ from dp2ddp.analysis.changes import binding, handed_on
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
-from dp2ddp.analysis.dataflow.ingredients import Ingredients
 from dp2ddp.analysis.dataflow.provenance import Provenance
+from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
 from dp2ddp.analysis.files.fetching import Fetching, Step
 from dp2ddp.analysis.files.folders import Folders
@@ -25,8 +25,8 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.given_devices import given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
-from dp2ddp.analysis.ranks.alone import Alone
 from dp2ddp.analysis.ranks.display import Display
+from dp2ddp.analysis.ranks.divergent import RankDivergent
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
 from dp2ddp.analysis.ranks.own_values import OwnValues
 from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
@@ -235,9 +235,9 @@ class Facts:
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        ingredients = Ingredients(self.provenance)
-        uses, shared = RankZeroUses(ingredients, self.writers), self.files.shared
-        return OwnValues(self.source, self.names, self.before, self.launches, ingredients, self.catalogue, uses, shared)
+        reaching = ReachingDefinitions(self.provenance)
+        uses, shared = RankZeroUses(reaching, self.writers), self.files.shared
+        return OwnValues(self.source, self.names, self.before, self.launches, reaching, self.catalogue, uses, shared)
 
     @cached_property
     def callers(self) -> Callers:
@@ -279,9 +279,9 @@ class Facts:
         return Fetching(self.loops, self.listings, self.writers, self.callers, self.needing_all, is_own)
 
     @cached_property
-    def alone(self) -> Alone:
+    def divergent(self) -> RankDivergent:
         """Where a rank may be alone."""
-        return Alone(self.fetching, self.own_tests.branches, self.threads)
+        return RankDivergent(self.fetching, self.own_tests.branches, self.threads)
 
     @cached_property
     def threads(self) -> Threads:
@@ -292,14 +292,16 @@ class Facts:
     def steps(self) -> list[Step]:
         """What the first rank of each machine runs before the others, to fetch files."""
         return [
-            s for s in self.fetching.in_turn if s.statement not in self.alone.apart and not self.before_launch(s.call)
+            s
+            for s in self.fetching.in_turn
+            if s.statement not in self.divergent.apart and not self.before_launch(s.call)
         ]
 
     @cached_property
     def fetched_to(self) -> list[ast.stmt]:
         """The statements that make the folders of these steps, on all ranks."""
-        made = Folders(self.fetching, Ingredients(self.provenance)).of(self.steps)
-        return [each for each in made if each not in self.alone.nodes and not self.before_launch(each)]
+        made = Folders(self.fetching, ReachingDefinitions(self.provenance)).of(self.steps)
+        return [each for each in made if each not in self.divergent.nodes and not self.before_launch(each)]
 
     def in_fetch(self, node: ast.AST) -> bool:
         """Whether a line only runs on the first rank of each machine: the others find then that nothing is missing."""
@@ -322,11 +324,11 @@ class Facts:
     @cached_property
     def per_sample(self) -> set[ast.AST]:
         """What may run for a sample or a part of the ranks alone: datasets, samplers, functions handed to others."""
-        return set(self.loops.reached(*self.alone.sampling_classes, *self.alone.handed_on))
+        return set(self.loops.reached(*self.divergent.sampling_classes, *self.divergent.handed_on))
 
     def on_all_ranks(self, node: ast.expr) -> bool:
         """Whether every rank runs a line, and equally often."""
-        return node not in self.alone.nodes and not self.before_launch(node)
+        return node not in self.divergent.nodes and not self.before_launch(node)
 
     def before_launch(self, node: ast.expr | ast.stmt) -> bool:
         """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and

@@ -202,7 +202,7 @@ def unknown(facts: Facts, launch: Launch) -> int:
 def untold_condition(facts: Facts, launch: Launch) -> str | None:
     """What must be true for all wraps to be reached and isn't known at the launch, if that is one thing."""
     cases = [case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off]
-    parts = [_parts(facts, launch, case.call, case.ids) for case in cases]
+    parts = [_parts(facts, launch, case.call, case.ids) for case in cases if isinstance(case.call, ast.Call)]
     untold = [{ast.unparse(part) for part, there in each if there is None} for each in parts]
     shared = set.intersection(*untold) if untold else set()
     return min(shared, key=len) if shared else None

@@ -87,7 +87,7 @@ print(net(input(8)))
 
     def _read_on_main(self, facts: Facts, call: ast.Call) -> Iterator[Finding]:
         span = facts.source.span(call)
-        if call in facts.alone.nodes:
+        if call in facts.divergent.nodes:
             what = "every rank that comes here would ask, and only rank 0 can be answered"
             todo = f'ask there alone: `{facts.source.brief(call)} if ddp.is_main() else ""`'
             yield Note(self.id, span, what, todo)

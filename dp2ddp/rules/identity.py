@@ -90,11 +90,11 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
         if not facts.parallel:
             return
         for value in facts.own_values.values:
-            if value not in facts.alone.nodes:
+            if value not in facts.divergent.nodes:
                 yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
-            if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.alone.nodes:
+            if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.divergent.nodes:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
                 yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
         for seed in _seeds_beside(facts):
@@ -137,7 +137,7 @@ def _seeds_beside(facts: Facts) -> list[ast.Call]:
     inside = [each for each in facts.loops.reached(*facts.threads.started) if isinstance(each, ast.Call)]
     seeding = [each for each in inside if does(name(each.func), "seeds")]
     own = {call for call in facts.source.calls if does(name(call.func), "own")} if seeding else set()
-    reached = facts.own_values.ingredients.reached
+    reached = facts.own_values.reaching.reached
     found = [call for call in seeding if reached(call.args, own)]
     return found + [
         call for call in inside if name(call.func) in _SEEDS and _is_bare(call) and call in facts.per_sample

@@ -81,13 +81,15 @@ with open("log.json", "w") as log:
         yield from self._trackers(facts)
         yield from self._folders_of_reports(facts)
         for call in facts.source.calls:
-            if not facts.in_fetch(call) and call not in facts.alone.in_samples:
+            if not facts.in_fetch(call) and call not in facts.divergent.in_samples:
                 yield from self._writing(facts, call)
 
     def _trackers(self, facts: Facts) -> Iterator[Finding]:
         """Trackers handed on, whoever calls what there; and their values, which are there on rank 0 alone."""
         for node in facts.source.nodes:
-            path = facts.names.qualified(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+            if not isinstance(node, (ast.Name, ast.Attribute)):
+                continue
+            path = facts.names.qualified(node)
             if path is None:
                 continue
             span = facts.source.span(node)

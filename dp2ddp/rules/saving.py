@@ -91,7 +91,7 @@ with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
         for call in facts.source.calls:
             path = facts.names.qualified(call.func)
             if path == "torch.save":
-                aside = call in facts.alone.in_samples or facts.in_fetch(call)
+                aside = call in facts.divergent.in_samples or facts.in_fetch(call)
                 if not aside and not facts.files.is_own(argument(call, 1, "f")):
                     yield ReplaceExpr(self.id, span(call.func), "rank 0 alone writes it, atomically", "ddp.save")
             elif decisions.options.clean_keys and self._is_wrapped_state(facts, call):

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable
 
-from dp2ddp.analysis.dataflow.ingredients import Ingredients
+from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.files.fetching import Fetching, Step
 
 _MAKING = frozenset({"os.mkdir", "os.makedirs"})
@@ -15,12 +15,12 @@ _MAKING = frozenset({"os.mkdir", "os.makedirs"})
 class Folders:
     """Finds the statements that make them."""
 
-    def __init__(self, fetching: Fetching, ingredients: Ingredients) -> None:
+    def __init__(self, fetching: Fetching, reaching: ReachingDefinitions) -> None:
         self.source = fetching.source
         self._fetching = fetching
         self._names = fetching.names
         self._writers = fetching.writers
-        self._ingredients = ingredients
+        self._reaching = reaching
 
     def of(self, steps: Iterable[Step]) -> list[ast.stmt]:
         """The statements that make a folder, and do nothing else, whose path goes into one of these steps."""
@@ -70,14 +70,14 @@ class Folders:
             node = todo.pop()
             if node not in found:
                 found.add(node)
-                todo += self._ingredients.of(node)
+                todo += self._reaching.of(node)
         return found
 
     def _is_in(self, path: ast.expr, parts: set[ast.expr]) -> bool:
         """Whether a folder's path is among them: the same name, the same text, or written in the same way."""
-        keys = set(self._ingredients.provenance.keys(path))
+        keys = set(self._reaching.provenance.keys(path))
         if keys:
-            return any(keys.intersection(self._ingredients.provenance.keys(part)) for part in parts)
+            return any(keys.intersection(self._reaching.provenance.keys(part)) for part in parts)
         if isinstance(path, ast.Constant):
             texts = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
             folder = re.compile(rf"(?<![\w.-]){re.escape(str(path.value).rstrip('/'))}(?![\w.-])")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.analysis.catalogue import Catalogue
-from dp2ddp.analysis.dataflow.ingredients import Ingredients
+from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.ranks.rank_0_uses import RankZeroUses
@@ -43,7 +43,7 @@ class OwnValues:
     names: Names
     before: BeforeLaunch
     launches: Sequence[Launch]
-    ingredients: Ingredients
+    reaching: ReachingDefinitions
     catalogue: Catalogue
     uses: RankZeroUses
     shared: Collection[ast.Call]
@@ -74,10 +74,10 @@ class OwnValues:
         if early:
             loads = (n for n in self.source.nodes if isinstance(n, _HOLDING) and isinstance(n.ctx, ast.Load))
             for node in loads:
-                earlier = [] if node in before else [v for v in self.ingredients.held(node) if v in before]
-                if self.ingredients.reached(earlier, early):
+                earlier = [] if node in before else [v for v in self.reaching.held(node) if v in before]
+                if self.reaching.reached(earlier, early):
                     holding.add(node)
-        return self.ingredients.reached(ends, holding.union(made).difference(early))
+        return self.reaching.reached(ends, holding.union(made).difference(early))
 
     def _stays(self, node: ast.expr) -> bool:
         made = self.catalogue.of(self.names.qualified(node.func)) if isinstance(node, ast.Call) else None

@@ -7,7 +7,7 @@ import datetime
 import pathlib
 from functools import cached_property
 
-from dp2ddp.analysis.dataflow.ingredients import Ingredients
+from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.ranks.display import EFFECTS, PLAIN, SHOWING
 from dp2ddp.source.nodes import argument, given_to
@@ -22,9 +22,9 @@ _NAMES = (ast.Name, ast.Attribute, ast.Subscript)
 class RankZeroUses:
     """Follows a value forward, to all that is made of it. What isn't known may be anybody's."""
 
-    def __init__(self, ingredients: Ingredients, writers: Writers) -> None:
-        self.source = ingredients.source
-        self._ingredients = ingredients
+    def __init__(self, reaching: ReachingDefinitions, writers: Writers) -> None:
+        self.source = reaching.source
+        self._reaching = reaching
         self._writers = writers
         self._names = writers.names
         self._catalogue = writers.catalogue
@@ -112,7 +112,7 @@ class RankZeroUses:
         return isinstance(target, ast.Name) or (isinstance(target, ast.Attribute) and self._stays_here(target.value))
 
     def _stays_here(self, thing: ast.expr) -> bool:
-        keys = self._ingredients.provenance.keys
+        keys = self._reaching.provenance.keys
         wanted = set(keys(thing))
         takers = [self._taker(n) for n in self._loads if wanted.intersection(keys(n))]
         return bool(wanted) and all(call is None or self._of_call(call) is not None for call in takers)
@@ -132,9 +132,9 @@ class RankZeroUses:
         """The names, attributes, items and calls of the script's own functions that can be a value."""
         found: dict[ast.expr, list[ast.expr]] = {}
         for node in self._loads:
-            for value in self._ingredients.held(node):
+            for value in self._reaching.held(node):
                 found.setdefault(value, []).append(node)
         for call in self.source.calls:
-            for value in self._ingredients.given_back(call):
+            for value in self._reaching.given_back(call):
                 found.setdefault(value, []).append(call)
         return found

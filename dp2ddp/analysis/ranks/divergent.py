@@ -18,7 +18,7 @@ _RUNNERS = frozenset(
 )
 
 
-class Alone:
+class RankDivergent:
     """Finds the lines.
 
     Args:

@@ -12,7 +12,7 @@ from dp2ddp.source.nodes import keyword
 from dp2ddp.source.program import FUNCTIONS
 
 
-class Ingredients:
+class ReachingDefinitions:
     """Follows values back, step by step.
 
     Names by their scopes, attributes by the classes of their objects, where these are known, and by name elsewhere;
