@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 _ONE_PROCESS = "[0]"
 _MANY = 64  # GPUs, more than a script asks for by number
-#: What a condition may consist of to be written once more; of calls, only those that count devices, or compare text.
+#: What a condition may consist of to be written once more; of calls, those that only look.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
-_PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+_PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+#: What calls may only look at something.
+_LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     for each, call in facts.wraps.device_ids:
         if facts.running.comes_to(launch.entry, call) and not means_all(facts, each):
             ids = written(facts, launch, each)
-            yield _Case(call, ids, ids is not None, _tests(facts, launch, call, ids) if by_test else ())
+            is_known, ids = ids is not None, None if ids == "None" else ids
+            yield _Case(call, ids, is_known, _tests(facts, launch, call, ids) if by_test else ())
 
 
 def _visible_there(facts: Facts, launch: Launch, call: ast.AST) -> str | None:
@@ -263,11 +266,11 @@ def _is_plain(facts: Facts, test: ast.expr) -> bool:
 
 
 def _only_looks(facts: Facts, node: ast.AST) -> bool:
-    """Whether a call counts devices or elements, or compares text."""
+    """Whether a call counts devices or elements, or asks for the truth or the start of something."""
     if not isinstance(node, ast.Call):
         return False
     compares = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith")
-    return compares or facts.names.qualified(node.func) in (*DEVICE_COUNTS, "builtins.len")
+    return compares or facts.names.qualified(node.func) in _LOOKING
 
 
 def _is_true_anyway(facts: Facts, test: ast.expr, ids: str | None) -> bool:

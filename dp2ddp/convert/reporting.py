@@ -17,7 +17,15 @@ from dp2ddp.command import terminal
 from dp2ddp.convert.findings import CHANGE, Found, found_in, in_order, refusal
 from dp2ddp.convert.job import Job, Request
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.convert.running import Running, Starts, confuses_torchrun, how_to_run, how_to_run_commands, starts
+from dp2ddp.convert.running import (
+    Running,
+    Starts,
+    confuses_torchrun,
+    how_to_run,
+    how_to_run_commands,
+    packages_above,
+    starts,
+)
 from dp2ddp.errors import BadInput
 from dp2ddp.project import vendor
 from dp2ddp.rules import rule
@@ -249,6 +257,7 @@ def to_run(report: Report) -> Running:
         vendored=report.vendored,
         starts=kinds,
         confused=next(filter(None, (confuses_torchrun(each.conversion.new_text) for each in report.files)), ""),
+        packages=[packages_above(each.name, each.conversion.new_text) for each in written or scripts],
     )
     names = [each.name for each in scripts]
     if written or not names:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import repeat
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from click import style
@@ -13,6 +16,7 @@ from click import style
 from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.rewrite.edits import Edit, InsertBefore
 from dp2ddp.rules.launch import NARROWED
+from dp2ddp.source import syntax
 
 #: So many scripts are named that start in the same way.
 _FEW = 4
@@ -65,6 +69,7 @@ class Running(NamedTuple):
         vendored: whether the runtime was copied beside the scripts.
         starts: how many processes a start of each script means.
         confused: one of the scripts' options that torchrun would take for its own.
+        packages: how many folders above each script are packages that it imports from by `from .`; 0 where it doesn't.
     """
 
     scripts: Sequence[str]
@@ -73,6 +78,7 @@ class Running(NamedTuple):
     vendored: bool = False
     starts: Sequence[Starts] = ()
     confused: str = ""
+    packages: Iterable[int] = repeat(0)
 
 
 # By `torchrun --help` of torch 2.13. Each may be written with `-` or `_`, so argparse takes what begins one of them for
@@ -93,14 +99,33 @@ def confuses_torchrun(text: str) -> str:
     return ""
 
 
+def packages_above(path: str, text: str) -> int:
+    """How many folders above a script are packages, if it imports from these by `from .`: it starts by `-m` then."""
+    tree = syntax.shared(text, path)
+    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    folders = [parent for parent in PurePath(path).parents if parent.name]
+    marked = next((i for i, each in enumerate(folders) if not Path(each, "__init__.py").exists()), len(folders))
+    return min(max(*levels, marked), len(folders)) if any(levels) else 0
+
+
 #: How to run a notebook that stays one.
 CELLS = "Run the notebook's cells: the last ones write the script, and start it on all visible GPUs."
 
 
-def steps(script: str, starts: Starts, *, confused: str = "") -> Iterator[Step]:
-    """How to run a script that was converted; `confused`: the option that torchrun would take for its own."""
-    quoted = shlex.quote(script)
-    yield Step(f"python {quoted}", starts.value)
+def steps(script: str, starts: Starts, *, packages: int = 0, confused: str = "") -> Iterator[Step]:
+    """How to run a script that was converted.
+
+    Args:
+        packages: how many folders above it are packages that it imports from.
+        confused: the option that torchrun would take for its own.
+    """
+    quoted, folder = shlex.quote(script), ""
+    if packages:
+        path = PurePath(script)
+        top = path.parents[min(packages, len(path.parents) - 1)]
+        quoted = "-m " + ".".join(path.relative_to(top).with_suffix("").parts)
+        folder = f"cd {shlex.quote(str(top))} && " * (str(top) != ".")
+    yield Step(f"{folder}python {quoted}", starts.value)
     if starts is Starts.BESIDE:
         return
     apart, why = ("-- ", [f"--: torchrun would take {confused} for its own"]) if confused else ("", [])
@@ -109,7 +134,7 @@ def steps(script: str, starts: Starts, *, confused: str = "") -> Iterator[Step]:
         why.insert(0, f"N: how many {which[starts]}")
     count = "gpu" if starts is Starts.VISIBLE else "N"
     # Ranks whose hashes differ go through sets in another order each; the runtime warns of that at every start.
-    yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node={count} {apart}{quoted}", "; ".join(why))
+    yield Step(f"{folder}PYTHONHASHSEED=0 torchrun --nproc-per-node={count} {apart}{quoted}", "; ".join(why))
 
 
 def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
@@ -141,13 +166,13 @@ def how_to_run(running: Running) -> Iterator[str]:
         if unwritten is not None:
             yield f"  Add {unwritten} to write {it}; then"
         for kind in dict.fromkeys(running.starts):
-            first, *others = (each for each, its in zip(scripts, running.starts) if its is kind)
-            for step in steps(first, kind, confused=running.confused):
+            alike = zip(scripts, running.packages, running.starts)
+            (first, packages), *others = ((each, above) for each, above, its in alike if its is kind)
+            for step in steps(first, kind, packages=packages, confused=running.confused):
                 yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
-            others = [shlex.quote(each) for each in others]
             if others:
                 more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-                yield f"  and in the same way {', '.join(others[:_FEW])}{more}"
+                yield f"  and in the same way {', '.join(shlex.quote(each) for each, _ in others[:_FEW])}{more}"
     if not running.vendored:
         yield f"  {what_it_imports(len(scripts))}"
 

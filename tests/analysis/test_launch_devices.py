@@ -571,3 +571,18 @@ def test_a_guard_is_the_script_s_own_where_several_share_what_wraps(
     files = {"one.py": f"{start}{made}{one}", "two.py": f"{start}{made}{other}"}
     done = convert_files({**files, "nets.py": nets}, list(files), Options())
     assert f"ddp.setup(device_ids={given})" in done["one.py"].new_text
+
+
+@pytest.mark.parametrize(
+    ("wraps", "setup"),
+    [
+        ("if bool(args.several):\n    net = nn.DataParallel(net)\n", "device_ids=None if bool(args.several) else [0]"),
+        ("if config['several']:\n    net = nn.DataParallel(net)\n", "device_ids=None if config['several'] else [0]"),
+        ("def train(net, *, ids=None):\n    nn.DataParallel(net, device_ids=ids)\ntrain(net)\n", ""),
+    ],
+)
+def test_what_only_looks_at_a_value_is_written_once_more(wraps: str, setup: str) -> None:
+    read = "import json\nwith open('c.json') as file:\n    config = json.load(file)\n"
+    result = converted(f"{_ARGS}{read}net = nn.Linear(4, 2)\n{wraps}")
+    assert f"ddp.setup({setup})\n" in result.new_text
+    assert not result.notes

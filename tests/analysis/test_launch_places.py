@@ -30,6 +30,9 @@ PLACES = {
         "args = argparse.ArgumentParser().parse_args()\n\nids = args.ids.split()\n<net = nn.DataParallel(Net(), ids)>",
         "ddp.setup(device_ids=ids)",
     ),
+    "in main, below what only chooses colours": (
+        "import matplotlib.pyplot as plt\nplt.set_cmap('jet')\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
+    ),
     "above what its line declares": (
         "def main():\n    args = argparse.ArgumentParser().parse_args()\n"
         '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'

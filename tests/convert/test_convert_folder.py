@@ -120,6 +120,16 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
     ]
 
 
+def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
+    """By its path Python can't import what stands beside it by `from .`."""
+    write(project, {"pack/__init__.py": "", "pack/main.py": "from .parts import go\ngo()\n"})
+    write(project, {"pack/parts.py": "import torch.nn as nn\ndef go():\n    nn.DataParallel(nn.Linear(4, 2))\n"})
+    lines = run("project", "--entry", "pack/main.py", "-o", "out").stderr.splitlines()
+    start = "cd out && PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu -m pack.main"
+    assert f"  {start}" in lines
+    assert "  cd out && python -m pack.main   # one process on each visible GPU of this machine" in lines
+
+
 def test_a_directory_in_place(project: Path) -> None:
     before = (project / "plain.py").stat().st_mtime_ns
     assert run("project", "--in-place").exit_code == 0

@@ -189,8 +189,9 @@ _EFFECTS = frozenset(
     "os.path.exists os.path.isfile os.path.isdir".split()
 )
 _QUERIES = frozenset(
-    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert matplotlib.use warnings.filterwarnings "
-    "warnings.simplefilter socket.gethostname getpass.getuser".split()
+    "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
+    "socket.gethostname getpass.getuser matplotlib.use matplotlib.pyplot.set_cmap matplotlib.pyplot.switch_backend "
+    "matplotlib.pyplot.ioff matplotlib.pyplot.ion matplotlib.pyplot.rc matplotlib.style.use".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")

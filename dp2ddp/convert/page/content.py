@@ -306,8 +306,8 @@ def _running(report: Report, request: Request) -> tuple[list[Step], list[str]]:
         if asked.unwritten is not None:
             command = f"dp2ddp convert {shlex.join(request.inputs)} {asked.unwritten}"
             steps.append(Step(command, "writes what is shown here; then", False))
-        for script, starts in zip(asked.scripts, asked.starts):
-            steps += running.steps(script, starts, confused=asked.confused)
+        for script, starts, packages in zip(asked.scripts, asked.starts, asked.packages):
+            steps += running.steps(script, starts, packages=packages, confused=asked.confused)
     if asked.scripts and not asked.vendored:
         remarks.append(running.what_it_imports(len(asked.scripts)))
     steps += running.steps_for_commands(asked.commands)
