@@ -145,6 +145,8 @@ def _merged(cases: list[_Case]) -> list[_Case]:
 
 def _either(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
     """The tests that are true where all of `first` or all of `second` are; None where `or` has to say it."""
+    if not first:
+        return first
     second = tuple(test for test in second if test != _opposite(" and ".join(first)))
     only, other = set(first) - set(second), set(second) - set(first)
     if not only or not other:

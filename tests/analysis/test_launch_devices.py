@@ -204,6 +204,7 @@ CONDITIONS = {
     f"if torch.cuda.device_count() == 2: {TWO}\nelse: raise ValueError('not two')": (
         "device_ids=[0, 1] if ddp.device_count() == 2 else [0]"
     ),
+    f"if args.a: {ALL}\nelse: {ALL}\nif args.b: {ALL}": "",  # one of the first two in any case
     # what isn't known where the processes start, or may be something else further down
     f"if net.weight.numel() > 3: {ALL}": "",
     f"args.multi = find()\nif args.multi: {ALL}": "",

@@ -33,6 +33,11 @@ PLACES = {
     "in main, below what only chooses colours": (
         "import matplotlib.pyplot as plt\nplt.set_cmap('jet')\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
     ),
+    "below settings that a checkpoint holds": (
+        "args = argparse.ArgumentParser().parse_args()\nif args.resume:\n"
+        "    config = torch.load(args.resume)['config']\nelse:\n    config = None\n"
+        "if args.gpu:\n    os.environ['CUDA_VISIBLE_DEVICES'] = args.gpu\n<net = nn.DataParallel(Net(config))>"
+    ),
     "above what its line declares": (
         "def main():\n    args = argparse.ArgumentParser().parse_args()\n"
         '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'

@@ -56,6 +56,10 @@ STEPS = {
         "class Few(datasets.CIFAR10):\n    def __init__(self, root, download=False):\n"
         '        super().__init__(root, True, None, None, download)\n> data = Few("data", download=True)\n'
     ),
+    "a class that hands the question on": (
+        "class Few(datasets.CIFAR10):\n    def __init__(self, root, download=False):\n"
+        '        super().__init__(root, download=download)\n> data = Few("data", download=True)\n'
+    ),
     "folders that it goes to": (
         'def fetch(root):\n    zipped = "b.zip"\n>     if not os.path.exists(zipped):\n'
         '>         os.system("wget %s; unzip %s; mv b %s" % (url, zipped, root))\n'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,7 +72,15 @@ class Fetching:
     def steps(self) -> list[Step]:
         """The steps, outer ones before those inside."""
         found = [step for call, looks in self._fetches() for step in self._steps(call, call, looks, frozenset())]
+        inside = {node for step in found for node in ast.walk(step.statement)}
+        found = [step for step in found if not self._is_called_in(step, inside)]
         return sorted(dict.fromkeys(found), key=lambda step: (step.statement.lineno, -(step.statement.end_lineno or 0)))
+
+    def _is_called_in(self, step: Step, nodes: Collection[ast.AST]) -> bool:
+        """Whether whoever comes to a step is among these nodes: its function is only called by other steps."""
+        function = self.source.function(step.statement)
+        calls = self.callers.of(function) if function is not None else []
+        return bool(calls) and all(call in nodes for call in calls)
 
     @property
     def in_turn(self) -> list[Step]:

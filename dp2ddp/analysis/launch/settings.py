@@ -158,6 +158,10 @@ class Settings:
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rwbtU"))
         if path == "logging.basicConfig":
             return keyword(node, "filename") is not None
+        if path == "torch.load":  # `torch.load(args.resume)["config"]` reads settings
+            part = self.source.parent(node)
+            key = part.slice if isinstance(part, ast.Subscript) and part.value is node else None
+            return not (isinstance(key, ast.Constant) and _READS_SETTINGS.search(str(key.value)))
         return path.startswith(_TOGETHER) and not (path.startswith(_ALONE) or ASKS_TORCH.fullmatch(path))
 
     def makes_unknown(self, *nodes: ast.AST) -> bool:
