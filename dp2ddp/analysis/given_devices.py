@@ -334,7 +334,7 @@ class _Guess:
 
     def _call(self, node: ast.Call) -> Any:
         path = self._facts.names.qualified(node.func) or ""
-        if path in DEVICE_COUNTS:
+        if path in DEVICE_COUNTS or (path == "builtins.len" and node.args and means_all(self._facts, node.args[0])):
             return self._count
         if path == "torch.device" and node.args:
             return self._value(node.args[0])

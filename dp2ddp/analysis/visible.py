@@ -198,6 +198,12 @@ _ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"r
 
 def means_all(facts: Facts, node: ast.expr) -> bool:
     """Whether `device_ids` are all visible devices, as they are without being given."""
+    value = only_value(facts, node) if isinstance(node, ast.Name) else None
+    if value is not None:
+        return means_all(facts, value)
+    if isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
+        own = node.generators[0]
+        return ast.unparse(node.elt) == ast.unparse(own.target) and means_all(facts, own.iter)
     return (_counted(facts, node) or facts.source.segment(node)) in _ALL_DEVICES
 
 

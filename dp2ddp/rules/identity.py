@@ -6,8 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Function
+from dp2ddp.analysis.roles.libraries import loads_whole_batches
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import keyword
+from dp2ddp.source.program import FunctionNode
 from dp2ddp.source.spans import Span
 
 # Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
@@ -111,8 +115,9 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                 "rank 0 alone, writes there; the others don't find it",
                 "make one that all ranks share: `folder = ddp.broadcast(tempfile.mkdtemp())`",
             )
+        apart = _in_workers(facts)
         for call in facts.source.calls:
-            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call):
+            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call) and call not in apart:
                 yield Note(
                     self.id,
                     facts.source.span(call),
@@ -142,6 +147,17 @@ def _seeds_beside(facts: Facts) -> list[ast.Call]:
     return found + [
         call for call in inside if name(call.func) in _SEEDS and _is_bare(call) and call in facts.per_sample
     ]
+
+
+def _in_workers(facts: Facts) -> set[ast.AST]:
+    """What loaders' workers run as they start, where each row is one worker's of one rank."""
+    loaders = {call: given for call in facts.source.calls if (given := keyword(call, "worker_init_fn")) is not None}
+    functions = [
+        {role.definition for role in facts.resolver.roles(given) if isinstance(role, Function)}
+        for call, given in loaders.items()
+        if not loads_whole_batches(call)
+    ]
+    return set(facts.loops.reached(*set[FunctionNode]().union(*functions)))
 
 
 def _is_bare(call: ast.Call) -> bool:

@@ -244,12 +244,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
                 "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
             )
-        for kind, node in reversed(dict(reversed(launch.late)).items()):
-            if kind == ARGUMENTS or not given.are_chosen:
-                what, todo = _LATE[kind]
-                lost = untold_condition(facts, launch) if kind == ARGUMENTS else None
-                also = f", and so does a run in which `{lost}` is false" if lost is not None else ""
-                yield Note(self.id, facts.source.span(node), what + also, todo)
+        yield from self._late(facts, launch, are_chosen=given.are_chosen)
         for call in launch.early[:1]:
             yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
@@ -268,6 +263,17 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         text = f"__h_f__{'.makedirs' * is_single}({', '.join([*given, 'exist_ok=True'])})"
         reason = "all processes come here, before they know each other"
         return ReplaceExpr(self.id, facts.source.span(call), reason, text, holes)
+
+    def _late(self, facts: Facts, launch: Launch, *, are_chosen: bool) -> Iterator[Note]:
+        """What is settled behind the start and should have come before it."""
+        for kind, node in reversed(dict(reversed(launch.late)).items()):
+            if facts.launch_finder.settings.runs_the_program(node):
+                continue  # where `fire.Fire()` parses, it starts the functions as well: nothing can come between
+            if kind == ARGUMENTS or not are_chosen:
+                what, todo = _LATE[kind]
+                lost = untold_condition(facts, launch) if kind == ARGUMENTS else None
+                also = f", and so does a run in which `{lost}` is false" if lost is not None else ""
+                yield Note(self.id, facts.source.span(node), what + also, todo)
 
 
 def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:

@@ -579,6 +579,12 @@ def test_a_guard_is_the_script_s_own_where_several_share_what_wraps(
     [
         ("if bool(args.several):\n    net = nn.DataParallel(net)\n", "device_ids=None if bool(args.several) else [0]"),
         ("if config['several']:\n    net = nn.DataParallel(net)\n", "device_ids=None if config['several'] else [0]"),
+        (
+            "ids = [i for i in range(torch.cuda.device_count())]\n"
+            "if len(ids) > 1:\n    net = nn.DataParallel(net, ids)\n",
+            "",
+        ),
+        ("ids = list(range(torch.cuda.device_count()))\nif len(ids) > 1:\n    net = nn.DataParallel(net, ids)\n", ""),
         ("def train(net, *, ids=None):\n    nn.DataParallel(net, device_ids=ids)\ntrain(net)\n", ""),
     ],
 )
@@ -587,3 +593,17 @@ def test_what_only_looks_at_a_value_is_written_once_more(wraps: str, setup: str)
     result = converted(f"{_ARGS}{read}net = nn.Linear(4, 2)\n{wraps}")
     assert f"ddp.setup({setup})\n" in result.new_text
     assert not result.notes
+
+
+def test_what_runs_the_program_as_it_parses_is_not_late() -> None:
+    script = "import fire\ndef train():\n    nn.DataParallel(nn.Linear(4, 2))\n\ndef test():\n    train()\n\n"
+    result = converted(f"{script}if __name__ == '__main__':\n    fire.Fire()\n")
+    assert "    ddp.setup()\n    fire.Fire()\n" in result.new_text
+    assert not result.notes
+
+
+def test_a_wrap_on_a_condition_of_which_only_the_inside_is_called_stays_one_process() -> None:
+    script = (
+        "net = nn.Linear(4, 2)\nif args.cuda:\n    net = nn.DataParallel(net).cuda()\nprint(net)\nnet.module(args.x)\n"
+    )
+    assert converted(_ARGS + script).on_one_device

@@ -227,3 +227,12 @@ def test_another_scripts_time_is_none_of_this_ones() -> None:
     done = convert_files({**files, "nets.py": nets}, list(files), Options())
     assert "torch.load(ddp.broadcast(args.name))" in done["train.py"].new_text
     assert asks in done["test.py"].new_text
+
+
+@pytest.mark.parametrize(("more", "noted"), [("", 0), (", collate_fn=list", 2)])
+def test_workers_may_seed_themselves_where_each_has_its_own_rows(more: str, noted: int) -> None:
+    init = "def init(worker):\n    np.random.seed()\n    random.seed()\n"
+    loader = f"loader = torch.utils.data.DataLoader(range(8), 4, num_workers=2, worker_init_fn=init{more})\n"
+    loop = "for x in loader:\n    net(x.float()).sum().backward()\n"
+    conversion = convert_source(_HEAD + _NET + init + loader + loop, "train.py", Options())
+    assert len([note for note in conversion.notes if note.rule == "DDP019"]) == noted

@@ -147,7 +147,7 @@ class Settings:
         if self.effects.wraps(node) or self._builds_model(node) or method == "cuda":
             return True
         if path in _COMMAND_LINES:
-            return isinstance(self.source.parent(node), ast.Expr) and self.handed(node) is None  # the program itself
+            return self.runs_the_program(node)
         if path == "os.mkdir" or self._makes_folder(node):
             may_fail = any(isinstance(above, ast.Try) for above in self.source.ancestors(node))
             return not may_fail and not (self._makes_folder(node) and self._asks_first(node))
@@ -163,6 +163,11 @@ class Settings:
             key = part.slice if isinstance(part, ast.Subscript) and part.value is node else None
             return not (isinstance(key, ast.Constant) and _READS_SETTINGS.search(str(key.value)))
         return path.startswith(_TOGETHER) and not (path.startswith(_ALONE) or ASKS_TORCH.fullmatch(path))
+
+    def runs_the_program(self, node: ast.AST) -> bool:
+        """Whether a call parses the arguments and goes on with a function that isn't known: `fire.Fire()`."""
+        is_one = isinstance(node, ast.Call) and self.names.qualified(node.func) in _COMMAND_LINES
+        return is_one and isinstance(self.source.parent(node), ast.Expr) and self.handed(node) is None  # type: ignore[arg-type]
 
     def makes_unknown(self, *nodes: ast.AST) -> bool:
         """Whether statements keep what unknown functions give, which by their names are no settings."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from dp2ddp.analysis.roles import Class, Function, Resolver, Wrapped
+from dp2ddp.analysis.roles import Class, Function, Resolver, Wrapped, Wrapper
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import ParsedProgram
 
@@ -82,7 +82,7 @@ def _is_kept(source: ParsedProgram, names: Names, resolver: Resolver, node: ast.
     if isinstance(above, ast.keyword):
         above = source.parent(above)
     if isinstance(above, ast.Call):
-        known = resolver.holds(above.func, Function, Class) or names.qualified(above.func) in _ASKING
+        known = resolver.holds(above.func, Function, Class, Wrapper) or names.qualified(above.func) in _ASKING
         return node is not above.func and known
     if isinstance(above, ast.Tuple):
         above = source.parent(above)
