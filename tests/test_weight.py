@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 6_775,
+    "dp2ddp/analysis": 6_800,
     "dp2ddp/codemods": 200,
     "dp2ddp/command": 825,
     "dp2ddp/convert": 2_925,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_675,
     "runtime/dp2ddp_runtime/ranks": 1_225,
     "tests": 1_475,
-    "tests/analysis": 2_200,
+    "tests/analysis": 2_225,
     "tests/benchmarks": 475,
     "tests/codemods": 100,
     "tests/command": 325,

@@ -38,6 +38,10 @@ PLACES = {
         "    config = torch.load(args.resume)['config']\nelse:\n    config = None\n"
         "if args.gpu:\n    os.environ['CUDA_VISIBLE_DEVICES'] = args.gpu\n<net = nn.DataParallel(Net(config))>"
     ),
+    "below functions that are only kept": (
+        "kinds = {'small': lambda: nn.Linear(4, 2), 'large': lambda: nn.Linear(9, 2)}\n"
+        "args = argparse.ArgumentParser().parse_args()\n<net = nn.DataParallel(kinds[args.kind]())>"
+    ),
     "above what its line declares": (
         "def main():\n    args = argparse.ArgumentParser().parse_args()\n"
         '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'

@@ -56,6 +56,12 @@ def test_a_bar_over_a_loader_is_not_sharded(bar: str) -> None:
     assert lines(script) == ["loader = ddp.shard_loader(DataLoader(data, 4))"]
 
 
+def test_a_loader_that_is_made_elsewhere_is_sharded_inside_of_its_bar() -> None:
+    made = "from tqdm import tqdm\nfrom other import make\nloader = make()\n"
+    script = f"{made}bar = tqdm(loader, total=9)\nfor x in bar:\n{_STEP}"
+    assert lines(script) == ["bar = tqdm(ddp.shard_loader(loader), total=9)"]
+
+
 def test_what_goes_over_a_loader_in_an_object_of_the_script_s_is_not_sharded() -> None:
     timed = "class Timed:\n    def __init__(self, over):\n        self.over = iter(over)\n    def __iter__(self):\n" + (
         "        return self\n    def __next__(self):\n        return next(self.over)\n"

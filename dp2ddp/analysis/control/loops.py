@@ -209,8 +209,13 @@ class Loops:
         found: list[ast.expr] = []
         for node in loops:
             batch = names_in(node.target)
-            iterated, _ = self._iterated(node)
-            if not is_path(iterated) or self.resolver.roles(iterated) or self.names.qualified(iterated):
+            iterated = self._named(self._iterated(node)[0], node)
+            if (
+                iterated is None
+                or not is_path(iterated)
+                or self.resolver.roles(iterated)
+                or self.names.qualified(iterated)
+            ):
                 continue
             if self._is_no_loader(iterated, node):
                 continue

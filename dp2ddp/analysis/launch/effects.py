@@ -55,6 +55,9 @@ class Effects:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for module in self.names.modules_behind(node):
                     yield from self.runs(*(inner for inner in module.body if not _is_apart(inner)))
+            elif isinstance(node, ast.Assign):
+                now = _run_now(node.value)
+                yield from self.loops.reached(*([node] if node.value in now else [*node.targets, *now]))
             elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 yield from self.loops.reached(node)
 
@@ -81,7 +84,7 @@ class Effects:
             return True
         if isinstance(statement, ast.Assign):
             targets_fine = all(self._inert_target(t) for t in statement.targets)
-            return targets_fine and self.inert_expression(statement.value)
+            return targets_fine and all(map(self.inert_expression, _run_now(statement.value)))
         if isinstance(statement, ast.AnnAssign):
             return statement.value is None or self.inert_expression(statement.value)
         if isinstance(statement, ast.Expr):
@@ -197,6 +200,17 @@ _QUERIES = frozenset(
 _GETS = re.compile(r"[\w.]+\.get\w*")
 # What there is to train on: `torch.mps.is_available()`, `torch.backends.mps.is_built()`.
 ASKS_TORCH = re.compile(r"torch\.[\w.]+\.(is_available|is_built|device_count|current_accelerator)")
+
+
+def _run_now(value: ast.expr) -> list[ast.expr]:
+    """What of an assignment's value runs there: not the functions that it keeps, `{"small": lambda: Net(3)}`."""
+    kept = [value]
+    if isinstance(value, (ast.List, ast.Tuple)):
+        kept = value.elts
+    elif isinstance(value, ast.Dict):
+        kept = value.values
+    functions = [each for each in kept if isinstance(each, ast.Lambda)]
+    return [each for each in kept if each not in functions] if functions else [value]
 
 
 def _run_at_import(node: ast.AST) -> Iterator[ast.Call]:
