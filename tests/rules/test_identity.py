@@ -114,6 +114,9 @@ LEFT = [
     + _NET + "begin('a').info('begun %s', time.ctime())\nrun = Run('runs')\nrun.save()\n"
     "writer = SummaryWriter(os.path.join(run.out, 'x'))\nwriter.add_text(time.ctime(), 'a')\n"
     "logging.basicConfig(filename=time.ctime())",
+    # `path.py`'s folders: it writes by Python's own functions.
+    "from path import Path as Folder\n" + _NET + "out = Folder('runs') / time.ctime()\nout.makedirs_p()\n"
+    "open(out / 'a', 'w')",
     _NET + "t = time.strftime('%H')\nlogging.info('begun %s', t)\nlogging.info(f'runs/{t}')",
 ]  # fmt: skip
 

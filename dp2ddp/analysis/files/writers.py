@@ -14,11 +14,13 @@ from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, given_to, keyword
 
 _NATIVE_METHODS = frozenset("to_parquet to_feather to_hdf to_sql save_pretrained".split())
-_OF_PATHS = frozenset("write_text write_bytes mkdir touch unlink rename replace rmdir symlink_to".split())
+_OF_PATHS = frozenset(
+    "write_text write_bytes mkdir mkdir_p makedirs makedirs_p touch unlink rename replace rmdir symlink_to".split()
+)
 #: The same by their names alone, where nothing is known of the object: nothing else has such methods.
 _TELLING = frozenset(
-    "savefig to_csv to_pickle to_excel to_parquet to_feather write_text write_bytes mkdir touch unlink write_html "
-    "write_videofile save_pretrained".split()
+    "savefig to_csv to_pickle to_excel to_parquet to_feather write_text write_bytes mkdir mkdir_p makedirs_p touch "
+    "unlink write_html write_videofile save_pretrained".split()
 )
 _IMAGE = re.compile(r".*\.(png|jpe?g|gif|bmp|tiff?|webp|ppm|pdf|svg)", re.IGNORECASE | re.DOTALL)
 _WRITING_MODE = re.compile(r"[wax]|.*\+")
