@@ -30,6 +30,9 @@ _TORCHS_OWN = "take torch's BatchNorm in its place, and convert with --sync-bn"
 _PLAIN = "wrap the model in plain `nn.DataParallel`, then convert again"
 # Where batches may be no tensors, or what runs on each GPU no module, that alone would not do.
 _PLAIN_BATCHES = _PLAIN.replace(",", ", which takes whole batches (no list with a part for each GPU),")
+_PLAIN_OUTPUTS = _PLAIN.replace(
+    ",", ", which gives back tensors for whole batches (no list with an item for each image),"
+)
 
 _MODULE = "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
 _Unit = Union[ast.ClassDef, FunctionNode]
@@ -78,7 +81,8 @@ class Replicas:
         blocking = {copy.unit: copy for copy in reversed(self.copies) if copy.instead is None}
         for unit, copy in reversed(blocking.items()):
             if unit in self._wraps.changed:
-                todo = _PLAIN_BATCHES if "`scatter`" in copy.why else _PLAIN
+                todo = _PLAIN_OUTPUTS if "`gather`" in copy.why else _PLAIN
+                todo = _PLAIN_BATCHES if "`scatter`" in copy.why else todo
                 uses = [self._source.where(each.use) for each in self.copies if each.unit is unit and not each.instead]
                 todo = todo.replace("DataParallel`", f"DataParallel` ({', '.join(dict.fromkeys(uses))})", 1)
                 yield Blocker(self._wraps.changed[unit].base, copy.why, todo)
