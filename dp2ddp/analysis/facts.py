@@ -35,7 +35,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import ParsedProgram
+from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
 @dataclass(frozen=True)
@@ -331,9 +331,26 @@ class Facts:
         return node not in self.divergent.nodes and not self.before_launch(node)
 
     def before_launch(self, node: ast.expr | ast.stmt) -> bool:
-        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; and
-        in the function where they start, what stands above."""
+        """Whether a line runs before the processes start: a module's, until then; one that is imported, altogether; in
+        the function where they start, what stands above; and what only such lines call."""
+        return self._runs_before(node, self._called_before)
+
+    @cached_property
+    def _called_before(self) -> set[FunctionNode]:
+        """The functions that are only called before the processes start."""
+        holding = {self.source.function(each.statement) for each in self.launches if each.statement is not None}
+        waiting = [each for each in self.source.functions if each not in holding and self.callers.of(each)]
+        found: set[FunctionNode] = set()
+        while True:
+            new = {f for f in waiting if all(self._runs_before(call, found) for call in self.callers.of(f))}
+            if new == found:
+                return found
+            found = new
+
+    def _runs_before(self, node: ast.expr | ast.stmt, called: Collection[FunctionNode]) -> bool:
         function = self.source.function(node)
+        if function in called:
+            return True
         if function is not None:
             starts = [launch.statement for launch in self.launches if launch.statement is not None]
             here = [start for start in starts if self.source.function(start) is function]

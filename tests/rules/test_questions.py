@@ -143,3 +143,15 @@ def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
     assert "return ddp.broadcast(ddp.main_only(input)())" in done.new_text
     assert done.new_text.endswith("    input()\n")
     assert not done.notes
+
+
+def test_what_is_asked_while_arguments_are_parsed_is_noted() -> None:
+    """There are no ranks yet: each process would ask, and broadcast to itself."""
+    files = {
+        "train.py": "import torch.nn as nn\nfrom options import args\nnet = nn.DataParallel(nn.Linear(4, 2))\nnet(args.x)\n",
+        "options.py": "import argparse\n\ndef complete(args):\n    args.name = input('name? ')\n\n"
+        "args = argparse.ArgumentParser().parse_args()\ncomplete(args)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert done["options.py"].new_text == files["options.py"]
+    assert [(note.rule, note.span.start.line) for note in done["options.py"].notes] == [("DDP022", 4)]
