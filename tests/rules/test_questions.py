@@ -148,7 +148,7 @@ def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
 def test_what_is_asked_while_arguments_are_parsed_is_noted() -> None:
     """There are no ranks yet: each process would ask, and broadcast to itself."""
     files = {
-        "train.py": "import torch.nn as nn\nfrom options import args\nnet = nn.DataParallel(nn.Linear(4, 2))\nnet(args.x)\n",
+        "train.py": "import torch.nn as nn\nfrom options import args\nnn.DataParallel(nn.Linear(4, 2))(args.x)\n",
         "options.py": "import argparse\n\ndef complete(args):\n    args.name = input('name? ')\n\n"
         "args = argparse.ArgumentParser().parse_args()\ncomplete(args)\n",
     }
