@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 6_800,
+    "dp2ddp/analysis": 6_825,
     "dp2ddp/codemods": 200,
     "dp2ddp/command": 825,
     "dp2ddp/convert": 2_925,
@@ -46,7 +46,7 @@ LIMITS = {
     "tests/pretend_cuda": 700,
     "tests/project": 1_100,
     "tests/rewrite": 800,
-    "tests/rules": 1_650,
+    "tests/rules": 1_700,
     "tests/runtime": 9_100,
     "tests/source": 100,
     "tests/verify": 2_575,

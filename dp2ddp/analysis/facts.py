@@ -235,9 +235,10 @@ class Facts:
     @cached_property
     def own_values(self) -> OwnValues:
         """The values of a rank's own that end in paths and seeds."""
-        reaching = ReachingDefinitions(self.provenance)
-        uses, shared = RankZeroUses(reaching, self.writers), self.files.shared
-        return OwnValues(self.source, self.names, self.before, self.launches, reaching, self.catalogue, uses, shared)
+        uses, shared = RankZeroUses(self.reaching, self.writers), self.files.shared
+        return OwnValues(
+            self.source, self.names, self.before, self.launches, self.reaching, self.catalogue, uses, shared
+        )
 
     @cached_property
     def callers(self) -> Callers:
@@ -256,6 +257,11 @@ class Facts:
     def provenance(self) -> Provenance:
         """Where values come from."""
         return Provenance(self.source, self.names, self.resolver)
+
+    @cached_property
+    def reaching(self) -> ReachingDefinitions:
+        """What values are computed from."""
+        return ReachingDefinitions(self.provenance)
 
     @cached_property
     def writers(self) -> Writers:
@@ -300,7 +306,7 @@ class Facts:
     @cached_property
     def fetched_to(self) -> list[ast.stmt]:
         """The statements that make the folders of these steps, on all ranks."""
-        made = Folders(self.fetching, ReachingDefinitions(self.provenance)).of(self.steps)
+        made = Folders(self.fetching, self.reaching).of(self.steps)
         return [each for each in made if each not in self.divergent.nodes and not self.before_launch(each)]
 
     def in_fetch(self, node: ast.AST) -> bool:

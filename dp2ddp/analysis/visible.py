@@ -199,7 +199,7 @@ _ALL_DEVICES = frozenset({"None", *(text for n in DEVICE_COUNTS for text in (f"r
 def means_all(facts: Facts, node: ast.expr) -> bool:
     """Whether `device_ids` are all visible devices, as they are without being given."""
     value = only_value(facts, node) if isinstance(node, ast.Name) else None
-    if value is not None:
+    if value is not None and not isinstance(value, ast.Name):
         return means_all(facts, value)
     if isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
         own = node.generators[0]

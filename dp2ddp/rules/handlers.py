@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.ranks.handlers import Handlers
 from dp2ddp.analysis.roles import Function, Wrapped
@@ -113,9 +112,7 @@ def _filling(facts: Facts) -> list[ast.Call]:
     models = (call for call in facts.source.calls if facts.resolver.holds(call.func, Wrapped))
     given = [each for call in models for each in given_to(call)]
     taking = {call for call in facts.source.calls if _is(call, "get")}
-    fed = {
-        queue for call in ReachingDefinitions(facts.provenance).reached(given, taking) for queue in _queues(facts, call)
-    }
+    fed = {queue for call in facts.reaching.reached(given, taking) for queue in _queues(facts, call)}
     return sorted((call for call in putting if not fed.isdisjoint(_queues(facts, call))), key=lambda call: call.lineno)
 
 

@@ -142,7 +142,7 @@ def _seeds_beside(facts: Facts) -> list[ast.Call]:
     inside = [each for each in facts.loops.reached(*facts.threads.started) if isinstance(each, ast.Call)]
     seeding = [each for each in inside if does(name(each.func), "seeds")]
     own = {call for call in facts.source.calls if does(name(call.func), "own")} if seeding else set()
-    reached = facts.own_values.reaching.reached
+    reached = facts.reaching.reached
     found = [call for call in seeding if reached(call.args, own)]
     return found + [
         call for call in inside if name(call.func) in _SEEDS and _is_bare(call) and call in facts.per_sample

@@ -87,7 +87,7 @@ with open("log.json", "w") as log:
     def _trackers(self, facts: Facts) -> Iterator[Finding]:
         """Trackers handed on, whoever calls what there; and their values, which are there on rank 0 alone."""
         for node in facts.source.nodes:
-            if not isinstance(node, (ast.Name, ast.Attribute)):
+            if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
                 continue
             path = facts.names.qualified(node)
             if path is None:
@@ -103,9 +103,11 @@ with open("log.json", "w") as log:
     def _is_handed_on(facts: Facts, node: ast.expr) -> bool:
         """Whether a value is given to a call, kept under another name or returned, and not only asked for its type."""
         above = facts.source.parent(node)
-        is_called = isinstance(above, ast.Call) and node is above.func
+        is_asked = (isinstance(above, ast.Call) and node is above.func) or (
+            isinstance(above, ast.IfExp) and node is above.test
+        )
         is_kept = isinstance(above, (ast.Call, ast.keyword, ast.Assign, ast.Dict, ast.IfExp, ast.Return, ast.arguments))
-        return is_kept and not is_called and not asks_for_type(facts.source, facts.names, node)
+        return is_kept and not is_asked and not asks_for_type(facts.source, facts.names, node)
 
     def _folders_of_reports(self, facts: Facts) -> Iterator[Finding]:
         """`writer.log_dir`: rank 0 alone has a writer, and checkpoints go into its folder."""

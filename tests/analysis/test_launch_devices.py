@@ -607,3 +607,8 @@ def test_a_wrap_on_a_condition_of_which_only_the_inside_is_called_stays_one_proc
         "net = nn.Linear(4, 2)\nif args.cuda:\n    net = nn.DataParallel(net).cuda()\nprint(net)\nnet.module(args.x)\n"
     )
     assert converted(_ARGS + script).on_one_device
+
+
+def test_devices_that_are_given_to_their_own_name_are_given() -> None:
+    result = converted("from config import *\ngpus = gpus\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n")
+    assert "ddp.setup(device_ids=gpus)\n" in result.new_text

@@ -109,3 +109,12 @@ def test_a_download_while_a_model_is_wrapped_is_noted() -> None:
     conversion = _conversion(body)
     assert ["before the model is wrapped" in note.todo for note in conversion.notes] == [True]
     assert conversion.new_text == _HEAD + body
+
+
+def test_a_class_fetches_by_itself_where_its_caller_can_not_take_turns() -> None:
+    """Its line runs the model, too, which all ranks have to do together."""
+    text = "class Few(datasets.CIFAR10):\n    def __init__(self, root, download=False):\n" + (
+        '        super().__init__(root, download=download)\nnothing = [net(x) for x in Few("data", download=True)]\n'
+    )
+    new = convert_source(_HEAD + text, "train.py", Options()).new_text
+    assert "        with ddp.main_first():\n            super().__init__(root, download=download)\n" in new

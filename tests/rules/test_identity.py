@@ -84,6 +84,16 @@ SHARED = {
         "    torch.load(stamp)\nmain(time.ctime())",
         "torch.load(ddp.broadcast(stamp))",
     ),
+    "by a function that runs before the launch as well": (
+        "def name():\n    return time.ctime()\nfirst = name()\nargs = argparse.ArgumentParser().parse_args()\n"
+        + _NET + "torch.load(name())",
+        "torch.load(ddp.broadcast(name()))",
+    ),
+    "by a function that is handed on": (
+        "def name():\n    return time.ctime()\ndef use(get):\n    torch.load(get())\nfirst = name()\n"
+        "args = argparse.ArgumentParser().parse_args()\n" + _NET + "use(name)",
+        "torch.load(ddp.broadcast(get()))",
+    ),
     "before the launch, within try": (
         "try:\n    stamp = time.ctime()\n    print(stamp)\n    args = argparse.ArgumentParser().parse_args()\n"
         "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(stamp)\nfinally:\n    print('end')",

@@ -58,6 +58,7 @@ LEFT = [
     "archive.open('member', 'w')\n",
     "path.open(MODE)\n",
     "if wandb is not None and isinstance(x, wandb.Image):\n    print(hasattr(x, 'y'))\n",
+    "try:\n    import wandb\nexcept ImportError:\n    wandb = None\ncount = 1 if wandb else 2\n",
     "import tensorboard_logger\ntensorboard_logger.configure(p)\nrun(tensorboard_logger)\n",  # writes by Python
 ]
 

@@ -155,3 +155,14 @@ def test_what_is_asked_while_arguments_are_parsed_is_noted() -> None:
     done = convert_files(files, ["train.py"], Options())
     assert done["options.py"].new_text == files["options.py"]
     assert [(note.rule, note.span.start.line) for note in done["options.py"].notes] == [("DDP022", 4)]
+
+
+def test_what_is_handed_on_may_ask_behind_the_launch_as_well() -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nfrom options import args, complete\n"
+        "net = nn.DataParallel(nn.Linear(4, 2))\nhooks = []\nhooks.append(complete)\nfor each in hooks:\n    each(args)\n",
+        "options.py": "import argparse\n\ndef complete(args):\n    args.name = input('name? ')\n\n"
+        "args = argparse.ArgumentParser().parse_args()\ncomplete(args)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())["options.py"]
+    assert "args.name = ddp.broadcast(ddp.main_only(input)('name? '))\n" in done.new_text

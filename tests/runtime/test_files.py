@@ -240,7 +240,7 @@ def commands(late: Late) -> Any:
         error = str(failed)
     late()
     with os.popen("echo e >> lines; tail -1 lines") as said:
-        codes.append(said.read())
+        codes += [said.read(), said.closed]
     codes.append(os.popen("exit 2").close())
     server = os.popen("echo $$; exec sleep 600")  # which doesn't end by itself
     os.system(f"kill {server.readline()}")

@@ -282,6 +282,10 @@ def test_alone_main_only_changes_nothing() -> None:
         assert main_only(thing) is thing
 
 
+def test_none_stays_none_on_all_ranks(ranks: Any) -> None:
+    assert ranks(2, main_only, None) == [None, None]
+
+
 def _name_a_module_early() -> list[str]:
     place = world.current()
     place.ready = False  # as above `setup`

@@ -210,12 +210,7 @@ class Loops:
         for node in loops:
             batch = names_in(node.target)
             iterated = self._named(self._iterated(node)[0], node)
-            if (
-                iterated is None
-                or not is_path(iterated)
-                or self.resolver.roles(iterated)
-                or self.names.qualified(iterated)
-            ):
+            if iterated is None or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
             if self._is_no_loader(iterated, node):
                 continue

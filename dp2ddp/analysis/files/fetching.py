@@ -72,7 +72,7 @@ class Fetching:
     def steps(self) -> list[Step]:
         """The steps, outer ones before those inside."""
         found = [step for call, looks in self._fetches() for step in self._steps(call, call, looks, frozenset())]
-        inside = {node for step in found for node in ast.walk(step.statement)}
+        inside = {node for step in found if not step.needs_all for node in ast.walk(step.statement)}
         found = [step for step in found if not self._is_called_in(step, inside)]
         return sorted(dict.fromkeys(found), key=lambda step: (step.statement.lineno, -(step.statement.end_lineno or 0)))
 

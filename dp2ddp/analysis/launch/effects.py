@@ -184,17 +184,17 @@ _WRAPS = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel"})
 _BUILDING = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.data_parallel", "torch.utils.data.DataLoader"})
 _PLAIN_METHODS = frozenset(name for kind in (str, list, dict, set) for name in dir(kind) if not name.startswith("_"))
 _INERT_MODULES = tuple(
-    "argparse. builtins. collections. datetime. itertools. math. os.environ. os.path. pathlib. platform. re. string. "
-    "time. torch.multiprocessing.".split()
+    "argparse. builtins. collections. datetime. itertools. math. matplotlib. os.environ. os.path. pathlib. platform. "
+    "re. string. time. torch.multiprocessing.".split()
 )
 _EFFECTS = frozenset(
     "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
-    "os.path.exists os.path.isfile os.path.isdir".split()
+    "os.path.exists os.path.isfile os.path.isdir matplotlib.pyplot.show matplotlib.pyplot.pause "
+    "matplotlib.pyplot.savefig matplotlib.pyplot.imsave matplotlib.image.imsave".split()
 )
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
-    "socket.gethostname getpass.getuser matplotlib.use matplotlib.pyplot.set_cmap matplotlib.pyplot.switch_backend "
-    "matplotlib.pyplot.ioff matplotlib.pyplot.ion matplotlib.pyplot.rc matplotlib.style.use".split()
+    "socket.gethostname getpass.getuser".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")

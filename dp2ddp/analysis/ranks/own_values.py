@@ -72,9 +72,11 @@ class OwnValues:
         early = {call for call in made if call in before}
         holding: set[ast.expr] = set()
         if early:
-            loads = (n for n in self.source.nodes if isinstance(n, _HOLDING) and isinstance(n.ctx, ast.Load))
-            for node in loads:
-                earlier = [] if node in before else [v for v in self.reaching.held(node) if v in before]
+            # (A function that ran before may be called again: what it gives then was made by a line that ran before.)
+            loads = [n for n in self.source.nodes if isinstance(n, _HOLDING) and isinstance(n.ctx, ast.Load)]
+            for node in (*loads, *self.source.calls):
+                held = self.reaching.given_back(node) if isinstance(node, ast.Call) else self.reaching.held(node)
+                earlier = [] if node in before else [v for v in held if v in before]
                 if self.reaching.reached(earlier, early):
                     holding.add(node)
         return self.reaching.reached(ends, holding.union(made).difference(early))

@@ -84,7 +84,10 @@ class Output:
         self._stream, self._ask = stream, ask
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: self._ask(f"os.popen().{name}", lambda: getattr(self._stream, name)(*args))
+        what = f"os.popen().{name}"
+        if not callable(getattr(io.TextIOWrapper, name)):  # `closed`, `encoding`
+            return self._ask(what, lambda: getattr(self._stream, name))
+        return lambda *args: self._ask(what, lambda: getattr(self._stream, name)(*args))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.readline, "")

@@ -35,7 +35,7 @@ def main_only(target: T) -> T:
     Deferred batches among the arguments of its calls are gathered first, on every rank. Other ranks' reads wait until
     rank 0 has done the calls of a function or class. In `main_first()` it is for the first rank of each machine.
 
-    A module may also be given before `setup`, below its import.
+    A module may also be given before `setup`, below its import. None, in the place of one that isn't installed, stays.
 
     Returns:
         What every rank may call. On rank 0 that gives what `target` gives; elsewhere an `Absent`, which takes every
@@ -43,7 +43,7 @@ def main_only(target: T) -> T:
     """
     if inspect.ismodule(target) and not world.current().ready:
         return cast("T", _Later(target))
-    if world.world_size() == 1:
+    if target is None or world.world_size() == 1:
         return target
     present = target if file_sync.writes() or twins.is_read_back(target) else _stand_in(target)
     return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
