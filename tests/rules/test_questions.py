@@ -160,7 +160,8 @@ def test_what_is_asked_while_arguments_are_parsed_is_noted() -> None:
 def test_what_is_handed_on_may_ask_behind_the_launch_as_well() -> None:
     files = {
         "train.py": "import torch.nn as nn\nfrom options import args, complete\n"
-        "net = nn.DataParallel(nn.Linear(4, 2))\nhooks = []\nhooks.append(complete)\nfor each in hooks:\n    each(args)\n",
+        "net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "hooks = []\nhooks.append(complete)\nfor each in hooks:\n    each(args)\n",
         "options.py": "import argparse\n\ndef complete(args):\n    args.name = input('name? ')\n\n"
         "args = argparse.ArgumentParser().parse_args()\ncomplete(args)\n",
     }
