@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Function
 from dp2ddp.analysis.roles.libraries import loads_whole_batches
-from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword
 from dp2ddp.source.program import FunctionNode
@@ -93,8 +93,12 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        for value in facts.own_values.values:
-            if value not in facts.divergent.nodes:
+        starts = {value: _start(facts, value) for value in facts.own_values.values}
+        for text, launch in dict.fromkeys((ast.unparse(v), s) for v, s in starts.items() if s is not None):
+            span, reason = facts.source.span(launch), "what each rank has worked out above is rank 0's from here on"
+            yield InsertBefore(self.id, span, reason, [f"{text} = ddp.broadcast({text})"])
+        for value in starts:
+            if starts[value] is None and value not in facts.divergent.nodes:
                 yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
@@ -134,6 +138,25 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             return Note(self.id, span, what, todo)
         reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
         return ReplaceExpr(self.id, span, reason, template, holes)
+
+
+def _start(facts: Facts, value: ast.expr) -> ast.stmt | None:
+    """The statement at which the processes start, where an attribute may become rank 0's at once that is set above it,
+    in any case: `args.save = time.ctime()`."""
+    launch = facts.launches[0].statement if len(facts.launches) == 1 and facts.launches[0].test is None else None
+    if launch is None or not isinstance(value, ast.Attribute) or not isinstance(value.value, ast.Name):
+        return None
+    name, scope = value.value.id, facts.provenance.scope
+    blocks = (facts.launches[0].entry, facts.source.function(launch))
+    is_known = name in facts.launches[0].visible and scope(name, launch) is scope(name, value)
+    above = (
+        n for n in facts.source.nodes if isinstance(n, ast.Assign) and ast.unparse(value) in map(ast.unparse, n.targets)
+    )
+    is_set = any(
+        facts.source.parent(one) in blocks and scope(name, one) is scope(name, value) and facts.before_launch(one)
+        for one in above
+    )
+    return launch if is_known and is_set else None
 
 
 def _seeds_beside(facts: Facts) -> list[ast.Call]:

@@ -79,6 +79,22 @@ SHARED = {
         "args = parser.parse_args()\n" + _NET + "run = 'runs/' + args.run_name\ntorch.load(run)",
         "'runs/' + ddp.broadcast(args.run_name)",
     ),
+    "an option that is set above": (
+        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\ndef main():\n    torch.manual_seed(1)\n"
+        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\nmain()",
+        "    ddp.setup()\n    args.save = ddp.broadcast(args.save)\n    torch.manual_seed(1)\n"
+        "    net = ddp.wrap_model(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\n",
+    ),
+    "an option that may not be set above": (
+        "args = argparse.ArgumentParser().parse_args()\nif args.new:\n    args.save = time.ctime()\n" + _NET
+        + "torch.load(args.save)",
+        "torch.load(ddp.broadcast(args.save))",
+    ),
+    "another's option of that name": (
+        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\ndef main(args):\n    torch.manual_seed(1)\n"
+        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\nmain(Old())",
+        "torch.load(ddp.broadcast(args.save))",
+    ),
     "an argument of main's": (
         "def main(stamp):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
         "    torch.load(stamp)\nmain(time.ctime())",

@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
+from dp2ddp_runtime.model.wrapped import wrap_model
 from dp2ddp_runtime.rank_zero.checkpoint import load, save
 from dp2ddp_runtime.rank_zero.main_only import main_only
 
@@ -347,6 +348,33 @@ def in_threads(late: Late) -> Any:
         return list(pool.map(write, range(12)))
 
 
+class Animation:
+    """What is called back while it writes, as matplotlib's is: each frame is drawn by the model."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        self.draw = draw
+
+    def save(self, path: str) -> None:
+        with open(path, "w") as file:
+            for number in range(3):
+                file.write(f"{self.draw(number)}\n")
+
+
+@torch.no_grad()
+def filmed(late: Late) -> str:
+    """The frames are drawn on all ranks, and written by rank 0."""
+    net = wrap_model(torch.nn.Linear(2, 1))
+    net.load_state_dict({key: torch.ones_like(value) for key, value in net.state_dict().items()})
+
+    def draw(number: int) -> float:
+        late()
+        return net(torch.full((6, 2), float(number))).sum().item()
+
+    Animation(draw).save("film.txt")
+    late()
+    return Path("film.txt").read_text()
+
+
 SHAPES = [
     lists,
     destroyed,
@@ -360,6 +388,7 @@ SHAPES = [
     commands,
     libraries,
     in_threads,
+    filmed,
 ]
 
 

@@ -77,16 +77,20 @@ class Provenance:
             target = self.names.target(node)
             if isinstance(target, Own):
                 return [(target.module, target.name)]
-            scope: ast.AST = self.source.scope(node)
-            while (scope, node.id) not in self._named and not isinstance(scope, ast.Module):
-                scope = self.source.scope(scope)
-            return [(scope, node.id)]
+            return [(self.scope(node.id, node), node.id)]
         if isinstance(node, ast.Attribute):
             roles = self.resolver.roles(node.value)
             owners = [r.definition for r in roles if isinstance(r, (Instance, Module)) and r.definition is not None]
             lineages = [one for owner in owners for one in self.resolver.classes.lineage(owner)]
             return [(owner, node.attr) for owner in lineages] if lineages else [("an attribute", node.attr)]
         return []
+
+    def scope(self, name: str, node: ast.AST) -> ast.AST:
+        """Where a name is bound that is used where `node` stands."""
+        scope: ast.AST = self.source.scope(node)
+        while (scope, name) not in self._named and not isinstance(scope, ast.Module):
+            scope = self.source.scope(scope)
+        return scope
 
     @cached_property
     def _named(self) -> set[tuple[ast.AST, str]]:

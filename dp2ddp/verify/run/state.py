@@ -144,7 +144,7 @@ def of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     return {
         "data set": type(data).__name__,
         "samples": None if isinstance(data, IterableDataset) or not hasattr(data, "__len__") else len(data),
-        "rows of the data set": None if rows is None else zlib.crc32(repr(plain(rows)).encode()),
+        "rows of the data set": None if rows is None or callable(rows) else zlib.crc32(repr(plain(rows)).encode()),
         "sampler": type(loader.sampler).__name__,
         "batch size": loader.batch_size,
         "drop_last": loader.drop_last,
