@@ -80,8 +80,8 @@ SHARED = {
         "'runs/' + ddp.broadcast(args.run_name)",
     ),
     "an option that is set above": (
-        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\ndef main():\n    torch.manual_seed(1)\n"
-        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\nmain()",
+        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\n"
+        "def main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\nmain()",
         "    ddp.setup()\n    args.save = ddp.broadcast(args.save)\n    torch.manual_seed(1)\n"
         "    net = ddp.wrap_model(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\n",
     ),
@@ -91,8 +91,8 @@ SHARED = {
         "torch.load(ddp.broadcast(args.save))",
     ),
     "another's option of that name": (
-        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\ndef main(args):\n    torch.manual_seed(1)\n"
-        "    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\nmain(Old())",
+        "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\n"
+        "def main(args):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\nmain(Old())",
         "torch.load(ddp.broadcast(args.save))",
     ),
     "an argument of main's": (
