@@ -81,7 +81,8 @@ SHARED = {
     ),
     "an option that is set above": (
         "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\n"
-        "def main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\nmain()",
+        "def main():\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "    torch.load(args.save)\n    os.listdir(args.save)\nmain()",
         "    ddp.setup()\n    args.save = ddp.broadcast(args.save)\n    torch.manual_seed(1)\n"
         "    net = ddp.wrap_model(nn.Linear(4, 2))\n    torch.load(args.save)\n    os.listdir(args.save)\n",
     ),
@@ -92,7 +93,8 @@ SHARED = {
     ),
     "another's option of that name": (
         "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\n"
-        "def main(args):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n    torch.load(args.save)\nmain(Old())",
+        "def main(args):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
+        "    torch.load(args.save)\nmain(Old())",
         "torch.load(ddp.broadcast(args.save))",
     ),
     "an argument of main's": (
