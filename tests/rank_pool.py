@@ -220,7 +220,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
     import torch
     import torch.distributed as dist
     from dp2ddp_runtime.base import world
-    from dp2ddp_runtime.rank_zero import checkpoint, doors
+    from dp2ddp_runtime.rank_zero import checkpoint, hands
     from dp2ddp_runtime.ranks import direct, group, rng
 
     rank, fn, args, kwargs = pickle.loads(task)
@@ -240,7 +240,7 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         if joins:
             direct.join(world.current())
         if n > 1:
-            doors.install(store, checkpoint.onto_own_device(torch.load))
+            hands.install(store, checkpoint.onto_own_device(torch.load))
             rng.watch_seeding()
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))

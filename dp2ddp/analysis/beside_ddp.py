@@ -47,7 +47,7 @@ def placed(facts: Facts, launch: Launch) -> Launch:
         known = _known_at(facts, here, condition)
         if known is not None:
             whole = [each for each in ran if here.statement not in facts.loops.reached(each)]
-            folders = [*launch.folders, *facts.launch_finder.settings.folders(*whole)]
+            folders = [*launch.folders, *facts.launch_finder.settled.folders(*whole)]
             early = _written_before(facts, here.statement, ran)
             return replace(here, folders=folders, early=early, test=opposite(facts.source, known))
         if not isinstance(here.statement, (*FUNCTIONS, ast.ClassDef)):

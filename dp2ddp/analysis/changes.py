@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.launch.settings import READERS
+from dp2ddp.analysis.launch.settled import READERS
 from dp2ddp.analysis.roles import Class
 from dp2ddp.source.names import Own
 from dp2ddp.source.nodes import given_to, names_in

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dp2ddp.analysis.control.conditions import negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.launch.settings import DEVICES
+from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value, told, written
 from dp2ddp.source.nodes import names_in
 

@@ -92,7 +92,8 @@ class Rule(ABC):
     Attributes:
         id: ``"DDP001"`` and so on; unique.
         title: what it converts, a few words.
-        effect: what its edits make of the script, by which the summary counts them; rules may share one.
+        effect: what its edits make of the script, by which the summary counts them; rules may share one, and one that
+            only notes has none.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
@@ -103,7 +104,7 @@ class Rule(ABC):
 
     id: ClassVar[str]
     title: ClassVar[str]
-    effect: ClassVar[str]
+    effect: ClassVar[str] = ""
     why: ClassVar[str]
     essential: ClassVar[bool] = False
     explains: ClassVar[bool] = False

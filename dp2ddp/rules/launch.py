@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import given_devices, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.launch.settings import ARGUMENTS, DEVICES
+from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module
 from dp2ddp.rewrite.edits import AddImport, Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
@@ -227,7 +227,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         lines = [f"ddp.setup({', '.join(arguments)})"]
         apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
         finder = facts.launch_finder
-        trains = finder.effects.comes_to_a_wrap(*apart) or ARGUMENTS in finder.settings.settles(*apart)
+        trains = finder.effects.comes_to_a_wrap(*apart) or ARGUMENTS in finder.settled.settles(*apart)
         is_importable = len(apart) < len(launch.entry.body) and not trains
         if launch.statement in apart and is_importable:
             lines = ['if __name__ == "__main__":', f"    {lines[0]}"]
@@ -267,7 +267,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
     def _late(self, facts: Facts, launch: Launch, *, are_chosen: bool) -> Iterator[Note]:
         """What is settled behind the start and should have come before it."""
         for kind, node in reversed(dict(reversed(launch.late)).items()):
-            if facts.launch_finder.settings.runs_the_program(node):
+            if facts.launch_finder.settled.runs_the_program(node):
                 continue  # where `fire.Fire()` parses, it starts the functions as well: nothing can come between
             if kind == ARGUMENTS or not are_chosen:
                 what, todo = _LATE[kind]

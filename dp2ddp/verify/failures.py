@@ -29,7 +29,7 @@ def _frames(files: str) -> re.Pattern[str]:
     return re.compile(rf'^{_IN_FRONT}  File "(?:{files})".*\n(?:{_IN_FRONT}    .*\n)*', re.MULTILINE)
 
 
-OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/record)\.py')
+OWN_FRAMES = _frames(r'<frozen runpy>|[^"\n]*dp2ddp/verify/(?:start/fork_server|run/run_script)\.py')
 _LIBRARIES = (
     r"(?:dp2ddp_runtime|dp2ddp/verify|dp2ddp/pretend_cuda|torch/_dynamo)/|torch/(?:_compile|utils/_contextlib)\.py"
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dp2ddp.command import progress, terminal
 from dp2ddp.verify import failures
-from dp2ddp.verify.compare.recordings import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Options, Request

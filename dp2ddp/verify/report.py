@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
 
 _TRACEBACK = 60  # lines

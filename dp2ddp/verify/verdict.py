@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.run.options import Options
 

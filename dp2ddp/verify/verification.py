@@ -13,8 +13,8 @@ from dp2ddp.errors import BadInput
 from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.verify.compare import rounding
 from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.paired_runs import PairedRuns
 from dp2ddp.verify.run.options import Options

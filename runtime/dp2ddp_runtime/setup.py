@@ -20,12 +20,12 @@ from .batches import handover
 from .launch import devices, failure, launcher, memory, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
-from .rank_zero import checkpoint, doors, early_files
+from .rank_zero import checkpoint, early_files, hands
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
 _show_output = hold_until_setup()
 if file_sync.is_handless_child:
-    doors.install(None)
+    hands.install(None)
 devices.take_own()
 _launched_as = None if launcher.JOINED in os.environ else launcher.rank_here()
 _go_on_with_files = None if _launched_as is None else early_files.watch(_launched_as)
@@ -153,7 +153,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     handover.install()
     rng.watch_seeding()
     rng.watch_states()
-    doors.install(place.store, checkpoint.onto_own_device(torch.load))
+    hands.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
 
 
@@ -189,7 +189,7 @@ def _leave() -> None:
     store = file_sync.store()
     if store is None or group.whole() is None:
         return
-    doors.end()
+    hands.end()
     collectives.let_threads_go()
     if failure.failed:  # the others may never answer
         return

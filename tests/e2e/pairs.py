@@ -10,7 +10,7 @@ from pathlib import Path
 import fixture_data
 from nursery import Nursery
 
-from dp2ddp.verify.compare.recordings import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.runs import Options, Run
 

@@ -10,7 +10,7 @@ import fixture_data
 import pytest
 from pairs import Pair, Pairs
 
-from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
+from dp2ddp.verify.compare.comparison import BatchDifference, Comparison
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run.runs import Options
 

@@ -15,7 +15,7 @@ from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify.compare import printed
 from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import Comparison
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.run.runs import Options
 
 EXACT_STEPS = 100  # float32 on two ranks stays this close for so long; then rounding grows by itself

@@ -9,7 +9,7 @@ import tiny
 import torch
 
 from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import Comparison, compare
+from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.run import runs
 
 SCRIPT = """

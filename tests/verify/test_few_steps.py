@@ -11,7 +11,7 @@ import fixture_data
 import pytest
 
 from dp2ddp.verify.compare.causes import explain
-from dp2ddp.verify.compare.recordings import compare
+from dp2ddp.verify.compare.comparison import compare
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.start import client
 

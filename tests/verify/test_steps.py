@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.verify.compare import steps
 from dp2ddp.verify.run import recording, state
-from dp2ddp.verify.run.recorder import Recorder
+from dp2ddp.verify.run.hooks import Recorder
 from dp2ddp.verify.run.recording import Recording
 
 

@@ -91,7 +91,7 @@ def test_a_script_that_fails_is_told_in_its_own_words(browser: Browser, pages: d
     line = len(LOUD.splitlines()) + 1
     assert f'File "fails.py", line {line}, in <module>' in said
     assert "fork_server.py" not in said
-    assert "record.py" not in said
+    assert "run_script.py" not in said
     assert browser.run("return document.images.length") == 0
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options as ConvertOptions
 from dp2ddp.verify.compare.causes import explain
+from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.compare.recordings import Comparison, compare
 from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.runs import Run
 from dp2ddp.verify.start import client

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.effects import Effects
-from dp2ddp.analysis.launch.settings import DEVICES, Settings
+from dp2ddp.analysis.launch.settled import DEVICES, Settled
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
 from dp2ddp.source.nodes import given_to, is_main_guard
@@ -26,8 +26,8 @@ class Launch:
         entry: the module that is started.
         statement: setup goes right before it; None where nothing in the module has an effect.
         visible: the names that are bound there.
-        late: what should have come before it and doesn't: what parses `settings.ARGUMENTS`, what chooses
-            `settings.DEVICES`, in the order of the text.
+        late: what should have come before it and doesn't: what parses `settled.ARGUMENTS`, what chooses
+            `settled.DEVICES`, in the order of the text.
         narrowed: whether the script chooses devices before it.
         folders: calls that make folders, before it, and that must not mind another process being faster.
         early: calls that write files before it, in each process.
@@ -96,7 +96,7 @@ class LaunchFinder:
         self.resolver = resolver
         self.callers = callers
         self.effects = Effects(source, names, resolver, loops, callers)
-        self.settings = Settings(source, names, resolver, self.effects)
+        self.settled = Settled(source, names, resolver, self.effects)
 
     def find(self, entry: ast.Module, unknown: Callable[[Launch], int]) -> list[Launch]:
         """The places where `entry` is started: as a script, and by each of its functions that commands call.
@@ -141,8 +141,8 @@ class LaunchFinder:
         chosen, late = self._behind_settings(steps, first)
         chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number])))
         before = [part for step in steps[:chosen] for part in step.parts]
-        folders, early = self.settings.folders(*before), self.settings.read_back(*before)
-        narrowed = DEVICES in self.settings.settles(*before)
+        folders, early = self.settled.folders(*before), self.settled.read_back(*before)
+        narrowed = DEVICES in self.settled.settles(*before)
         return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=early, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
@@ -150,29 +150,29 @@ class LaunchFinder:
         for number in range(chosen, len(steps)):
             yield number
             parts = steps[number].parts
-            if self.effects.comes_to_a_wrap(*parts) or not self.settings.repeatable(*parts):
+            if self.effects.comes_to_a_wrap(*parts) or not self.settled.repeatable(*parts):
                 return
-            if self.settings.makes_unknown(*parts):
+            if self.settled.makes_unknown(*parts):
                 return
 
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.AST]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
-        effects, settings = self.effects, self.settings
-        settling = [number for number in range(first, len(steps)) if settings.settles(*steps[number].parts)]
+        effects, settled = self.effects, self.settled
+        settling = [number for number in range(first, len(steps)) if settled.settles(*steps[number].parts)]
         chosen, together = first, False
         late: dict[ast.AST, str] = {}
         for number in range(first, settling[-1] + 1) if settling else ():
             parts = steps[number].parts
-            together = together or not settings.repeatable(*parts)
+            together = together or not settled.repeatable(*parts)
             if number in settling and not together:
                 chosen = number + 1
             elif number in settling:
-                late.update((node, kind) for kind, node in settings.settling(*parts))
+                late.update((node, kind) for kind, node in settled.settling(*parts))
             if together and effects.comes_to_a_wrap(*parts):
                 break  # what comes behind a wrap settles nothing for it
         while chosen < len(steps) and effects.inert(*steps[chosen].parts):
             chosen += 1
-        for _, node in (each for step in steps[:chosen] for each in settings.settling(*step.parts)):
+        for _, node in (each for step in steps[:chosen] for each in settled.settling(*step.parts)):
             late.pop(node, None)  # a module is imported once
         in_order = sorted(late, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
         return (chosen if chosen < len(steps) else first), [(late[node], node) for node in in_order]
@@ -200,26 +200,26 @@ class LaunchFinder:
         # (A function of another file may have other callers, in scripts that aren't seen here.)
         here = entered is not None and self.source.module(entered) is self.source.module(statement)
         if entered is not None and here and entered not in calls and self._is_main(entered):
-            first = [each for each in entered.decorator_list if self.settings.settles(each)]
+            first = [each for each in entered.decorator_list if self.settled.settles(each)]
             return _Inside(entered.body, [*first, *self._given(statement, entered)], entered)
         for call in _calls_in(statement):
-            function = self.settings.handed(call)
+            function = self.settled.handed(call)
             if function is not None and function not in calls:
                 return _Inside(function.body, [call], function)
-        if self.settings.settles(statement) and not self.settings.repeatable(statement):
+        if self.settled.settles(statement) and not self.settled.repeatable(statement):
             return self._deeper(statement, calls)
         return None
 
     def _deeper(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
         """Inside a statement that settles something, and does what the processes must do together, too."""
-        settings = self.settings
+        settled = self.settled
         if isinstance(statement, (ast.Try, ast.With)):
             before = [item.context_expr for item in statement.items] if isinstance(statement, ast.With) else []
-            return _Inside(statement.body, before) if any(map(settings.settles, statement.body)) else None
+            return _Inside(statement.body, before) if any(map(settled.settles, statement.body)) else None
         for call in _calls_in(statement):
             for function in (called.definition for called in self.resolver.functions_called(call)):
                 before = given_to(call) + ([call.func.value] if isinstance(call.func, ast.Attribute) else [])
-                if function not in calls and self._is_main(function) and settings.repeatable(*before):
+                if function not in calls and self._is_main(function) and settled.repeatable(*before):
                     return _Inside(function.body, before, function)
         return None
 
@@ -254,7 +254,7 @@ class LaunchFinder:
 
     def _names_values(self, statement: ast.stmt) -> bool:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        is_inert = self.effects.inert(statement) and not self.settings.settles(statement)
+        is_inert = self.effects.inert(statement) and not self.settled.settles(statement)
         return bool(targets) and all(isinstance(target, ast.Name) for target in targets) and is_inert
 
     def later(self, launch: Launch) -> Iterator[Launch]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from dp2ddp.verify.compare import evidence, outcomes, rounding
+from dp2ddp.verify.compare.comparison import BatchDifference, Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding
-from dp2ddp.verify.compare.recordings import BatchDifference, Comparison
 from dp2ddp.verify.compare.steps import StepDifference
 from dp2ddp.verify.run import recording
 from dp2ddp.verify.run.recording import Recording

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.run.recording import Forward, Recording, Wrapped
 
 _ROUNDING = 1e-4  # of sums of numbers, before a step that differs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.compare.saved import FileDifference
 
 _ONLY_IN = " (only in the "

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dp2ddp.verify.compare.recordings import Comparison
+    from dp2ddp.verify.compare.comparison import Comparison
 
 _TIMES = 10.0  # rounding goes another way each time, and comes with each step
 

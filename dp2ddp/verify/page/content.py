@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dp2ddp.verify import report
+from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.compare.recordings import Comparison
 from dp2ddp.verify.page import chart
 from dp2ddp.verify.page.chart import Chart
 from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict, counted

@@ -18,7 +18,7 @@ from dp2ddp.verify.start import cleanup
 STUCK_AFTER = 20  # seconds that a rank waits for the others until the runtime tells where they are
 _ENDS_WITHIN = 20.0  # seconds
 _ENDS_SOON = 5.0
-_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.record")
+_ALL_IMPORT = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "dp2ddp.verify.run.run_script")
 
 
 class ServerEndedError(RuntimeError):
@@ -67,7 +67,7 @@ class ForkServer:
     def start(
         self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Path, fork: bool = True
     ) -> Process:
-        """Start `record` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
+        """Start `run_script` with `arguments`; its output goes to `stdout.txt` and `stderr.txt` in `streams`.
 
         Args:
             fork: from the server, where that may be; a Python of its own otherwise.

@@ -24,7 +24,7 @@ from typing import IO, Any, NoReturn
 
 from dp2ddp.verify.start import cleanup
 
-RECORD = "dp2ddp.verify.run.record"
+RECORD = "dp2ddp.verify.run.run_script"
 FORKS = sys.platform == "linux"
 
 
@@ -165,9 +165,9 @@ def main() -> None:
     cleanup.adopt_orphans()
     given = Server(orders, answers).serve()
     if given is not None:
-        from dp2ddp.verify.run import record
+        from dp2ddp.verify.run import run_script
 
-        run_to_the_end(lambda: record.main(given))
+        run_to_the_end(lambda: run_script.main(given))
     for folder in sys.argv[1:]:
         cleanup.remove(Path(folder))
     os._exit(0)  # taking torch apart takes a second

@@ -36,7 +36,7 @@ _FOR_ITSELF = frozenset(
 #: Code that opens files for who calls it, of torch and of this runtime.
 _FOR_CALLER = (
     *(os.path.join(_TORCH, *name.split("/")) for name in ("serialization.py", "hub.py", "utils/tensorboard", "onnx")),
-    *(os.path.join(_RUNTIME, "rank_zero", name) for name in ("checkpoint.py", "doors.py", "temporary.py")),
+    *(os.path.join(_RUNTIME, "rank_zero", name) for name in ("checkpoint.py", "hands.py", "temporary.py")),
 )
 #: Folders of code whose files are each rank's own, beside torch's (compilers' caches) and this runtime's.
 aside: list[str] = [_RUNTIME, _TORCH]

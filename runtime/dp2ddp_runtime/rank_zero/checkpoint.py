@@ -19,7 +19,7 @@ from torch import nn
 from ..base import world
 from ..batches.deferred import materialize
 from ..model.wrapped import wrap_model
-from . import doors
+from . import hands
 
 fcntl: Any = None
 with contextlib.suppress(ImportError):  # Windows
@@ -50,7 +50,7 @@ def save(obj: object, f: File, *args: Any, **kwargs: Any) -> None:
         torch.save(obj, f, *args, **kwargs)
         return
     write: Any = _save_whole if isinstance(f, (str, os.PathLike)) else torch.save
-    doors.by_main("ddp.save", lambda: write(obj, f, *args, **kwargs), f)
+    hands.by_main("ddp.save", lambda: write(obj, f, *args, **kwargs), f)
 
 
 def _save_whole(obj: object, f: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

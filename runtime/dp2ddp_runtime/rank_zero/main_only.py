@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from ..base import world
 from ..batches.deferred import materialize
 from ..ranks import file_sync
-from . import doors, twins
+from . import hands, twins
 from .journal import error_again, told_error
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class _Called:
             return _stand_in(self._target)(*args, **kwargs) if is_absent else _gathering(made, closes=True)
         if not self._counts or not callable(self._target) or file_sync.shared() is None:
             return _gathering(self._target(*args, **kwargs))
-        made = doors.by_main("ddp.main_only", lambda: self._target(*args, **kwargs))
+        made = hands.by_main("ddp.main_only", lambda: self._target(*args, **kwargs))
         return _gathering(made if world.is_main() else self._target(*args, **kwargs))
 
     def __getattr__(self, attribute: str) -> Any:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..ranks import file_sync
-from . import doors
+from . import hands
 
 _WHAT = "ddp.main_only"
 _kept: list[tempfile.TemporaryDirectory[str]] = []
@@ -46,19 +46,19 @@ def make(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kind(*args, **kwargs)
     is_path, mode = isinstance(path, (str, os.PathLike)), set(str(given.get("mode", "+")))
     if not mode & set("wx"):
-        doors.by_main(_WHAT, lambda: None)  # which comes after all that rank 0 has written before
+        hands.by_main(_WHAT, lambda: None)  # which comes after all that rank 0 has written before
         if not mode & set("a+"):
             return kind(*args, **kwargs)
     if file_sync.writes() or not is_path:
         there = os.path.exists if is_path else lambda path: False
-        made = doors.by_main(_WHAT, lambda: kind(*args, **kwargs), path, lambda made: there(path))
+        made = hands.by_main(_WHAT, lambda: kind(*args, **kwargs), path, lambda made: there(path))
         return made if file_sync.writes() else None
     folder = tempfile.TemporaryDirectory(prefix="dp2ddp")
     own = os.path.join(folder.name, os.path.basename(path))
     if not mode & set("wx"):
         with file_sync.not_together("own"), suppress(FileNotFoundError):
             (shutil.copytree if os.path.isdir(path) else shutil.copyfile)(path, own)
-    if not doors.by_main(_WHAT, lambda: None, path):
+    if not hands.by_main(_WHAT, lambda: None, path):
         return None
     made = kind(*([own, *args[1:]] if args else []), **(kwargs if args else {**kwargs, name: own}))
     try:
@@ -72,7 +72,7 @@ def close(real: Any) -> None:
     """An object's `close`: other ranks go on when rank 0 has done it, as they may read the file by its path then."""
     if not file_sync.writes():
         real()
-    doors.by_main(_WHAT, real)
+    hands.by_main(_WHAT, real)
 
 
 def _bound(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

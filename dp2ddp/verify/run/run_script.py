@@ -1,6 +1,6 @@
-"""Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.record PARENT TASK` (`options.Task`'s text).
+"""Run a script as `__main__` and record it: `python -m dp2ddp.verify.run.run_script PARENT TASK` (an `options.Task`).
 
-It ends when the process PARENT does. The recording (see `recorder`) goes to `rank<r>` in the run's folder, r being
+It ends when the process PARENT does. The recording (see `hooks`) goes to `rank<r>` in the run's folder, r being
 `RANK` under torchrun and 0 otherwise. The script is run as Python runs it: same `sys.argv`, `sys.path[0]`, working
 directory, output and exit code.
 """
@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dp2ddp.verify.emulate import cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
+from dp2ddp.verify.run.hooks import Recorder, StepsDone
 from dp2ddp.verify.run.options import Task
-from dp2ddp.verify.run.recorder import Recorder, StepsDone
 from dp2ddp.verify.start import cleanup
 
 with suppress(ImportError):  # Windows has no such terminals

@@ -50,7 +50,7 @@ READERS = tuple(
 _READS_SETTINGS = re.compile(r"conf|cfg|option|args|pars|yaml|json", re.IGNORECASE)
 
 
-class Settings:
+class Settled:
     """Answers about statements, the script's own functions that they call included."""
 
     def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, effects: Effects) -> None:
