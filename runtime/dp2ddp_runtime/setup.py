@@ -51,7 +51,8 @@ def setup(
 
     Args:
         device_ids: CUDA devices, as `nn.DataParallel` takes them: a sequence of indices, `"cuda:1"` or `torch.device`;
-            a single one; or `"2,3"`. Local rank r takes entry r. None: all visible ones. None in it (`[]`): the CPU.
+            a single one. Local rank r takes entry r. None: all visible ones. None in it (`[]`): the CPU. Text such as
+            `"2,3"` is what CUDA_VISIBLE_DEVICES shall be, for scripts that set it further down.
         backend: of `torch.distributed.init_process_group`. None: NCCL for CUDA tensors and gloo for the rest.
         init_method: where ranks meet that a launcher started: `env://` (the default), `tcp://host:port`, `file:///path`.
         seed: if given, `seed_everything(seed)` follows.
@@ -71,7 +72,7 @@ def setup(
         _show_output(show=True)
         return
     world.hide_cuda_if_unwanted()
-    chosen = devices.parse_device_ids(device_ids)
+    chosen = devices.parse_device_ids(devices.make_visible(device_ids))
     is_rank = "RANK" in env and "WORLD_SIZE" in env
     is_worker = multiprocessing.parent_process() is not None
     # A worker that imports the script again, or a script that a rank starts: goes on alone, and as silent as its rank.

@@ -70,7 +70,8 @@ def run(folder: Path, launcher: list[str], script: Path, **env: str) -> Any:
         ([2, 1], "", ASK, {}, ["2", "1"], 4),  # the original counts the others, too
         (None, "", "", {"DP2DDP_NPROC": "2"}, ["0", "1"], 2),
         ([0, 1], CHOOSE, ASK, {}, ["3", "1"], 3),
-        ([0, 1], "", f"{CHOOSE}; {ASK}", {}, ["3", "1"], 3),
+        ("3,1", "", "", {"CUDA_VISIBLE_DEVICES": "0"}, ["3", "1"], 2),  # as if the script set the variable there
+        ("2", "", "", {}, ["2"], 1),
     ],
 )
 def test_a_plain_start_shows_each_rank_its_gpu(
@@ -85,7 +86,7 @@ def test_a_plain_start_shows_each_rank_its_gpu(
     ("ids", "before", "after", "gpus", "starts"),
     [
         ([0, 1], "", "", ["0", "1"], "01"),
-        ([2, 3], "", ASK, ["2", "3"], "01"),  # NVML answers
+        ("2,3", "", ASK, ["2", "3"], "01"),  # NVML answers
         ([0, 1], "", f"{ASK}; {CHOOSE}", ["3", "1"], "01"),
         (None, ASK, SAY, ["0", "1"], "0011"),  # CUDA has read the environment: it starts again
         ([3, 1], "", f"{SAY}; {ASK}; x = torch.zeros(1).cuda()", ["3", "1"], "0011"),

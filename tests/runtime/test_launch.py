@@ -361,16 +361,18 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
         ([0, 1], [0, 1]),
         ((2, "cuda:3"), [2, 3]),
         (range(3), [0, 1, 2]),
-        ("2,3", [2, 3]),
-        ("0", [0]),
+        ("2,3", None),
+        ("0", None),
         ("cuda:1", [1]),
         (1, [1]),
         (torch.device("cuda:1"), [1]),
         ([torch.device("cuda"), 0, "1"], [0, 1]),
     ],
 )
-def test_device_ids(given: Any, wanted: list[int] | None) -> None:
-    assert devices.parse_device_ids(given) == wanted
+def test_device_ids(given: Any, wanted: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert devices.parse_device_ids(devices.make_visible(given)) == wanted
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == (given if given in ("2,3", "0") else "5")
 
 
 @pytest.mark.parametrize("given", [[-1], "cpu", "two", [1.5, None], "cuda:x"])

@@ -28,7 +28,7 @@ CHANGED, SAME, FOLDED = "changed", "same", "folded"
 _FEW = 3
 #: Unchanged lines that are shown around what matters, and how many more are worth folding.
 _AROUND, _FEWEST = 3, 4
-#: What process 0 and the others do, by the effect of the rules that see to it; those of which all do the same aren't here.
+#: What process 0 and the others do, by the effect of the rules that see to it; what all do alike isn't here.
 _ACTIONS = {
     "starts one process per device": ("Start: each process runs the script", "waits here for the others", "wait here"),
     "splits batches over the processes": ("Load samples", "its rows of each batch", "their rows"),

@@ -1,4 +1,4 @@
-"""Read what `recorder` wrote: one process's steps, losses and batches."""
+"""Read what `hooks` wrote: one process's steps, losses and batches."""
 
 from __future__ import annotations
 

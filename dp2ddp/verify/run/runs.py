@@ -1,4 +1,4 @@
-"""Start originals and conversions under `record`, each in its own scratch folder, and read what they left.
+"""Start originals and conversions under `run_script`, each in its own scratch folder, and read what they left.
 
 A run's folder: `work/` is the script's working directory, `script/` the script's own where that is elsewhere,
 `rank<r>/` holds each process's recording with its `stdout.txt` and `stderr.txt`.
@@ -169,7 +169,7 @@ def start(
     *,
     original: bool = False,
 ) -> Running:
-    """Start a script under `record`, once for each rank; each records into `folder`.
+    """Start a script under `run_script`, once for each rank; each records into `folder`.
 
     The original is one process with `options.replicas` replicas: on the CPU they are emulated; on pretend devices they
     are torch's own, one after the other. The ranks of a converted script are started as torchrun starts them, without

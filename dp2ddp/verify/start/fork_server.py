@@ -41,7 +41,7 @@ class Server:
         self._processes: dict[int, subprocess.Popen[bytes] | None] = {}  # None: forked
 
     def serve(self) -> list[str] | None:
-        """Returns None in the server when all is over, and in each forked process the arguments of `record`."""
+        """Returns None in the server when all is over, and in each forked process the arguments of `run_script`."""
         for line in self._orders:
             order = json.loads(line)
             if "import" in order:

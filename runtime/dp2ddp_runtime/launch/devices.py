@@ -23,6 +23,7 @@ if torch.version.hip is not None and "HIP_VISIBLE_DEVICES" in os.environ:
     _VISIBLE = "HIP_VISIBLE_DEVICES"
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _asks_nvml = False
+_AS_IN_ENVIRONMENT = re.compile(r"-?\d+(\s*,\s*-?\d+)*|(GPU|MIG)-.+")
 
 
 def take_own() -> None:
@@ -49,13 +50,23 @@ def ask_cuda() -> None:
     _asks_nvml = False
 
 
+def make_visible(device_ids: DeviceIds) -> DeviceIds:
+    """Of text such as "2,3" CUDA_VISIBLE_DEVICES, as scripts set it themselves: None is left, all that are visible."""
+    if not isinstance(device_ids, str) or not _AS_IN_ENVIRONMENT.fullmatch(device_ids.strip()):
+        return device_ids
+    if world.GPU not in os.environ and launcher.JOINED not in os.environ:  # a rank of a plain start sees its own
+        os.environ[_VISIBLE] = device_ids
+        _forget_count()
+    return None
+
+
 def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
     """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index."""
     if device_ids is None:
         return None
     if isinstance(device_ids, (int, torch.device)):
         device_ids = [device_ids]
-    entries = [*filter(None, device_ids.split(","))] if isinstance(device_ids, str) else device_ids
+    entries = [*filter(None, [device_ids])] if isinstance(device_ids, str) else device_ids
     found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda", str(entry).strip()) for entry in entries]
     if None in found:
         raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
