@@ -134,8 +134,8 @@ def test_what_the_original_does_not_do_twice_shows_nothing(verify, workplace: Pa
     assert (result.exit_code, "DIFFERENT step 1: lr of" in result.stdout) == (1, True), result.stdout
 
 
-def test_a_time_that_is_printed_as_a_number_shows_nothing_and_excuses_nothing(verify, workplace: Path) -> None:
-    text = tiny.ORIGINAL + "print('since', time.time_ns())\n"
+def test_what_is_another_number_each_time_shows_nothing_and_excuses_nothing(verify, workplace: Path) -> None:
+    text = tiny.ORIGINAL + "import os\nprint('by', os.getpid())\n"
     (workplace / "timed.py").write_text(text)
     result = verify("timed.py")
     assert (result.exit_code, "the original doesn't do the same twice: printed line" in result.stdout) == (4, True)
@@ -144,6 +144,36 @@ def test_a_time_that_is_printed_as_a_number_shows_nothing_and_excuses_nothing(ve
     )
     result = verify("timed.py", "--converted", "timed_ddp.py")
     assert (result.exit_code, "DIFFERENT printed line 1: " in result.stdout) == (1, True), result.stdout
+
+
+PRINTS_TIMES = """
+from time import perf_counter
+first = time.time()
+time.sleep(0.2)
+print("%d\t%.4f\t%.3f" % (7, time.time() - first, perf_counter()), time.time_ns())
+"""
+
+
+def test_times_are_the_same_each_time_and_only_on_rank_0(verify, workplace: Path) -> None:
+    """Whatever they are called, and where they say nothing at all; a rank's own seed is still one."""
+    (workplace / "timed.py").write_text(tiny.ORIGINAL + PRINTS_TIMES)
+    result = verify("timed.py")
+    assert (result.exit_code, "They agree" in result.stdout) == (0, True), result.stdout
+    seeded = tiny.ORIGINAL.replace("torch.manual_seed(3)", "torch.manual_seed(int(time.time()))")
+    (workplace / "seeded.py").write_text(seeded)
+    assert verify("seeded.py").exit_code == 0
+    (workplace / "wrong.py").write_text(tiny.converted(seeded).replace("ddp.broadcast(time.time())", "time.time()"))
+    result = verify("seeded.py", "--converted", "wrong.py")
+    assert (result.exit_code, "is not the same on all ranks" in result.stderr) == (2, True), result.stdout
+
+
+def test_what_is_printed_above_setup_is_printed_once(verify, workplace: Path) -> None:
+    text = "import argparse\nargs = argparse.ArgumentParser().parse_args()\nprint(args)\n" + tiny.ORIGINAL
+    (workplace / "early.py").write_text(text)
+    above = tiny.converted(text).replace("ddp.setup()\n", "").replace("print(args)\n", "print(args)\nddp.setup()\n")
+    (workplace / "early_ddp.py").write_text(above)
+    result = verify("early.py", "--converted", "early_ddp.py")
+    assert (result.exit_code, "They agree" in result.stdout) == (0, True), result.stdout
 
 
 def test_a_converted_script_that_comes_through_a_pipe(verify, workplace: Path) -> None:

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +23,14 @@ from typing import Any
 import dp2ddp_runtime
 import torch
 from dp2ddp_runtime.base import location, world
+from dp2ddp_runtime.launch.quiet import hold_until_setup
 from dp2ddp_runtime.model import wrapped
 from dp2ddp_runtime.model.wrapped import WrappedModel
 from dp2ddp_runtime.rank_zero import callsites
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dp2ddp.verify.emulate import cuda, draws, foreign, stand_in, synthetic
+from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
 from dp2ddp.verify.run.hooks import Recorder, StepsDone
 from dp2ddp.verify.run.options import Task
@@ -83,6 +85,9 @@ def _prepare(task: Task, folder: Path) -> None:
         torch.set_default_dtype(torch.float64)
     _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
     draws.install(everywhere=options.foreign)
+    clock.install(os.path.join(folder, ""), behind=_rank())
+    if not task.original and not options.foreign:  # the runtime was imported before this process was a rank
+        import_module("dp2ddp_runtime.setup")._show_output = hold_until_setup(calls_setup=True)
 
 
 def _watch(task: Task, recorder: Recorder) -> None:

@@ -67,13 +67,16 @@ def _lead_output(descriptor: int) -> None:
     os.dup2(descriptor, 1)
 
 
-def hold_until_setup() -> Callable[..., None]:
+def hold_until_setup(calls_setup: bool = False) -> Callable[..., None]:
     """What comes before `setup` is printed once: by the launcher, which has run it, or else by rank 0.
 
     Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it may as
     well be one of somebody else's training, whose ranks all print. So its output is held only if one of the files that
     are being run and imported has a call of `setup` in it; and it is shown after all if that call leaves the ranks to
     the script's own DDP, or if the process ends without it (`--help`, another branch).
+
+    Args:
+        calls_setup: whether that is known to come.
 
     Returns:
         `release(show=...)`: standard output leads where it led, where what was held is shown first, or else dropped.
@@ -83,7 +86,7 @@ def hold_until_setup() -> Callable[..., None]:
     begins = "LAUNCHER" not in env and world.GPUS not in env  # not by the launcher, nor again (`devices.choose_device`)
     if is_child or (env.get("RANK", "0") == "0" and begins) or "WORLD_SIZE" not in env:
         return lambda show: None  # a rank's child got its rank's output
-    if world.PLACE not in os.environ and not any(map(_calls_setup, files())):
+    if not calls_setup and world.PLACE not in os.environ and not any(map(_calls_setup, files())):
         return lambda show: None
     # Below Python, for what C++ and child processes print.
     real, held = os.dup(1), tempfile.TemporaryFile()  # noqa: SIM115 - open until it is released

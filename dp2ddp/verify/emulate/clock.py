@@ -1,0 +1,58 @@
+"""The clock that scripts see: it goes on with each look at it, so that two runs of one script tell the same times."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+_STEP = 1_000_000  # ns between two looks
+_APART = 7_000_000_000  # ns between the clocks of two ranks, whose times differ in earnest, too
+_START = 1_750_000_000_000_000_000  # ns since 1970: some day
+
+
+class _Look(threading.local):
+    """How far a thread's clock has gone, in ns: threads take turns in another order each time."""
+
+    passed = 0
+
+
+def install(folder: str, behind: int) -> None:
+    """Give the files below `folder` that clock; libraries, which wait by theirs, keep the machine's.
+
+    A script that waits until some time has passed gets there by looking, or by `time.sleep`.
+
+    Args:
+        behind: by how many steps of some seconds it is late: a rank's number. What isn't rank 0's on all ranks shows.
+    """
+    look = _Look()
+
+    def is_script() -> bool:
+        return sys._getframe(2).f_code.co_filename.startswith(folder)
+
+    def clock(real: Callable[[], Any], unit: float) -> Callable[[], Any]:
+        @functools.wraps(real)
+        def now() -> Any:
+            if not is_script():
+                return real()
+            look.passed += _STEP
+            told = _START + behind * _APART + look.passed
+            return told if unit == 1 else told / unit
+
+        return now
+
+    def sleep(seconds: float, /) -> None:
+        if is_script():
+            look.passed += round(seconds * 1e9)
+        real_sleep(seconds)
+
+    real_sleep, time.sleep = time.sleep, sleep
+    for name in _CLOCKS:
+        setattr(time, name, clock(getattr(time, name), 1e9))
+        setattr(time, f"{name}_ns", clock(getattr(time, f"{name}_ns"), 1))
+    timeit.default_timer = time.perf_counter
