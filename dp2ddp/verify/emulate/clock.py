@@ -46,12 +46,14 @@ def install(folder: str, behind: int) -> None:
 
         return now
 
-    def sleep(seconds: float, /) -> None:
+    real_sleep = time.sleep
+
+    def sleep(seconds: Any, /) -> None:
         if is_script():
             look.passed += round(seconds * 1e9)
         real_sleep(seconds)
 
-    real_sleep, time.sleep = time.sleep, sleep
+    time.sleep = sleep
     for name in _CLOCKS:
         setattr(time, name, clock(getattr(time, name), 1e9))
         setattr(time, f"{name}_ns", clock(getattr(time, f"{name}_ns"), 1))

@@ -87,7 +87,8 @@ def _prepare(task: Task, folder: Path) -> None:
     draws.install(everywhere=options.foreign)
     clock.install(os.path.join(folder, ""), behind=_rank())
     if not task.original and not options.foreign:  # the runtime was imported before this process was a rank
-        import_module("dp2ddp_runtime.setup")._show_output = hold_until_setup(calls_setup=True)
+        runtime: Any = import_module("dp2ddp_runtime.setup")  # which a function of this name hides
+        runtime._show_output = hold_until_setup(calls_setup=True)
 
 
 def _watch(task: Task, recorder: Recorder) -> None:
