@@ -32,10 +32,9 @@ def placed(facts: Facts, launch: Launch) -> Launch:
     Raises:
         BadInput: it can't be told before the models are wrapped.
     """
-    modules = facts.names.reachable(launch.entry)
-    if launch.statement is None or not facts.own_ddp.begins(modules):
+    if launch.statement is None or not facts.own_ddp.begins(launch.entry):
         return launch
-    condition = facts.own_ddp.condition(modules)
+    condition = facts.own_ddp.condition(launch.entry)
     # The latest statement, if it wraps models: what follows it is too late. (What stands inside it comes next.)
     passed: ast.stmt | None = None
     ran: list[ast.stmt] = []
@@ -54,7 +53,7 @@ def placed(facts: Facts, launch: Launch) -> Launch:
             ran.append(here.statement)
             reached = set(facts.loops.reached(here.statement))
             passed = here.statement if any(wrap.call in reached for wrap in facts.wraps.models) else None
-    raise _untold(facts, facts.own_ddp.begins(modules)[0], condition)
+    raise _untold(facts, facts.own_ddp.begins(launch.entry)[0], condition)
 
 
 def _written_before(facts: Facts, place: ast.stmt, ran: Sequence[ast.stmt]) -> list[ast.Call]:

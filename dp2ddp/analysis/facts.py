@@ -99,7 +99,7 @@ class Facts:
     @cached_property
     def own_ddp(self) -> OwnDdp:
         """The script's own distributed training."""
-        return OwnDdp(self.source, self.names, self.resolver)
+        return OwnDdp(self.source, self.names, self.resolver, self.running)
 
     @cached_property
     def beside_ddp(self) -> bool:

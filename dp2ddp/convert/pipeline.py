@@ -7,8 +7,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Union
 
+from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
 from dp2ddp.errors import BadInput, EditError, NotRewritable, blamed
@@ -20,6 +22,7 @@ from dp2ddp.rules import Options, all_rules, check_ignored
 from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import too_deep, with_room
+from dp2ddp.source.names import Names
 from dp2ddp.source.program import File, ParsedProgram, link, parse
 from dp2ddp.source.spans import Span, moved
 
@@ -159,12 +162,17 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
     Raises:
         BadInput: it does. Where --allow-ddp would not do, it says all that would be in its way.
     """
+    running = cache(lambda: Running(source, Names(source)))
+
+    def runs(node: ast.AST) -> bool:
+        return running().runs(node)
+
     for file in source.files:
-        refusals.refuse(file, allow_ddp=True)
+        refusals.refuse(file, runs, allow_ddp=True)
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files if not options.allow_ddp else ():
         try:
-            refusals.refuse(file, beside=beside)
+            refusals.refuse(file, runs, beside=beside)
         except BadInput as error:
             found = _beside_ddp(source, options) if beside else []
             if not found:

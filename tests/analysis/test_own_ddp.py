@@ -332,7 +332,7 @@ def test_without_the_option_the_line_says_what_it_does() -> None:
     with pytest.raises(BadInput) as raised:
         converted(_FULL, allow=False)
     assert str(raised.value) == (
-        "train.py:7: sets up distributed training already: imports DistributedDataParallel; "
+        "train.py:16: sets up distributed training already: calls init_process_group; "
         "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     )
     with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
@@ -346,7 +346,7 @@ def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
     with pytest.raises(BadInput) as raised:
         converted(f"{changed}{late}{_FULL}", allow=False)
     told = str(raised.value)
-    assert "imports DistributedDataParallel; start that with torchrun; --allow-ddp converts what is beside it" in told
+    assert "calls init_process_group; start that with torchrun; --allow-ddp converts what is beside it" in told
     first = "once this is mended: line 12: `Own` changes how `DataParallel` works (`gather`); wrap the model in plain"
     assert first in told
     assert "which gives back tensors for whole batches (no list with an item for each image)" in told

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dp2ddp.analysis.existing_ddp.refusals import is_converted, refuse
+from dp2ddp.convert.pipeline import convert_files
 from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options
 from dp2ddp.source.program import parse
+
+
+def _all(node: object) -> bool:
+    """Whether a script comes to a node: to each."""
+    return True
 
 
 @pytest.mark.parametrize(
@@ -33,14 +40,14 @@ from dp2ddp.source.program import parse
         ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n", 1, "imports FSDP"),
         (
             "from torch.nn.parallel import DistributedDataParallel as DDP\nisinstance(net, DDP)\nnet = DDP(net)\n",
-            1,
-            "imports DistributedDataParallel",
+            3,
+            "uses DistributedDataParallel",
         ),
     ],
 )
 def test_refused(source: str, line: int, what: str) -> None:
     with pytest.raises(BadInput) as raised:
-        refuse(parse(source, "train.py").files[0])
+        refuse(parse(source, "train.py").files[0], _all)
     assert str(raised.value).startswith(f"train.py:{line}: sets up distributed training already: {what}; ")
 
 
@@ -58,7 +65,7 @@ def test_refused(source: str, line: int, what: str) -> None:
     ],
 )
 def test_not_refused(source: str) -> None:
-    refuse(parse(source, "train.py").files[0])
+    refuse(parse(source, "train.py").files[0], _all)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,28 @@ def test_converted_scripts_are_known_by_their_import(source: str, expected: bool
 def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
     (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
     with pytest.raises(BadInput, match="dp2ddp converts scripts"):
-        refuse(file)
+        refuse(file, _all)
     with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
-        refuse(file, beside=True)
-    refuse(file, allow_ddp=True)
+        refuse(file, _all, beside=True)
+    refuse(file, _all, allow_ddp=True)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_what_no_script_comes_to_refuses_nothing(used: bool) -> None:
+    """Helpers that were copied along with a function that is used."""
+    call = "init()\n" if used else ""
+    files = {
+        "train.py": f"import torch.nn as nn\nfrom utils import init, Meter\n{call}net = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
+        "utils.py": "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\nclass Meter:\n    pass\n"
+        "\ndef init():\n    torch.distributed.init_process_group('nccl')\n\ndef wrap(net):\n    return DDP(net)\n",
+    }
+    if used:
+        with pytest.raises(
+            BadInput, match="utils.py:8: sets up distributed training already: calls init_process_group"
+        ):
+            convert_files(files, ["train.py"], Options())
+    else:
+        done = convert_files(files, ["train.py"], Options(allow_ddp=True))
+        assert done["train.py"].new_text == convert_files(files, ["train.py"], Options())["train.py"].new_text
+        assert "\nddp.setup()\nnet = ddp.wrap_model(" in done["train.py"].new_text
+        assert done["utils.py"].new_text == files["utils.py"]

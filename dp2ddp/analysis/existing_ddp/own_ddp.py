@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from dp2ddp.analysis.control.conditions import joined, terms
+from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.roles import Function, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import in_order
@@ -27,27 +28,28 @@ _ASKS = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessin
 class OwnDdp:
     """A script's own distributed training."""
 
-    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver) -> None:
+    def __init__(self, source: ParsedProgram, names: Names, resolver: Resolver, running: Running) -> None:
         self.source = source
         self.names = names
         self.resolver = resolver
-        self._said: dict[ast.Module, set[str]] = {}
+        self.running = running
 
-    def begins(self, modules: Collection[ast.Module]) -> list[ast.Call]:
-        """Where it begins in a program of these modules: a process group is joined, or a model is wrapped for it."""
+    def begins(self, entry: ast.Module) -> list[ast.Call]:
+        """Where a script begins it: a process group is joined, or a model is wrapped for it."""
         signs = (call for call in self.source.calls if self._name(call) in (_JOIN, _WRAPPER))
-        calls = [c for c in signs if self.source.module(c) in modules and not self._is_left_out(c, modules)]
+        calls = [call for call in signs if self.running.comes_to(entry, call)]
         joins = [call for call in calls if self._name(call) == _JOIN]
         return joins or [call for call in calls if self._name(call) == _WRAPPER]
 
     @cached_property
     def present(self) -> bool:
         """Whether the script can set up distributed training."""
-        return any(self._name(call) in (_JOIN, _WRAPPER) for call in self.source.calls)
+        return any(self._name(call) in (_JOIN, _WRAPPER) and self.running.runs(call) for call in self.source.calls)
 
-    def condition(self, modules: Collection[ast.Module]) -> ast.expr | None:
-        """When a program of these modules does so: a test as it is written where it begins, None if it always does."""
-        tests = [self._reached_if(call, modules, frozenset()) for call in self.begins(modules)]
+    def condition(self, entry: ast.Module) -> ast.expr | None:
+        """When a script does so: a test as it is written where it begins, None if it always does."""
+        modules = self.names.reachable(entry)
+        tests = [self._reached_if(call, modules, frozenset()) for call in self.begins(entry)]
         known = [test for test in tests if test is not None]
         return joined(ast.Or(), known) if len(known) == len(tests) else None
 
@@ -56,22 +58,6 @@ class OwnDdp:
         path = self.names.qualified(func) or ""
         last = path.rsplit(".", 1)[-1]
         return last or (func.attr if isinstance(func, ast.Attribute) else "")
-
-    def _is_left_out(self, call: ast.Call, modules: Collection[ast.Module]) -> bool:
-        """Whether a call stands in a function of an imported file that nothing in these modules says the name of.
-
-        A file that is started may pick its own functions without naming them; so may a decorator, and Python itself.
-        """
-        function = self.source.function(call)
-        if function is None or function.decorator_list or self.source.module(call) in self.source.entry_trees:
-            return False
-        is_method = isinstance(self.source.parent(function), ast.ClassDef)
-        return not is_method and not any(function.name in self._words(module) for module in modules)
-
-    def _words(self, module: ast.Module) -> set[str]:
-        if module not in self._said:
-            self._said[module] = set(_words(module))
-        return self._said[module]
 
     # -- the condition ---------------------------------------------------------------------------------------------
 
@@ -136,14 +122,3 @@ class OwnDdp:
     def _wraps(self, statement: ast.stmt) -> bool:
         calls = (n for n in ast.walk(statement) if isinstance(n, ast.Call))
         return any(self.names.qualified(call.func) == "torch.nn.DataParallel" for call in calls)
-
-
-def _words(module: ast.Module) -> Iterator[str]:
-    """The names that a module uses, and its strings, by which it may pick functions."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value

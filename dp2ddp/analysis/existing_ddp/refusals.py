@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
@@ -46,12 +46,13 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None:
+def refuse(file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = False, beside: bool = False) -> None:
     """Refuses a file that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
 
     Args:
+        runs: whether a script comes to a node.
         beside: whether DataParallel is used in another file of the program.
 
     Raises:
@@ -60,8 +61,8 @@ def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None
     if not any(mark in file.text for mark in (*_PACKAGES, _WRAPPER, _JOIN)):
         return
     nodes = list(ast.walk(file.tree))
-    own = [] if allow_ddp else list(_signs(nodes))
-    found = min([*own, *_frameworks(nodes)], default=None)
+    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes) if runs(node)]
+    found = min([*own, *((node.lineno, what) for node, what in _frameworks(nodes) if runs(node))], default=None)
     if found is None:
         return
     line, what = found
@@ -74,8 +75,8 @@ def refuse(file: File, *, allow_ddp: bool = False, beside: bool = False) -> None
     raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)
 
 
-def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Each line that brings in a framework that starts processes, and what it does."""
+def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    """Each node that brings in a framework that starts processes, and what it does."""
     for node in nodes:
         if isinstance(node, ast.Attribute):
             names, verb = [ast.unparse(node)], "uses"
@@ -84,7 +85,7 @@ def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
         for name in names:
             framework = _framework(name)
             if framework:
-                yield node.lineno, f"{verb} {framework}"  # type: ignore[attr-defined]
+                yield node, f"{verb} {framework}"  # type: ignore[misc]
 
 
 def _framework(name: str) -> str | None:
@@ -113,19 +114,21 @@ def _names_data_parallel(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in _CONVERTED
 
 
-def _signs(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+def _signs(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    """Each node that shows that a file sets up DDP, and what that does."""
     checked = {id(part) for node in nodes for part in _type_checked(node)}
-    aliases = {alias: line for node in nodes for alias, line in _wrapper_imports(node)}
-    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in aliases]
-    only_checked = {node.id for node in uses} - {node.id for node in uses if id(node) not in checked}
-    for alias, line in aliases.items():
-        if alias not in only_checked:
-            yield line, f"imports {_WRAPPER}"
+    imports = {alias: node for node in nodes for alias, node in _wrapper_imports(node)}
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id in imports]
+    uses = [node for node in named if id(node) not in checked]
+    # (What nobody here names may be what another file imports from this one.)
+    for alias in imports.keys() - {node.id for node in named}:
+        yield imports[alias], f"imports {_WRAPPER}"
+    yield from ((node, f"uses {_WRAPPER}") for node in uses)
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:
-            yield node.lineno, f"uses {_WRAPPER}"
+            yield node, f"uses {_WRAPPER}"
         if isinstance(node, ast.Call) and _called(node) == _JOIN:
-            yield node.lineno, f"calls {_JOIN}"
+            yield node, f"calls {_JOIN}"
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -136,11 +139,11 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, int]]:
+def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, ast.ImportFrom]]:
     if isinstance(node, ast.ImportFrom):
         for alias in node.names:
             if alias.name == _WRAPPER:
-                yield alias.asname or alias.name, node.lineno
+                yield alias.asname or alias.name, node
 
 
 def _type_checked(node: ast.AST) -> Iterator[ast.AST]:
