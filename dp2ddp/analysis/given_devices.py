@@ -26,6 +26,8 @@ _MANY = 64  # GPUs, more than a script asks for by number
 #: What a condition may consist of to be written once more; of calls, those that only look.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
+#: What says of a GPU's number that none is given.
+_NO_NUMBER = (" is None", " == -1", " < 0")
 #: What calls may only look at something.
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 
@@ -61,6 +63,9 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     """The devices of the wraps in the program that is started."""
     shared = (case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off)
     cases = sorted(shared, key=lambda case: (case.call.lineno, case.call.col_offset))
+    if cases and all(map(_is_never_reached, cases)):
+        return Given(_ONE_PROCESS)
+    cases = [case for case in cases if not _is_never_reached(case)]
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
@@ -75,6 +80,11 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
     others = [case for case in cases if not case.is_known or case.ids != ids]
     return Given(ids, others[-1].call if others else None, ids, are_chosen=ids is not None)
+
+
+def _is_never_reached(case: _Case) -> bool:
+    """Whether what must be true for a wrap is a constant that isn't: a parameter's default that nobody changes."""
+    return any(test in ("None", "False", "0") for test in case.tests)
 
 
 def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
@@ -96,7 +106,8 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
 
 def _single(facts: Facts, cases: list[_Case]) -> str | None:
     """`[args.gpu]` where nothing is wrapped if one is given, and what is trained goes there: `net.cuda(args.gpu)`."""
-    found = {test.removesuffix(" is None") for case in cases for test in case.tests if test.endswith(" is None")}
+    tests = [test for case in cases for test in case.tests if test.endswith(_NO_NUMBER)]
+    found = {next(test.removesuffix(end) for end in _NO_NUMBER if test.endswith(end)) for test in tests}
     given = next(iter(found)) if len(found) == 1 and all(len(case.tests) == 1 for case in cases) else None
     return f"[{given}]" if given in facts.picked_devices else None
 

@@ -76,6 +76,8 @@ class Said:
             self.picks |= {node.id} & (PICKING_HERE | PICKING_ANYWHERE)
         if isinstance(node, ast.Call) and self._call(node):
             return node.args
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and _is_getattr(node.value):
+            return [*node.value.args, node.slice]  # what has items is no function
         if not isinstance(node, ast.Attribute):
             return ast.iter_child_nodes(node)
         self.picks |= {node.attr} & {*PICKING_ANYWHERE, "Fire"}
@@ -93,7 +95,7 @@ class Said:
     def _call(self, node: ast.Call) -> bool:
         """Takes what a call picks; whether that is all that its function says."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name == "getattr" and len(node.args) > 1:
+        if _is_getattr(node):
             given = node.args[1]
             if isinstance(given, ast.Constant):
                 self.attributes.add(str(given.value))
@@ -109,6 +111,10 @@ class Said:
                 self.picked.add((tuple(found[1].split(r"\.")), found[2]))
             return found is not None
         return False
+
+
+def _is_getattr(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) > 1
 
 
 #: Fits any name.

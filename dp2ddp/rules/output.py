@@ -11,6 +11,8 @@ from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 
 #: Where a writer's reports lie.
+#: What is there behind `wandb.init()`.
+_PARTS = ("wandb.config.", "wandb.run.")
 _FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
 
 
@@ -93,11 +95,29 @@ with open("log.json", "w") as log:
             if path is None:
                 continue
             span = facts.source.span(node)
-            if isinstance(node, ast.Attribute) and path in ("wandb.config", "wandb.run"):
+            if isinstance(node, ast.Attribute) and f"{path}." in _PARTS:
+                if self._is_told(facts, node):
+                    whole = facts.source.span(node.value)
+                    yield ReplaceExpr(self.id, whole, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": whole})
+                    continue
                 what = f"`{path}` is read, and only rank 0 has started wandb"
                 yield Note(self.id, span, what, "take these values from the script's own arguments")
-            elif facts.catalogue.does(f"{path}.*", "reports") and self._is_handed_on(facts, node):
+            elif (
+                facts.catalogue.does(f"{path}.*", "reports")
+                and not path.startswith(_PARTS)
+                and self._is_handed_on(facts, node)
+            ):
                 yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
+
+    @staticmethod
+    def _is_told(facts: Facts, node: ast.expr) -> bool:
+        """Whether something is set in an object, or called of it, and nothing is read: `wandb.run.name = "x"`."""
+        inner: ast.AST = node
+        while isinstance(above := facts.source.parent(inner), (ast.Attribute, ast.Subscript)) and inner is above.value:
+            inner = above
+        if isinstance(above, ast.Call) and inner is above.func:
+            return isinstance(facts.source.parent(above), ast.Expr)
+        return inner is not node and isinstance(getattr(inner, "ctx", None), ast.Store)
 
     @staticmethod
     def _is_handed_on(facts: Facts, node: ast.expr) -> bool:
@@ -128,6 +148,8 @@ with open("log.json", "w") as log:
         writing = facts.writers.of(call)
         if writing is None or not writing.native or any(map(facts.files.is_own, writing.names)):
             return
+        if (facts.names.qualified(call.func) or "").startswith(_PARTS):
+            return  # which `_trackers` sees to: on other ranks they aren't there
         span = facts.source.span(call.func)
         if writing.changes:
             what = "is opened to be read and changed, by every rank at once"

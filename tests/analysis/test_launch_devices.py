@@ -239,6 +239,18 @@ def test_a_gpu_that_is_handed_on_and_kept_is_followed() -> None:
     assert "ddp.setup()\n" in converted(script.format("pick(gpu)")).new_text
 
 
+@pytest.mark.parametrize("none", ["== -1", "< 0"])
+def test_a_number_may_say_that_no_gpu_is_given(none: str) -> None:
+    script = f"if args.gpu {none}:\n    net = nn.DataParallel(net)\nelse:\n    torch.cuda.set_device(args.gpu)\n"
+    result = converted(f"{_ARGS}net = nn.Linear(4, 2)\n{script}")
+    assert f"ddp.setup(device_ids=None if args.gpu {none} else [args.gpu])\n" in result.new_text
+
+
+def test_a_default_that_nobody_changes_wraps_nothing() -> None:
+    script = "def build(gpus=None):\n    if gpus:\n        net = nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)\nbuild()\n"
+    assert "ddp.setup(device_ids=[0])\n" in converted(script).new_text
+
+
 def test_arguments_that_an_imported_module_parses_first_are_not_late() -> None:
     files = {
         "train.py": "import torch.nn as nn\nfrom option import opt\nfrom data import loader\n"

@@ -95,13 +95,14 @@ def test_what_no_script_comes_to_refuses_nothing(used: bool) -> None:
     """Helpers that were copied along with a function that is used."""
     call = "init()\n" if used else ""
     files = {
-        "train.py": f"import torch.nn as nn\nfrom utils import init, Meter\n{call}net = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
-        "utils.py": "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\nclass Meter:\n    pass\n"
-        "\ndef init():\n    torch.distributed.init_process_group('nccl')\n\ndef wrap(net):\n    return DDP(net)\n",
+        "train.py": "import torch.nn as nn\nfrom utils import init, Meter\n"
+        f"{call}net = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
+        "utils.py": "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n"
+        "class Meter:\n    pass\n\ndef init():\n    torch.distributed.init_process_group('nccl')\n\ndef wrap(net):\n    return DDP(net)\n",
     }
     if used:
         with pytest.raises(
-            BadInput, match="utils.py:8: sets up distributed training already: calls init_process_group"
+            BadInput, match=r"utils\.py:8: sets up distributed training already: calls init_process_group"
         ):
             convert_files(files, ["train.py"], Options())
     else:

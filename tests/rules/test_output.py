@@ -45,6 +45,9 @@ WRITTEN = {
     "how = 'a' if os.path.exists(p) else 'w'\nf = h5py.File(p, how)\n": "h5py.File",
     "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
     "wandb.init()\n": "wandb.init",
+    "wandb.config.update(x)\n": "wandb",
+    "wandb.run.name = p\n": "wandb",
+    "wandb.run.summary['best'] = 1\n": "wandb",
     "e = comet_ml.Experiment()\ne.log_metric('x', 1)\n": "comet_ml.Experiment",
 }
 #: What writes by Python's own functions is rank 0's anyway.
@@ -57,6 +60,7 @@ LEFT = [
     "text = Path('notes.txt').open('rt').read()\n",
     "archive.open('member', 'w')\n",
     "path.open(MODE)\n",
+    "path = wandb.run.dir\nlr = wandb.config.lr\nrun(wandb.config)\n",  # which is noted
     "if wandb is not None and isinstance(x, wandb.Image):\n    print(hasattr(x, 'y'))\n",
     "try:\n    import wandb\nexcept ImportError:\n    wandb = None\ncount = 1 if wandb else 2\n",
     "import tensorboard_logger\ntensorboard_logger.configure(p)\nrun(tensorboard_logger)\n",  # writes by Python
