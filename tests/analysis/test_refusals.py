@@ -98,7 +98,8 @@ def test_what_no_script_comes_to_refuses_nothing(used: bool) -> None:
         "train.py": "import torch.nn as nn\nfrom utils import init, Meter\n"
         f"{call}net = nn.DataParallel(nn.Linear(4, 2))\nMeter()\n",
         "utils.py": "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n\n"
-        "class Meter:\n    pass\n\ndef init():\n    torch.distributed.init_process_group('nccl')\n\ndef wrap(net):\n    return DDP(net)\n",
+        "class Meter:\n    pass\n\ndef init():\n    torch.distributed.init_process_group('nccl')\n\n"
+        "def wrap(net):\n    return DDP(net)\n",
     }
     if used:
         with pytest.raises(

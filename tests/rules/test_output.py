@@ -45,9 +45,6 @@ WRITTEN = {
     "how = 'a' if os.path.exists(p) else 'w'\nf = h5py.File(p, how)\n": "h5py.File",
     "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
     "wandb.init()\n": "wandb.init",
-    "wandb.config.update(x)\n": "wandb",
-    "wandb.run.name = p\n": "wandb",
-    "wandb.run.summary['best'] = 1\n": "wandb",
     "e = comet_ml.Experiment()\ne.log_metric('x', 1)\n": "comet_ml.Experiment",
 }
 #: What writes by Python's own functions is rank 0's anyway.
@@ -75,6 +72,12 @@ def _converted(text: str) -> str:
 def test_written_by_rank_0(text: str) -> None:
     written = WRITTEN[text]
     assert _converted(text).endswith(text.replace(written + "(", f"ddp.main_only({written})(", 1))
+
+
+@pytest.mark.parametrize("text", ["config.update(x)", "run.name = p", "run.summary['best'] = 1", "config.lr = 1"])
+def test_what_wandb_has_once_it_has_started_is_rank_0s(text: str) -> None:
+    """Other ranks don't have it: to look it up there would be an error."""
+    assert _converted(f"wandb.{text}\n").endswith(f"ddp.main_only(wandb).{text}\n")
 
 
 @pytest.mark.parametrize(
