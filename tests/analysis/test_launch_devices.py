@@ -247,8 +247,8 @@ def test_a_number_may_say_that_no_gpu_is_given(none: str) -> None:
 
 
 def test_a_default_that_nobody_changes_wraps_nothing() -> None:
-    build = "def build(gpus=None):\n    if gpus:\n        nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)\nbuild()\n"
-    assert "ddp.setup(device_ids=[0])\n" in converted(build).new_text
+    build = "def build(gpus=None):\n    if gpus:\n        nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)\n"
+    assert "ddp.setup(device_ids=[0])\n" in converted(f"{build}print(1)\nbuild()\n").new_text
 
 
 def test_arguments_that_an_imported_module_parses_first_are_not_late() -> None:

@@ -22,6 +22,13 @@ import torch.nn as nn
 _FILE_RULES = frozenset({"DDP008", "DDP011", "DDP012", "DDP018", "DDP019"})
 _NET = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 
+_METER = (
+    "from progress.bar import Bar\nclass Meter:\n    def __init__(self):\n        self.sum = self.count = 0\n"
+    "    def update(self, val, n=1):\n        self.add(val, n)\n"
+    "    def add(self, val, n):\n        self.sum += val * n\n"
+    "        self.count += n\n    def average(self):\n        return self.sum / self.count\n"
+)
+
 #: Text after the imports, and what must be in its conversion (twice where it says so).
 SHARED = {
     "chain": (_NET + 'torch.load(f"{datetime.now():%Y}.pt")', "{ddp.broadcast(datetime.now()):%Y}"),
@@ -94,8 +101,22 @@ SHARED = {
     "another's option of that name": (
         "args = argparse.ArgumentParser().parse_args()\nargs.save = time.ctime()\n"
         "def main(args):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
-        "    torch.load(args.save)\nmain(Old())",
+        "    torch.load(args.save)\nmain(Old(args))",
         "torch.load(ddp.broadcast(args.save))",
+    ),
+    "in one of several meters": (
+        _METER + _NET + "meters = [Meter() for _ in range(2)]\n"
+        "meters[0].update(time.time())\nnp.load(meters[0].average())",
+        "meters[0].update(ddp.broadcast(time.time()))",
+    ),
+    "in that meter": (
+        _METER + _NET + "took, top = Meter(), Meter()\n"
+        "took.update(time.time())\ntop.update(1)\nnp.load(took.average())",
+        "took.update(ddp.broadcast(time.time()))",
+    ),
+    "in a copy": (
+        "import copy\n" + _NET + "old = Options()\nold.name = time.ctime()\nnew = copy.copy(old)\nnp.load(new.name)",
+        "old.name = ddp.broadcast(time.ctime())",
     ),
     "an argument of main's": (
         "def main(stamp):\n    torch.manual_seed(1)\n    net = nn.DataParallel(nn.Linear(4, 2))\n"
@@ -120,6 +141,10 @@ SHARED = {
 }  # fmt: skip
 
 LEFT = [
+    # The time in one meter isn't in the next, nor in the options.
+    _METER + _NET + "took, top = Meter(), Meter()\nbar = Bar()\nargs = argparse.ArgumentParser().parse_args()\n"
+    "took.update(time.time())\ntop.update(val=1)\nbar.suffix = str(took.average())\n"
+    "np.load(top.average())\nnp.load(args.suffix)",
     _NET + "start = time.time()\nprint(time.ctime(), time.time() - start, os.getpid())",
     _NET + "start = time.time()\nlr = 0.1 if time.time() > start else 1\ntorch.save(lr, 'x.pt')",
     _NET + "try:\n    net(1)\nexcept KeyboardInterrupt:\n    torch.save(net, time.ctime())",

@@ -5,35 +5,106 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import cached_property
+from typing import Optional
 
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import is_property
-from dp2ddp.source.nodes import keyword
+from dp2ddp.source.nodes import given_to, keyword
 from dp2ddp.source.program import FUNCTIONS
+
+#: The calls that make an object, or by what name it is imported; None where that isn't known.
+Objects = Optional[frozenset[Hashable]]
+_NO_OBJECTS = (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Compare, ast.UnaryOp)
 
 
 class ReachingDefinitions:
     """Follows values back, step by step.
 
     Names by their scopes, attributes by the classes of their objects, where these are known, and by name elsewhere;
-    items of dictionaries by name. What is compared isn't followed: a yes or no is no longer that value.
+    items of dictionaries by name. Of two objects that are known to be made by different calls one doesn't have what the
+    other is given: the time in one meter is not in the next. What is compared isn't followed: a yes or no is no longer
+    that value.
     """
 
     def __init__(self, provenance: Provenance) -> None:
         self.source = provenance.source
         self.provenance = provenance
+        self._made: dict[ast.expr, Objects] = {}
 
     def reached(self, nodes: Iterable[ast.expr], wanted: Collection[ast.AST]) -> set[ast.expr]:
         """What of `wanted` goes into the values of `nodes`."""
-        found, seen, todo = set(), set[ast.expr](), list(nodes)
+        found, seen = set(), set[tuple[ast.expr, Objects]]()
+        todo: list[tuple[ast.expr, Objects]] = [(node, None) for node in nodes]
         while todo:
-            node = todo.pop()
+            node, owner = todo.pop()
             if node in wanted:
                 found.add(node)
-            elif node not in seen:
-                seen.add(node)
-                todo += self.of(node)
+            elif (node, owner) not in seen:
+                seen.add((node, owner))
+                todo += self._steps(node, owner)
         return found
+
+    def _steps(self, node: ast.expr, owner: Objects) -> Iterator[tuple[ast.expr, Objects]]:
+        """The expressions that a value is computed from, each with what `self` is where it stands.
+
+        Args:
+            owner: what `self` is where `node` stands.
+        """
+        receiver = node.func if isinstance(node, ast.Call) else node
+        inside = self._objects(receiver.value, owner) if isinstance(receiver, ast.Attribute) else None
+        for each in self.of(node):
+            if self.source.function(each) is self.source.function(node):
+                yield each, owner
+            elif not isinstance(node, ast.Name) or owner is None:
+                yield each, inside
+            elif self._may_be_of(each, owner):  # what a parameter of a method is given
+                yield each, owner if self._is_self(self._receiver(each)) else None
+
+    def _receiver(self, given: ast.expr) -> ast.expr | None:
+        """The object of whose method an expression is an argument."""
+        above = self.source.parent(given)
+        call = self.source.parent(above) if isinstance(above, ast.keyword) else above
+        return call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+
+    def _may_be_of(self, given: ast.expr, owner: frozenset[Hashable]) -> bool:
+        """Whether an argument may be given to a method of one of these objects."""
+        receiver = self._receiver(given)
+        objects = None if receiver is None or self._is_self(receiver) else self._objects(receiver, None)
+        return objects is None or not objects.isdisjoint(owner)
+
+    def _is_self(self, node: ast.expr | None) -> bool:
+        function = None if node is None else self.source.function(node)
+        if function is None or not isinstance(self.source.parent(function), ast.ClassDef):
+            return False
+        first = next(iter(function.args.args), None)
+        return first is not None and isinstance(node, ast.Name) and node.id == first.arg
+
+    def _objects(self, node: ast.expr, owner: Objects) -> Objects:
+        """The calls that make what an expression can be, and what goes into these; None where that isn't known."""
+        if self._is_self(node):
+            return owner
+        if node not in self._made:
+            self._made[node] = None  # for where it leads to itself
+            self._made[node] = self._find_objects(node)
+        return self._made[node]
+
+    def _find_objects(self, node: ast.expr) -> Objects:
+        qualified, resolver = self.provenance.names.qualified, self.provenance.resolver
+        found: set[Hashable] = set()
+        todo = [node]
+        while todo:
+            for made in self.provenance.of(todo.pop()):
+                if isinstance(made, ast.Call) and made not in found:
+                    found.add(made)
+                    if not resolver.functions_called(made):  # it may give back a copy of what it is given
+                        receiver = made.func.value if isinstance(made.func, ast.Attribute) else None
+                        todo += given_to(made) + ([] if receiver is None or qualified(receiver) else [receiver])
+                elif not isinstance(made, (ast.Call, *_NO_OBJECTS)):
+                    path = qualified(made)
+                    if path is None:
+                        return None
+                    found.add(path)
+        return frozenset(found)
 
     def of(self, node: ast.expr) -> Iterator[ast.expr]:
         """The expressions that a value is computed from, one step back."""
@@ -64,7 +135,16 @@ class ReachingDefinitions:
     def held(self, node: ast.expr) -> list[ast.expr]:
         """What a name, an attribute or an item holds: what another script puts there, it doesn't."""
         values = (value for key in self._keys(node) for value in self._held.get(key, ()))
-        return [value for value in values if self._meet(node, value)]
+        return [value for value in values if self._meet(node, value) and self._may_hold(node, value)]
+
+    def _may_hold(self, node: ast.expr, value: ast.expr) -> bool:
+        """Whether the object of an attribute may be one in whose attribute a value is put."""
+        statement = self.source.parent(value)
+        if not isinstance(node, ast.Attribute) or not isinstance(statement, ast.Assign):
+            return True
+        into = [each.value for each in statement.targets if isinstance(each, ast.Attribute) and each.attr == node.attr]
+        own, others = self._objects(node.value, None), [self._objects(each, None) for each in into]
+        return not into or own is None or any(each is None or not own.isdisjoint(each) for each in others)
 
     def _meet(self, node: ast.expr, other: ast.expr) -> bool:
         """Whether one script, of those that are converted together, can run both."""
