@@ -14,6 +14,7 @@ from dp2ddp.source.program import FUNCTIONS
 
 #: The calls that make an object, or by what name it is imported; None where that isn't known.
 Objects = Optional[frozenset[Hashable]]
+_TO_PLAIN = frozenset(f"builtins.{name}" for name in "len int float str bool sum min max abs round range".split())
 _NO_OBJECTS = (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Compare, ast.UnaryOp)
 
 
@@ -96,7 +97,7 @@ class ReachingDefinitions:
             for made in self.provenance.of(todo.pop()):
                 if isinstance(made, ast.Call) and made not in found:
                     found.add(made)
-                    if not resolver.functions_called(made):  # it may give back a copy of what it is given
+                    if not resolver.functions_called(made) and qualified(made.func) not in _TO_PLAIN:  # it may give back a copy of what it is given
                         receiver = made.func.value if isinstance(made.func, ast.Attribute) else None
                         todo += given_to(made) + ([] if receiver is None or qualified(receiver) else [receiver])
                 elif not isinstance(made, (ast.Call, *_NO_OBJECTS)):
