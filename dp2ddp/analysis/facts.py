@@ -133,12 +133,12 @@ class Facts:
     @cached_property
     def picked_devices(self) -> frozenset[str]:
         """What names a GPU, as it is written: `args.gpu` of `x.cuda(args.gpu)`, `torch.cuda.set_device(args.gpu)`."""
-        return frozenset(ast.unparse(each) for each in self._picked if isinstance(each, ast.Attribute))
+        return frozenset(ast.unparse(each) for each in self.picked if isinstance(each, ast.Attribute))
 
     @cached_property
     def picked_names(self) -> frozenset[Hashable]:
         """The names that do, each by whose it is."""
-        return frozenset(binding(self, each) for each in self._picked if isinstance(each, ast.Name))
+        return frozenset(binding(self, each) for each in self.picked if isinstance(each, ast.Name))
 
     @cached_property
     def handed_on(self) -> Mapping[Hashable, Collection[Hashable]]:
@@ -146,7 +146,8 @@ class Facts:
         return handed_on(self)
 
     @cached_property
-    def _picked(self) -> list[ast.expr]:
+    def picked(self) -> list[ast.expr]:
+        """What names a GPU for what is moved there."""
         picking = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
         return [call.args[0] for call in picking if call.func.attr in ("cuda", "set_device")]  # type: ignore[attr-defined]
 

@@ -74,7 +74,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         cases = [replace(case, ids=case.ids or visible[case.call]) for case in cases]
     cases = _sized(cases)
     if cases and all(case.tests and case.is_known for case in cases):
-        ids = _by_condition(cases, _single(facts, cases) or _ONE_PROCESS)
+        ids = _by_condition(cases, _single(facts, launch, cases) or _ONE_PROCESS)
         return Given(ids, are_chosen=ids is not None and "None" not in ids)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
@@ -84,7 +84,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
 
 def _is_never_reached(case: _Case) -> bool:
     """Whether what must be true for a wrap is a constant that isn't: a parameter's default that nobody changes."""
-    return any(test in ("None", "False", "0") for test in case.tests)
+    return any(test in ("None", "False", "0", "[]") for test in case.tests)
 
 
 def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
@@ -104,12 +104,19 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
     return _by_condition(cases[::-1], None) if cases else None
 
 
-def _single(facts: Facts, cases: list[_Case]) -> str | None:
-    """`[args.gpu]` where nothing is wrapped if one is given, and what is trained goes there: `net.cuda(args.gpu)`."""
-    tests = [test for case in cases for test in case.tests if test.endswith(_NO_NUMBER)]
-    found = {next(test.removesuffix(end) for end in _NO_NUMBER if test.endswith(end)) for test in tests}
-    given = next(iter(found)) if len(found) == 1 and all(len(case.tests) == 1 for case in cases) else None
-    return f"[{given}]" if given in facts.picked_devices else None
+def _single(facts: Facts, launch: Launch, cases: list[_Case]) -> str | None:
+    """`[args.gpu]` where nothing is wrapped, and what is trained goes there then: `net.cuda(args.gpu)`."""
+    if any(len(case.tests) != 1 for case in cases):
+        return None
+    tests = {case.tests[0] for case in cases}
+    given = {test.removesuffix(end) for test in tests for end in _NO_NUMBER if test.endswith(end)}
+    found = given & facts.picked_devices
+    if not found:  # it is picked on the opposite condition
+        opposite = set(map(_opposite, tests))
+        picks = [pick for pick in facts.picked if isinstance(pick, ast.Attribute)]
+        apart = [p for p in picks if opposite <= set(map(ast.unparse, _all_terms(facts, launch, p)))]
+        found = {ast.unparse(there) for pick in apart if (there := told(facts, launch, pick)) is not None}
+    return f"[{next(iter(found))}]" if len(found) == 1 else None
 
 
 def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
@@ -227,8 +234,14 @@ def untold_condition(facts: Facts, launch: Launch) -> str | None:
 def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
     """The conditions under which a wrap is reached, by what of them is known at the launch."""
     known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))
-    found = [_as_ranks_see_it(ast.unparse(there)) for there in known]
+    found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not _is_true_constant(there)]
     return tuple(dict.fromkeys(reversed(found)))
+
+
+def _is_true_constant(node: ast.expr) -> bool:
+    """Whether a test is true whatever happens: `gpus` where `build(gpus=[0, 1])` is called."""
+    is_list = isinstance(node, (ast.List, ast.Tuple)) and bool(node.elts)
+    return is_list or (isinstance(node, ast.Constant) and bool(node.value))
 
 
 def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:

@@ -246,9 +246,16 @@ def test_a_number_may_say_that_no_gpu_is_given(none: str) -> None:
     assert f"ddp.setup(device_ids=None if args.gpu {none} else [args.gpu])\n" in result.new_text
 
 
+def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> None:
+    script = "if args.kind == 'large':\n    net = nn.DataParallel(net)\nelse:\n    torch.cuda.set_device(args.gpu)\n"
+    result = converted(f"{_ARGS}net = nn.Linear(4, 2)\n{script}")
+    assert "ddp.setup(device_ids=None if args.kind == 'large' else [args.gpu])\n" in result.new_text
+
+
 def test_a_default_that_nobody_changes_wraps_nothing() -> None:
     build = "def build(gpus=None):\n    if gpus:\n        nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)\n"
     assert "ddp.setup(device_ids=[0])\n" in converted(f"{build}print(1)\nbuild()\n").new_text
+    assert "ddp.setup(device_ids=[0, 1])\n" in converted(f"{build}print(1)\nbuild([0, 1])\n").new_text
 
 
 def test_arguments_that_an_imported_module_parses_first_are_not_late() -> None:

@@ -97,7 +97,9 @@ class ReachingDefinitions:
             for made in self.provenance.of(todo.pop()):
                 if isinstance(made, ast.Call) and made not in found:
                     found.add(made)
-                    if not resolver.functions_called(made) and qualified(made.func) not in _TO_PLAIN:  # it may give back a copy of what it is given
+                    if (
+                        not resolver.functions_called(made) and qualified(made.func) not in _TO_PLAIN
+                    ):  # it may give back a copy of what it is given
                         receiver = made.func.value if isinstance(made.func, ast.Attribute) else None
                         todo += given_to(made) + ([] if receiver is None or qualified(receiver) else [receiver])
                 elif not isinstance(made, (ast.Call, *_NO_OBJECTS)):

@@ -31,6 +31,7 @@ _FRAMEWORKS = {
     "torch.distributed.fsdp": "FSDP",
     "transformers.Seq2SeqTrainer": "Hugging Face's `Trainer`",
     "transformers.Trainer": "Hugging Face's `Trainer`",
+    "ray": "Ray",
     "trl": "Hugging Face's TRL",
 }
 _PACKAGES = tuple({name.split(".")[-1 if name.startswith("torch.") else 0] for name in _FRAMEWORKS})
