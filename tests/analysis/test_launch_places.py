@@ -294,3 +294,13 @@ def test_a_choice_of_devices_is_seen_where_a_library_brings_os_along() -> None:
         'sys.stdout = Logger(args.log)\nos.environ["CUDA_VISIBLE_DEVICES"] = args.gpus\nnet = nn.DataParallel(Net())\n'
     )
     assert "= args.gpus\nddp.setup()\nnet" in launched(script).new_text
+
+
+def test_of_several_commands_each_that_wraps_starts_the_processes() -> None:
+    """What wraps nothing runs once, as before; and `--help` starts nothing."""
+    wraps = "@main.command()\ndef {}(n):\n    {}net = nn.DataParallel(Net(n))\n"
+    script = "import click\n@click.group()\ndef main():\n    pass\n@main.command()\ndef crf():\n    print(1)\n"
+    script += wraps.format("train", "{0}print(n)\n    ") + wraps.format("test", "{0}") + "main()\n"
+    new = convert_source(_IMPORTS + script.format(""), "train.py", Options()).new_text
+    expected = script.format("ddp.setup()\n    ").replace("nn.DataParallel", "ddp.wrap_model")
+    assert new == f"{_IMPORTS}import click\nimport dp2ddp_runtime as ddp\n{expected.partition('click' + chr(10))[2]}"

@@ -142,7 +142,8 @@ SHARED = {
 
 LEFT = [
     # The time in one meter isn't in the next, nor in the options.
-    _METER + _NET + "took, top = Meter(), Meter()\nbar = Bar(max=len(loader))\nargs = argparse.ArgumentParser().parse_args()\n"
+    _METER + _NET + "took, top = Meter(), Meter()\nbar = Bar(max=len(loader))\n"
+    "args = argparse.ArgumentParser().parse_args()\n"
     "took.update(time.time())\ntop.update(val=1)\nbar.suffix = str(took.average())\n"
     "np.load(top.average())\nnp.load(args.suffix)",
     _NET + "start = time.time()\nprint(time.ctime(), time.time() - start, os.getpid())",

@@ -105,6 +105,11 @@ class LaunchFinder:
             unknown: how much of what the processes have to be told isn't known at a place.
         """
         names = self.source.commands.get(self.source.file(entry).name, ())
+        several = [] if names else self._commands(entry)
+        if several:
+            bound = self._bound_at_end(entry)
+            ways = [self._steps(one.body, _Bound(bound | _parameters(one)), (one,)) for one in several]
+            return [self._find(entry, way, unknown) for way in ways]
         if not names:
             return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
         found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
@@ -114,6 +119,12 @@ class LaunchFinder:
             way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
             found.append(self._find(entry, way, unknown))
         return list({launch.statement: launch for launch in found}.values())
+
+    def _commands(self, entry: ast.Module) -> list[FunctionNode]:
+        """The functions that lead to a wrap, where one of several is called, as the arguments say: click's commands."""
+        calls = (call for call in self.source.calls if self.source.module(call) is entry)
+        found = dict.fromkeys(one for call in calls for one in self.settled.all_handed(call))
+        return [*found] if len(found) > 1 else []
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
         """The way through the function of that name, be it imported, or a method."""

@@ -111,15 +111,18 @@ class Settled:
 
         `fire.Fire(main)`, and `cli()` where `main` is decorated with `@cli.command()`.
         """
+        found = self.all_handed(call)
+        return found[0] if len(found) == 1 else None
+
+    def all_handed(self, call: ast.Call) -> list[FunctionNode]:
+        """As `handed`, of a library that calls one of several, as the arguments say."""
+        found: list[FunctionNode] = []
         if self.names.qualified(call.func) in _COMMAND_LINES:
             named = [role for value in given_to(call) for role in self.resolver.roles(value)]
             found = [role.definition for role in named if isinstance(role, Function)]
         elif isinstance(call.func, ast.Name) and not call.args:
             found = self._commands.get(call.func.id, [])
-        else:
-            return None
-        leading = [function for function in found if self.effects.leads_to_a_wrap(function)]
-        return leading[0] if len(leading) == 1 else None
+        return [function for function in found if self.effects.leads_to_a_wrap(function)]
 
     @cached_property
     def _commands(self) -> dict[str, list[FunctionNode]]:
