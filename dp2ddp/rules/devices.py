@@ -218,6 +218,8 @@ def build(net, args):
             return True  # of a tensor, which lives here
         if isinstance(node, ast.Name):
             return self._is_this_device(facts, only_value(facts, node))
+        if isinstance(node, ast.Subscript):
+            return _is_first_of_range(facts, node)
         if isinstance(node, ast.IfExp):
             return self._is_this_device(facts, node.body) and self._is_this_device(facts, node.orelse)
         path = facts.names.qualified(node.func) if isinstance(node, ast.Call) else None
@@ -302,7 +304,7 @@ def build(net, args):
             return ast.unparse(node) in facts.picked_devices
         if not isinstance(node, ast.Subscript):
             return False
-        return ast.unparse(node.value) in facts.wraps.device_ids_written
+        return ast.unparse(node.value) in facts.wraps.device_ids_written and not _is_first_of_range(facts, node)
 
 
 def _chosen_early(facts: Facts) -> Iterator[ast.Call]:
@@ -327,6 +329,13 @@ def _replaced_by(facts: Facts, node: ast.AST, edit: ReplaceExpr) -> Iterator[ast
 def _is_zero(node: ast.expr) -> bool:
     """Whether a device is the first, the only one that a rank has."""
     return isinstance(node, ast.Constant) and (node.value == "cuda:0" or (type(node.value) is int and not node.value))
+
+
+def _is_first_of_range(facts: Facts, node: ast.Subscript) -> bool:
+    """Whether a device is `ids[0]` of `ids = range(n)`, which is 0."""
+    value = only_value(facts, node.value) if isinstance(node.value, ast.Name) else None
+    is_range = isinstance(value, ast.Call) and facts.names.qualified(value.func) == "builtins.range"
+    return is_range and len(value.args) == 1 and _is_zero(node.slice)  # type: ignore[union-attr]
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -28,6 +28,7 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
+_LOGS = ("logging.FileHandler", "logging.handlers.")
 # What writes before they start: the same.
 _EARLY = (
     "every process that torchrun starts writes this file by itself, before `ddp.setup()`, which has to know the "
@@ -222,6 +223,11 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 "and only a model that is wrapped gets rank 0's",
                 "build it in a function that is called below `ddp.setup()`",
             )
+        for call in _logs_begun_early(facts, above):
+            what = "this log is begun while a module is imported, before the processes start: by each of them"
+            yield Note(
+                self.id, facts.source.span(call), what, "begin it in a function that is called below `ddp.setup()`"
+            )
         given = given_devices(facts, launch)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
@@ -274,6 +280,15 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 lost = untold_condition(facts, launch) if kind == ARGUMENTS else None
                 also = f", and so does a run in which `{lost}` is false" if lost is not None else ""
                 yield Note(self.id, facts.source.span(node), what + also, todo)
+
+
+def _logs_begun_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
+    """The logs in files that modules begin while they are imported."""
+    for statement in above:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for node in facts.launch_finder.effects.runs(statement):
+                if isinstance(node, ast.Call) and (facts.names.qualified(node.func) or "").startswith(_LOGS):
+                    yield node
 
 
 def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:

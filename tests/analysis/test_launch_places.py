@@ -304,3 +304,25 @@ def test_of_several_commands_each_that_wraps_starts_the_processes() -> None:
     new = convert_source(_IMPORTS + script.format(""), "train.py", Options()).new_text
     expected = script.format("ddp.setup()\n    ").replace("nn.DataParallel", "ddp.wrap_model")
     assert new == f"{_IMPORTS}import click\nimport dp2ddp_runtime as ddp\n{expected.partition('click' + chr(10))[2]}"
+
+
+def test_a_log_that_a_module_begins_while_it_is_imported_is_noted() -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nfrom opts import args\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "opts.py": "import argparse\nimport logging\nargs = argparse.ArgumentParser().parse_args()\n"
+        "def begin():\n    logging.basicConfig(handlers=[logging.FileHandler('log')])\nbegin()\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert [(note.rule, note.span.start.line) for note in done["opts.py"].notes] == [("DDP001", 5)]
+    assert not done["train.py"].notes
+
+
+@pytest.mark.parametrize(
+    ("parsed", "is_late"), [("", True), ("sys.argv[1:]", True), ("['--lr', '1']", False), ("words", False)]
+)
+def test_a_list_that_is_parsed_is_no_command_line(parsed: str, is_late: bool) -> None:
+    script = "import sys\ndef parse(**given):\n    words = list(sum(given.items(), ()))\n"
+    script += f"    return parser.parse_args({parsed})\nparser = argparse.ArgumentParser()\n"
+    script += "net = nn.Linear(4, 2)\nargs = parse(a=1)\nnet = nn.DataParallel(net)\n"
+    notes = convert_source(_IMPORTS + script, "train.py", Options()).notes
+    assert any("the arguments are parsed after" in note.what for note in notes) == is_late

@@ -193,3 +193,10 @@ def test_a_number_is_a_device_by_what_is_done_with_it(parameter: str, body: str,
     new = convert_source(textwrap.dedent(script), "train.py", Options()).new_text
     assert (f"search([1, 2], {parameter}=ddp.device())" in new) == changes
     assert (f"search([1, 2], {parameter}=100)" in new) != changes
+
+
+@pytest.mark.parametrize(("ids", "stays"), [("range(args.n)", True), ("range(1, args.n)", False), ("args.ids", False)])
+def test_the_first_of_a_range_is_the_first_gpu(ids: str, stays: bool) -> None:
+    script = f"import torch.nn as nn\nids = {ids}\nnet = nn.DataParallel(nn.Linear(4, 2), ids)\nx = x.cuda(ids[0])\n"
+    new = convert_source(script, "train.py", Options(select=frozenset({"DDP004"}))).new_text
+    assert (new == script) == stays

@@ -9,7 +9,7 @@ from functools import cached_property
 from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, given_to, keyword
+from dp2ddp.source.nodes import argument, given_to, keyword, names_in
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"
@@ -83,8 +83,18 @@ class Settled:
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
-            return not self.resolver.functions_called(node)  # the script's own: what it does is looked at by itself
+            return not self._is_made_up(argument(node, 0, "args")) and not self.resolver.functions_called(
+                node
+            )  # the script's own: what it does is looked at by itself
         return self.names.qualified(node.func) in _PARSERS or self.handed(node) is not None
+
+    def _is_made_up(self, given: ast.expr | None) -> bool:
+        """Whether what is parsed is put together in the function, and no command line, which may say `--help`."""
+        function = None if given is None else self.source.function(given)
+        if function is None or not isinstance(given, ast.Name):
+            return isinstance(given, (ast.List, ast.ListComp))
+        assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and names_in(n.targets[0]) == {given.id}]
+        return bool(assigned) and not any("argv" in ast.unparse(each) for each in assigned)
 
     def _sets_devices(self, node: ast.AST) -> bool:
         """Whether a node decides which GPUs are visible."""
