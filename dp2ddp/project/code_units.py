@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.project.importing import STAR, Import
-from dp2ddp.source.nodes import is_main_guard, last_name
+from dp2ddp.source.nodes import is_main_guard, last_name, names_in
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Decorators that keep what they are given to themselves; any other may hand it on to anybody.
@@ -63,9 +63,11 @@ class Said:
         self.picked: set[tuple[tuple[str, ...] | None, str]] = set()
         self.picks: set[str] = set()
         waiting = list(nodes)
+        parameters = {name for node in waiting if isinstance(node, _FUNCTIONS) for name in _parameters(node)}
         while waiting:
             node = waiting.pop()
             waiting += self._read(node)
+        self.names -= parameters
 
     def _read(self, node: ast.AST) -> Iterable[ast.AST]:
         """Takes what a node says, and returns what is left of it."""
@@ -121,6 +123,14 @@ def _is_getattr(call: ast.Call) -> bool:
 ANY_NAME = ".*"
 #: `eval("self." + name + "_loss")` and the like, as a pattern: what has the attribute, and the attribute.
 _EVALUATED = re.compile(r"(\w+(?:\\\.\w+)*)\\\.((?:\w|\.\*)+)(?:\\\(\\\))?")
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The names that mean what a function is given, and nothing else that its definition says."""
+    given = function.args
+    names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    before = [*function.decorator_list, *given.defaults, *(each for each in given.kw_defaults if each is not None)]
+    return names - {name for each in before for name in names_in(each)}
 
 
 def _pattern(text: ast.expr) -> str:

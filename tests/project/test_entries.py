@@ -97,6 +97,7 @@ def test_what_may_be_used_is_used(tmp_path: Path, module: str) -> None:
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nx = lambda m: eval('A.' + m + '_roidb')()\n",
         "import nets\nclass A:\n    def f(self): nets.wrap(1)\nx = A()\nlr = getattr(cfg, name)[-1]\n",
         "import nets, torch\ndef f(): nets.wrap(1)\nx = torch.f(1)\n",
+        "import nets\ndef f(): nets.wrap(1)\ndef g(f=True): return f\nx = g()\n",
         "import nets, other\ndef f(): nets.wrap(1)\nx = other.f(1)\n",
     ],
 )
