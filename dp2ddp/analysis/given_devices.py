@@ -351,6 +351,11 @@ class _Guess:
         return self._value(only_value(self._facts, node))
 
     def _attribute(self, node: ast.Attribute) -> Any:
+        stores = [n for n in self._facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr]
+        stores = [each for each in stores if isinstance(each.ctx, ast.Store)]
+        above = self._facts.source.parent(stores[0]) if len(stores) == 1 else None
+        if isinstance(above, ast.Assign) and ast.unparse(stores[0]) == ast.unparse(node):  # args.n_gpu = device_count()
+            return self._value(above.value)
         value = self._value(node.value)
         if node.attr != "type" or not isinstance(value, str):  # of a `torch.device`
             raise _UnknownError

@@ -180,6 +180,7 @@ TWO = "net = nn.DataParallel(net, device_ids=[0, 1])"
 CONDITIONS = {
     # where all devices are used and there are several, this is true
     f"if torch.cuda.device_count() > 1: {ALL}": "",
+    f"args.n = torch.cuda.device_count()\nif args.n > 1: {ALL}": "",
     # nothing is wrapped without the option, or on one device
     f"if args.multi: {ALL}": "device_ids=None if args.multi else [0]",
     f"if not args.multi: print('one')\nelif has_gpus: {ALL}": "device_ids=None if args.multi else [0]",

@@ -333,3 +333,11 @@ def test_what_is_refused_names_where_the_class_is_taken() -> None:
     files = {"train.py": taking, "nets.py": f"import torch.nn as nn\n{own}def wrap(net):\n    return Own(net)\n"}
     (note,) = convert_files(files, ["train.py"], Options())["nets.py"].notes
     assert note.todo.startswith("wrap the model in plain `nn.DataParallel` (train.py:5, nets.py:6)")
+
+
+def test_a_wrapped_loss_that_takes_a_list_is_to_be_called_itself() -> None:
+    own = "class DataParallelCriterion(nn.DataParallel):\n    def forward(self, inputs, *targets):\n        pass\n"
+    (note,) = converted(
+        f"{own}net = nn.DataParallel(nn.Linear(4, 2))\nloss = DataParallelCriterion(nn.MSELoss())\n"
+    ).notes
+    assert note.todo.startswith("call the loss itself (line ")

@@ -8,6 +8,7 @@ DataParallel's `replicate` (synchronised BatchNorm) would never be called.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,7 @@ _PLAIN_OUTPUTS = _PLAIN.replace(
     ",", ", which gives back tensors for whole batches (no list with an item for each image),"
 )
 
+_CRITERION = "call the loss itself, without a wrapper, on whole outputs and targets, then convert again"
 _MODULE = "write the network as an `nn.Module`, and wrap it in plain `nn.DataParallel`, then convert again"
 _Unit = Union[ast.ClassDef, FunctionNode]
 
@@ -83,8 +85,9 @@ class Replicas:
             if unit in self._wraps.changed:
                 todo = _PLAIN_OUTPUTS if "`gather`" in copy.why else _PLAIN
                 todo = _PLAIN_BATCHES if "`scatter`" in copy.why else todo
+                todo = _CRITERION if re.search("Criterion|Loss", unit.name) else todo
                 uses = [self._source.where(each.use) for each in self.copies if each.unit is unit and not each.instead]
-                todo = todo.replace("DataParallel`", f"DataParallel` ({', '.join(dict.fromkeys(uses))})", 1)
+                todo = re.sub("(DataParallel`|itself)", rf"\1 ({', '.join(dict.fromkeys(uses))})", todo, count=1)
                 yield Blocker(self._wraps.changed[unit].base, copy.why, todo)
             else:
                 called = {step(self._names, node) for node in ast.walk(unit)}
