@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.changes import is_changed
@@ -79,6 +79,12 @@ class _Told:
         self._asked.append(node)
         found = [None if value is None else self.of(value) for value in self._values(node)]
         self._asked.pop()
+        function = self._facts.source.function(node)
+        if isinstance(node, ast.Name) and function is not None and node.id in _parameters(function):
+            stores = _stores(ast.walk(function), node.id)
+            if stores and not _are_clipping(self._facts, stores):
+                return None
+            found = [None if each is None else _clipped(each) for each in found] if stores else found
         alike = {None if each is None else ast.unparse(each) for each in found}
         return found[0] if len(alike) == 1 else None
 
@@ -92,7 +98,23 @@ class _Told:
             comes_to, entry = self._facts.running.comes_to, self._launch.entry
             calls = [call for call in self._facts.callers.of(function) if comes_to(entry, call)]
             return [self._given(call, function, node.id) for call in calls]
-        return [only_value(self._facts, node)]
+        return [only_value(self._facts, node) or self._given_back(node)]
+
+    def _given_back(self, name: ast.Name) -> ast.expr | None:
+        """What a function of the script returns in the place of a name: `device, ids = prepare_device(args.n)`."""
+        scope = self._facts.source.scope(name)
+        own = [n for n in _stores(self._facts.source.nodes, name.id) if self._facts.source.scope(n) is scope]
+        pair = self._facts.source.parent(own[0]) if len(own) == 1 else None
+        whole = self._facts.source.parent(pair) if isinstance(pair, ast.Tuple) else None
+        call = whole.value if isinstance(whole, ast.Assign) else None
+        called = self._facts.resolver.functions_called(call) if isinstance(call, ast.Call) else []
+        functions = {each.definition for each in called}
+        function = functions.pop() if len(functions) == 1 else None
+        returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function is not None else []
+        value = returns[0].value if len(returns) == 1 else None
+        if not isinstance(pair, ast.Tuple) or not isinstance(value, ast.Tuple) or len(value.elts) != len(pair.elts):
+            return None
+        return value.elts[pair.elts.index(own[0])]
 
     def _given(self, call: ast.Call, function: FunctionNode, name: str) -> ast.expr | None:
         arguments = self._facts.resolver.arguments(call)
@@ -123,6 +145,30 @@ class _Told:
         set_by = [(other, self._facts.source.parent(other)) for other in own]
         values = [above.value if isinstance(above, ast.Assign) and n in above.targets else None for n, above in set_by]
         return [None] if others else [*values] or [None]
+
+
+def _are_clipping(facts: Facts, stores: Sequence[ast.Name]) -> bool:
+    """Whether a parameter is only set to the number of GPUs, or to 0, as it is where there are fewer than it says."""
+    above = map(facts.source.parent, stores)
+    values = [each.value if isinstance(each, ast.Assign) else None for each in above]
+    counts = [value for value in values if value is not None and _is_count(facts, value)]
+    return bool(counts) and all(
+        value in counts or (isinstance(value, ast.Constant) and value.value == 0) for value in values
+    )
+
+
+def _stores(nodes: Iterable[ast.AST], name: str) -> list[ast.Name]:
+    return [n for n in nodes if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
+
+
+def _is_count(facts: Facts, value: ast.expr) -> bool:
+    held = only_value(facts, value) if isinstance(value, ast.Name) else value
+    return isinstance(held, ast.Call) and facts.names.qualified(held.func) in DEVICE_COUNTS
+
+
+def _clipped(number: ast.expr) -> ast.expr:
+    count = ast.Call(ast.Attribute(ast.Name("ddp", ast.Load()), "device_count", ast.Load()), [], [])
+    return ast.Call(ast.Name("min", ast.Load()), [number, count], [])
 
 
 class _Put(ast.NodeTransformer):

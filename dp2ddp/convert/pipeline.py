@@ -125,7 +125,9 @@ def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, d
         return layout.resolve(importer, started_by[importer], module, level, name)
 
     texts = {name: files[name] for name in reached}
-    read = {name: text for name, text in texts.items() if name in entries or _RELEVANT.search(text)}
+    # (By a package's own file names come from one that matters.)
+    kept = {name for name in texts if name in entries or name.endswith("__init__.py")}
+    read = {name: text for name, text in texts.items() if name in kept or _RELEVANT.search(text)}
     others = {name: text for name, text in texts.items() if name not in read}
     return link(read, entries, resolve, commands=commands, reached=programs, others=others), texts, read
 

@@ -102,6 +102,19 @@ FOLLOWED = {
         f"{_ARGS}trainer = Trainer(args)\n",
         "range(args.n_gpus)",
     ),
+    "one of the values that a function returns": (
+        "def prepare(n):\n    count = torch.cuda.device_count()\n    if n > count:\n        n = count\n"
+        f"    ids = list(range(n))\n    return 'cuda', ids\n{_ARGS}net = nn.Linear(4, 2)\nto, ids = prepare(args.n)\n"
+        "if len(ids) > 1:\n    net = nn.DataParallel(net, device_ids=ids)\n",
+        "list(range(min(args.n, ddp.device_count())))",
+    ),
+    "an option of an object that a class method makes": (
+        "class Config:\n    def __init__(self, args):\n        self.args = args\n    @classmethod\n    def of(cls, args):\n"
+        "        return cls(args)\n    def setup_log(self):\n        return self.args.log\ndef main(config):\n"
+        "    config.setup_log()\n    net = nn.Linear(4, 2)\n    config.setup_log()\n"
+        f"    net = nn.DataParallel(net, device_ids=config.gpus)\n{_ARGS}config = Config.of(args)\nmain(config)\n",
+        "config.gpus",
+    ),
     "an attribute that two classes have": (
         "class Trainer:\n    def __init__(self, ids):\n        self.ids = ids\n"
         "        self.net = nn.DataParallel(nn.Linear(4, 2), device_ids=self.ids)\n"
@@ -125,6 +138,14 @@ def test_devices_are_followed_to_where_they_come_from(way: str) -> None:
     result = converted(script)
     assert f"ddp.setup(device_ids={ids})" in result.new_text
     assert not result.notes
+
+
+@pytest.mark.parametrize("store", ["n = 2 * n", "n += 1", "n = max(n, torch.cuda.device_count())"])
+def test_a_parameter_that_is_set_to_anything_else_is_not_followed(store: str) -> None:
+    script = f"def prepare(n):\n    {store}\n    return 'cuda', list(range(n))\n{_ARGS}net = nn.Linear(4, 2)\n"
+    result = converted(f"{script}to, ids = prepare(args.n)\nnet = nn.DataParallel(net, device_ids=ids)\n")
+    assert "ddp.setup()\n" in result.new_text
+    assert "not known where the processes start" in result.notes[0].what
 
 
 @pytest.mark.parametrize(

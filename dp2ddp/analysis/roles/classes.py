@@ -85,10 +85,11 @@ class Classes:
     def methods_of_class(self, definition: ast.ClassDef, name: str) -> list[Function]:
         """The method that `Base.method` names: it takes the object as an argument, unless it is the class's own."""
         found = self.methods(definition, name)
-        return [one if _is_of_class(one.definition) else Function(one.definition) for one in found]
+        return [one if is_of_class(one.definition) else Function(one.definition) for one in found]
 
 
-def _is_of_class(function: FunctionNode) -> bool:
+def is_of_class(function: FunctionNode) -> bool:
+    """Whether a method takes the class in the place of an object."""
     return any(isinstance(d, ast.Name) and d.id == "classmethod" for d in function.decorator_list)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from dp2ddp.analysis.roles.bindings import Bindings
-from dp2ddp.analysis.roles.classes import Classes, is_property, is_static
+from dp2ddp.analysis.roles.classes import Classes, is_of_class, is_property, is_static
 from dp2ddp.analysis.roles.kinds import (
     NONE,
     Class,
@@ -118,13 +119,14 @@ class Values:
         return NONE
 
     def _first_parameter(self, function: FunctionNode) -> tuple[str | None, frozenset[Role]]:
-        """The name of a method's `self`, and what it is: an object of the class, or of one that derives from it."""
+        """The name of a method's `self` or `cls`, and what it is: of the class, or of one that derives from it."""
         owner = self.source.parent(function)
         parameters = [*function.args.posonlyargs, *function.args.args]
         if not isinstance(owner, ast.ClassDef) or is_static(function) or not parameters:
             return None, NONE
         kinds = [owner, *self.classes.derived(owner)]
-        return parameters[0].arg, frozenset(map(self.classes.object_of, kinds))
+        what: Callable[[ast.ClassDef], Role] = Class if is_of_class(function) else self.classes.object_of
+        return parameters[0].arg, frozenset(map(what, kinds))
 
     def _of_Attribute(self, node: ast.Attribute) -> frozenset[Role]:  # noqa: N802
         found: set[Role] = set(self._imported(node))
