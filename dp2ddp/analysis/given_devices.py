@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import negated, terms
-from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value, told, written
+from dp2ddp.analysis.on_gpus import OnGpus
+from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
 from dp2ddp.source.nodes import names_in
 
 if TYPE_CHECKING:
@@ -112,11 +112,26 @@ def _single(facts: Facts, launch: Launch, cases: list[_Case]) -> str | None:
     given = {test.removesuffix(end) for test in tests for end in _NO_NUMBER if test.endswith(end)}
     found = given & facts.picked_devices
     if not found:  # it is picked on the opposite condition
-        opposite = set(map(_opposite, tests))
-        picks = [pick for pick in facts.picked if isinstance(pick, ast.Attribute)]
-        apart = [p for p in picks if opposite <= set(map(ast.unparse, _all_terms(facts, launch, p)))]
-        found = {ast.unparse(there) for pick in apart if (there := told(facts, launch, pick)) is not None}
+        picks = (told(facts, launch, pick) for pick in _picked_apart(facts, launch, tests))
+        found = {ast.unparse(there) for there in picks if there is not None}
     return f"[{next(iter(found))}]" if len(found) == 1 else None
+
+
+def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
+    """The GPUs that are picked where nothing is wrapped, by the one process then, and not known at the launch."""
+    if launch.statement is None:
+        return []
+    cases = [case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off]
+    if not cases or any(len(case.tests) != 1 for case in cases):
+        return []
+    picks = _picked_apart(facts, launch, {case.tests[0] for case in cases})
+    return [pick for pick in picks if told(facts, launch, pick) is None]
+
+
+def _picked_apart(facts: Facts, launch: Launch, tests: set[str]) -> list[ast.expr]:
+    opposite = set(map(_opposite, tests))
+    picks = [pick for pick in facts.picked if isinstance(pick, ast.Attribute)]
+    return [pick for pick in picks if opposite <= set(map(ast.unparse, _all_terms(facts, launch, pick)))]
 
 
 def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
@@ -302,7 +317,7 @@ def _only_looks(facts: Facts, node: ast.AST) -> bool:
 def _is_true_anyway(facts: Facts, test: ast.expr, ids: str | None) -> bool:
     """Whether a condition is true wherever there are devices for several processes."""
     counts = range(2 if ids is None else 1, _MANY)
-    return all(_Guess(facts, count).is_true(test) for count in (*counts, 10 * _MANY))
+    return all(OnGpus(facts, count).is_true(test) for count in (*counts, 10 * _MANY))
 
 
 def _sizes(ids: str) -> Iterator[str]:
@@ -311,94 +326,3 @@ def _sizes(ids: str) -> Iterator[str]:
     for start, end in (("range(", ")"), ("list(range(", "))"), ("[*range(", ")]")):
         if ids.startswith(start) and ids.endswith(end):
             yield ids[len(start) : -len(end)]
-
-
-class _UnknownError(Exception):
-    """What an expression is can't be told."""
-
-
-class _Guess:
-    """What expressions are on a machine with so many GPUs."""
-
-    def __init__(self, facts: Facts, count: int) -> None:
-        self._facts = facts
-        self._count = count
-        self._asked: set[ast.AST] = set()
-
-    def is_true(self, test: ast.expr) -> bool:
-        """Whether a test is true there for sure."""
-        try:
-            return bool(self._value(test))
-        except _UnknownError:
-            return False
-
-    def _value(self, node: ast.AST | None) -> Any:
-        if node is None or node in self._asked:
-            raise _UnknownError
-        self._asked.add(node)
-        try:
-            return getattr(self, f"_{type(node).__name__.lower()}", self._other)(node)
-        finally:
-            self._asked.discard(node)
-
-    def _other(self, node: ast.AST) -> Any:
-        raise _UnknownError
-
-    def _constant(self, node: ast.Constant) -> Any:
-        return node.value
-
-    def _name(self, node: ast.Name) -> Any:
-        return self._value(only_value(self._facts, node))
-
-    def _attribute(self, node: ast.Attribute) -> Any:
-        stores = [n for n in self._facts.source.nodes if isinstance(n, ast.Attribute) and n.attr == node.attr]
-        stores = [each for each in stores if isinstance(each.ctx, ast.Store)]
-        above = self._facts.source.parent(stores[0]) if len(stores) == 1 else None
-        if isinstance(above, ast.Assign) and ast.unparse(stores[0]) == ast.unparse(node):  # args.n_gpu = device_count()
-            return self._value(above.value)
-        value = self._value(node.value)
-        if node.attr != "type" or not isinstance(value, str):  # of a `torch.device`
-            raise _UnknownError
-        return value.split(":")[0]
-
-    def _call(self, node: ast.Call) -> Any:
-        path = self._facts.names.qualified(node.func) or ""
-        if path in DEVICE_COUNTS or (path == "builtins.len" and node.args and means_all(self._facts, node.args[0])):
-            return self._count
-        if path == "torch.device" and node.args:
-            return self._value(node.args[0])
-        if not ASKS_TORCH.fullmatch(path) or ".cuda." not in path:
-            raise _UnknownError
-        return True
-
-    def _ifexp(self, node: ast.IfExp) -> Any:
-        return self._value(node.body if self._value(node.test) else node.orelse)
-
-    def _unaryop(self, node: ast.UnaryOp) -> Any:
-        if not isinstance(node.op, ast.Not):
-            raise _UnknownError
-        return not self._value(node.operand)
-
-    def _boolop(self, node: ast.BoolOp) -> Any:
-        values = [self.is_true(each) for each in node.values]
-        if isinstance(node.op, ast.Or) and any(values):
-            return True
-        if not all(values):
-            raise _UnknownError
-        return True
-
-    def _compare(self, node: ast.Compare) -> Any:
-        compare = _COMPARE.get(type(node.ops[0]))
-        if len(node.ops) != 1 or compare is None:
-            raise _UnknownError
-        return getattr(self._value(node.left), compare)(self._value(node.comparators[0])) is True
-
-
-_COMPARE: dict[type, str] = {
-    ast.Eq: "__eq__",
-    ast.NotEq: "__ne__",
-    ast.Gt: "__gt__",
-    ast.GtE: "__ge__",
-    ast.Lt: "__lt__",
-    ast.LtE: "__le__",
-}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.changes import binding
 from dp2ddp.analysis.device_names import is_compared, is_indexed, literal_index
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.given_devices import picked_later
 from dp2ddp.analysis.roles import Instance
 from dp2ddp.analysis.visible import only_value
 from dp2ddp.rewrite.edits import Finding, Note, RemoveStatement, ReplaceExpr
@@ -112,6 +113,8 @@ def build(net, args):
                     "scripts that wrap no model come here, too, and no longer choose this GPU",
                     "choose it in those scripts themselves, or by CUDA_VISIBLE_DEVICES",
                 )
+        picked = (pick for launch in facts.launches for pick in picked_later(facts, launch))
+        gone.update(part for pick in picked for part in ast.walk(facts.source.statement(pick)))
         yield from self._several(facts, gone)
         options = False
         for node in facts.source.nodes:

@@ -109,8 +109,9 @@ FOLLOWED = {
         "list(range(min(args.n, ddp.device_count())))",
     ),
     "an option of an object that a class method makes": (
-        "class Config:\n    def __init__(self, args):\n        self.args = args\n    @classmethod\n    def of(cls, args):\n"
-        "        return cls(args)\n    def setup_log(self):\n        return self.args.log\ndef main(config):\n"
+        "class Config:\n    def __init__(self, args):\n        self.args = args\n"
+        "    @classmethod\n    def of(cls, args):\n        return cls(args)\n"
+        "    def setup_log(self):\n        return self.args.log\ndef main(config):\n"
         "    config.setup_log()\n    net = nn.Linear(4, 2)\n    config.setup_log()\n"
         f"    net = nn.DataParallel(net, device_ids=config.gpus)\n{_ARGS}config = Config.of(args)\nmain(config)\n",
         "config.gpus",
@@ -272,6 +273,12 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
     script = "if args.kind == 'large':\n    net = nn.DataParallel(net)\nelse:\n    torch.cuda.set_device(args.gpu)\n"
     result = converted(f"{_ARGS}net = nn.Linear(4, 2)\n{script}")
     assert "ddp.setup(device_ids=None if args.kind == 'large' else [args.gpu])\n" in result.new_text
+    assert "torch.cuda.set_device(ddp.device())\n" in result.new_text
+    result = converted(
+        f"{_ARGS}net = nn.Linear(4, 2)\n{script.replace('else:', 'else:' + chr(10) + '    args.gpu = 1')}"
+    )
+    assert "ddp.setup(device_ids=None if args.kind == 'large' else [0])\n" in result.new_text
+    assert result.new_text.endswith("torch.cuda.set_device(args.gpu)\n")  # of the one process that there is then
 
 
 def test_a_default_that_nobody_changes_wraps_nothing() -> None:
