@@ -72,6 +72,7 @@ DOORS: Final = [
     Door(os, "scandir", _PATH, asks=True, told=lambda made: made.told, made=handles.Entries, instead=handles.scandir),
     Door(os, "get_terminal_size", asks=True, told=tuple, made=os.terminal_size),
     *(Door(os, name, _PATH) for name in ("mkdir", "chmod", "utime")),
+    *(Door(os, name, _PATH) for name in ("mknod", "mkfifo", "chown", "lchown") if hasattr(os, name)),  # not on Windows
     Door(os, "makedirs", ((0, "name"),)),
     *(Door(os, name, _TO) for name in ("symlink", "link")),
     *(Door(os, name, _PATH, removes=True) for name in ("remove", "unlink", "rmdir", "truncate")),
