@@ -6,9 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.analysis.wraps.wraps import asks_for_type
 from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import given_to
 
 #: Where a writer's reports lie.
 #: What is there behind `wandb.init()`.
@@ -82,6 +84,7 @@ with open("log.json", "w") as log:
             return
         yield from self._trackers(facts)
         yield from self._folders_of_reports(facts)
+        yield from _animated(facts)
         for call in facts.source.calls:
             if not facts.in_fetch(call) and call not in facts.divergent.in_samples:
                 yield from self._writing(facts, call)
@@ -157,3 +160,17 @@ with open("log.json", "w") as log:
             yield Note(self.id, facts.source.span(call), what, todo)
         elif writing.counts or isinstance(facts.source.parent(call), ast.Expr):
             yield ReplaceExpr(self.id, span, "rank 0 alone does this", "ddp.main_only(__h_f__)", {"f": span})
+
+
+def _animated(facts: Facts) -> Iterator[Note]:
+    """Animations that call the model for each frame, where a window, which rank 0 alone has, calls for frames."""
+    shows = any(facts.names.qualified(call.func) == "matplotlib.pyplot.show" for call in facts.source.calls)
+    for call in facts.source.calls if shows else ():
+        if not (facts.names.qualified(call.func) or "").startswith("matplotlib.animation."):
+            continue
+        roles = [role for each in given_to(call) for role in facts.resolver.roles(each)]
+        inside = facts.loops.reached(*(role.definition for role in roles if isinstance(role, Function)))
+        if any(isinstance(node, ast.Call) and facts.resolver.holds(node.func, Wrapped) for node in inside):
+            what = "its frames call the model, and only rank 0 has the window that asks for them"
+            todo = "compute the frames before, or call the model inside the wrapper (`.module`) there"
+            yield Note("DDP011", facts.source.span(call), what, todo)

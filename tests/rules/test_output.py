@@ -166,3 +166,11 @@ def test_what_is_written_for_one_sample_is_written_by_the_rank_that_loads_it() -
     inside = new[new.index("    def compute") : new.index("loader =")]
     assert inside == _CACHING[_CACHING.index("    def compute") : _CACHING.index("loader =")]
     assert "ddp.main_only(cv2.imwrite)(p, 0)" in new  # also called once
+
+
+def test_an_animation_that_calls_the_model_for_a_window_is_noted() -> None:
+    script = "from matplotlib.animation import FuncAnimation\ndef draw(x):\n    return {}(x)\n"
+    script += "FuncAnimation(fig, draw)\nplt.show()\n"
+    for called, lines in (("net", [15]), ("len", [])):
+        notes = convert_source(_HEAD + script.format(called), "train.py", Options(select=frozenset({"DDP011"}))).notes
+        assert [note.span.start.line for note in notes] == lines
