@@ -24,7 +24,7 @@ LIMITS = {
     "dp2ddp/rewrite": 1_725,
     "dp2ddp/rules": 3_275,
     "dp2ddp/source": 975,
-    "dp2ddp/verify": 6_100,
+    "dp2ddp/verify": 6_075,
     "runtime/dp2ddp_runtime": 350,
     "runtime/dp2ddp_runtime/base": 725,
     "runtime/dp2ddp_runtime/batches": 2_575,
@@ -49,7 +49,7 @@ LIMITS = {
     "tests/rules": 1_750,
     "tests/runtime": 9_150,
     "tests/source": 100,
-    "tests/verify": 2_625,
+    "tests/verify": 2_600,
 }
 
 
