@@ -43,9 +43,10 @@ def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:
     return _calls(nodes, {CLASS, *classes, *_imported_as(nodes)}, classes)
 
 
-def _calls(nodes: Iterable[ast.AST], names: Collection[str], classes: Collection[str]) -> list[ast.Call]:
+def _calls(nodes: Sequence[ast.AST], names: Collection[str], classes: Collection[str]) -> list[ast.Call]:
+    modules = {*_MODULES, *_modules_as(nodes)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
-    return sorted((call for call in calls if _wraps(call.func, names, classes)), key=lambda call: call.lineno)
+    return sorted((call for call in calls if _wraps(call.func, names, classes, modules)), key=lambda call: call.lineno)
 
 
 def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
@@ -116,7 +117,7 @@ def _is_computed(node: ast.expr) -> bool:
     return last_name(node.args[0]) in _MODULES and not isinstance(node.args[1], ast.Constant)
 
 
-def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> bool:
+def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str], modules: Collection[str]) -> bool:
     if isinstance(func, ast.Name):
         return func.id in names
     got = attribute_got(func)
@@ -125,7 +126,7 @@ def _wraps(func: ast.expr, names: Collection[str], classes: Collection[str]) -> 
     if not isinstance(func, ast.Attribute):
         return False
     # Methods of the name `data_parallel` are something else.
-    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and last_name(func.value) in _MODULES)
+    return func.attr == CLASS or func.attr in classes or (func.attr in CALLED and last_name(func.value) in modules)
 
 
 def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -135,6 +136,14 @@ def _imported_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
             is_torchs = (node.module or "").split(".")[0] == "torch"
             known = (a for a in node.names if (a.name in CALLED if is_torchs else _ANOTHER.fullmatch(a.name)))
             yield from (alias.asname or alias.name for alias in known)
+
+
+def _modules_as(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """What a file calls torch's modules that have `data_parallel`: `P` of `import torch.nn.parallel as P`."""
+    for node in nodes:
+        for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            if alias.asname is not None and alias.name.split(".")[-1] in _MODULES:
+                yield alias.asname
 
 
 _MODULES = frozenset({"nn", "parallel", FUNCTION, STEP})

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
+from dp2ddp.analysis.wraps.wraps import starred_inputs
 from dp2ddp.rewrite.edits import Finding, RemoveStatement, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import argument
@@ -102,6 +103,12 @@ net = data_parallel(nn.Linear(4, 2), [0, 1])
                     yield RemoveStatement(self.id, facts.source.span(statement), "is `ddp.data_parallel`'s")
                 given = [facts.source.segment(written.module), facts.source.segment(written.inputs)]
                 yield ReplaceExpr(self.id, facts.source.span(call), reason, f"ddp.data_parallel({', '.join(given)})")
+                continue
+            starred = starred_inputs(call)
+            if starred is not None:
+                holes = {"module": facts.source.span(call.args[0]), "inputs": facts.source.span(starred)}
+                template = "ddp.data_parallel(__h_module__, *__h_inputs__)"
+                yield ReplaceExpr(self.id, facts.source.span(call), reason, template, holes)
                 continue
             holes = {}
             given = []

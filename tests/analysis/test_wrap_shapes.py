@@ -232,3 +232,20 @@ def test_processes_start_before_what_a_definition_wraps(shape: str) -> None:
     conversion = converted(AT_IMPORT[shape])
     assert conversion.new_text.index("ddp.setup()") < conversion.new_text.index("ddp.wrap_model(")
     assert "ddp.shard_loader(" in conversion.new_text
+
+
+@pytest.mark.parametrize("way", ["import torch.nn.parallel as P", "from torch.nn import parallel as P"])
+def test_data_parallel_of_a_list_of_one_keeps_it(way: str) -> None:
+    script = f"{way}\nimport torch.nn as nn\nnet = nn.Linear(4, 2)\nxs = [x]\ny = P.data_parallel(net, *xs, range(2))\n"
+    new = convert_source(script, "train.py", Options()).new_text
+    assert new.endswith(
+        "ddp.setup(device_ids=range(2))\nnet = nn.Linear(4, 2)\nxs = [x]\ny = ddp.data_parallel(net, *xs)\n"
+    )
+
+
+@pytest.mark.parametrize("given", ["*args", "net, *xs", "net, x, *ids", "net, x, **options"])
+def test_data_parallel_of_what_can_not_be_told_apart_is_refused(given: str) -> None:
+    script = f"import torch.nn as nn\nnet = nn.Linear(4, 2)\ny = nn.parallel.data_parallel({given})\n"
+    conversion = convert_source(script, "train.py", Options())
+    assert conversion.refused
+    assert "can't be told apart" in conversion.notes[0].what

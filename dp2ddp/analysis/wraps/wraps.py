@@ -91,7 +91,7 @@ class Wraps:
             elif path is None or not self.running.runs(call):
                 continue
             elif path == "torch.nn.parallel.data_parallel":
-                self.functional.append(call)
+                self._apply(call)
             elif (found := written_out(self.source, self.names, call)) is not None:
                 self.functional.append(call)
                 self.written_out[call] = found
@@ -144,6 +144,7 @@ class Wraps:
         others = [(call, 1) for call in self.source.calls if call not in known and self._hands_device_ids(call)]
         others += [(call, 2) for call in self.functional if call not in self.written_out]
         found = [(argument(call, place, "device_ids"), call) for call, place in others]
+        found += [(call.args[2], call) for call in self.functional if starred_inputs(call) is not None]
         return direct + [(given, call) for given, call in found if given is not None]
 
     @cached_property
@@ -191,9 +192,24 @@ class Wraps:
         hint = _SYNC_HINT if changed == "replicate" else ""
         return f"`{definition.name}` changes how `DataParallel` works (`{changed}`){hint}" if changed else ""
 
+    def _apply(self, call: ast.Call) -> None:
+        """A call of `data_parallel`."""
+        starred = any(isinstance(each, ast.Starred) for each in call.args) or any(k.arg is None for k in call.keywords)
+        if starred and starred_inputs(call) is None:
+            self.refused.append((call, f"what `{self.source.brief(call)}` is given can't be told apart"))
+        self.functional.append(call)
+
     def _wrap(self, call: ast.Call) -> Wrap:
         model, device_ids, dim = argument(call, 0, "module"), argument(call, 1, "device_ids"), argument(call, 3, "dim")
         return Wrap(call, model, dim, device_ids)
+
+
+def starred_inputs(call: ast.Call) -> ast.expr | None:
+    """`xs` of `data_parallel(net, *xs, ids)`, where it must be one; None for another call."""
+    if len(call.args) != 3 or [isinstance(each, ast.Starred) for each in call.args] != [False, True, False]:
+        return None
+    inputs = call.args[1]
+    return inputs.value if isinstance(inputs, ast.Starred) and all(k.arg for k in call.keywords) else None
 
 
 def _is_one(ids: ast.expr | None) -> bool:
