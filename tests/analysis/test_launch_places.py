@@ -33,6 +33,11 @@ PLACES = {
     "in main, below what only chooses colours": (
         "import matplotlib.pyplot as plt\nplt.set_cmap('jet')\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
     ),
+    "below a file that is read, and a table": (
+        "import json\nwith open('names.json') as file:\n    names = json.load(file)\ntable = torch.tensor([1, 2])\n"
+        "def main():\n    args = argparse.ArgumentParser().parse_args()\n    <net = nn.DataParallel(Net(names))>\n"
+        "if __name__ == '__main__':\n    main()"
+    ),
     "below settings that a checkpoint holds": (
         "args = argparse.ArgumentParser().parse_args()\nif args.resume:\n"
         "    config = torch.load(args.resume)['config']\nelse:\n    config = None\n"

@@ -11,7 +11,7 @@ from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.roles import Class, Resolver, Wrapper
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import given_to, is_main_guard, never_runs
+from dp2ddp.source.nodes import argument, given_to, is_main_guard, never_runs
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
@@ -96,6 +96,10 @@ class Effects:
             blocks = [*statement.body, *statement.orelse, *statement.finalbody]
             blocks += [s for h in statement.handlers for s in h.body]
             return all(map(self._inert, blocks))
+        if isinstance(statement, ast.With):
+            return all(self.inert_expression(each.context_expr) for each in statement.items) and all(
+                map(self._inert, statement.body)
+            )
         if isinstance(statement, ast.For):
             return self.inert_expression(statement.iter) and all(map(self._inert, statement.body))
         return isinstance(statement, ast.Raise) and statement.exc is not None
@@ -141,6 +145,8 @@ class Effects:
             root = root.value if isinstance(root, ast.Attribute) else root.func
         if isinstance(root, ast.Name) and root.id in self._parsers:
             return True
+        if path in ("builtins.open", "io.open"):
+            return only_reads(call)
         if path.startswith(_INERT_MODULES):
             return path not in _EFFECTS
         if path in _QUERIES or ASKS_TORCH.fullmatch(path):
@@ -188,18 +194,24 @@ _INERT_MODULES = tuple(
     "re. string. time. torch.multiprocessing.".split()
 )
 _EFFECTS = frozenset(
-    "builtins.print builtins.open builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
+    "builtins.print builtins.input builtins.exit builtins.eval builtins.exec time.sleep "
     "os.path.exists os.path.isfile os.path.isdir matplotlib.pyplot.show matplotlib.pyplot.pause "
     "matplotlib.pyplot.savefig matplotlib.pyplot.imsave matplotlib.image.imsave".split()
 )
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
-    "socket.gethostname getpass.getuser".split()
+    "socket.gethostname getpass.getuser json.load json.loads yaml.load yaml.safe_load yaml.full_load".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")
 # What there is to train on: `torch.mps.is_available()`, `torch.backends.mps.is_built()`.
 ASKS_TORCH = re.compile(r"torch\.[\w.]+\.(is_available|is_built|device_count|current_accelerator)")
+
+
+def only_reads(call: ast.Call) -> bool:
+    """Whether a call of `open` opens a file for reading."""
+    mode = argument(call, 1, "mode")
+    return mode is None or (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
 
 
 def _run_now(value: ast.expr) -> list[ast.expr]:

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cached_property
 
-from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects
+from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects, only_reads
 from dp2ddp.analysis.roles import Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, given_to, keyword, names_in
@@ -37,9 +37,10 @@ _TOGETHER = tuple(
 # ...and what is none of that. (A line that chooses the current GPU before the processes start goes.)
 _ALONE = tuple(
     "torch.manual_seed torch.cuda.manual_seed torch.cuda.set_device torch.accelerator.set_device_index "
-    "torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device torch.use_deterministic_algorithms "
-    "torch.autograd. torch.multiprocessing.set_ torchvision.transforms. transformers.HfArgumentParser "
-    "transformers.logging. random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count "
+    "torch.from_numpy torch.tensor torch.as_tensor torch.zeros torch.ones torch.full torch.arange torch.linspace "
+    "torch.eye torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device torch.autograd. "
+    "torch.use_deterministic_algorithms torch.multiprocessing.set_ torchvision.transforms. "
+    "transformers.HfArgumentParser transformers.logging. random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count "
     "urllib.parse.".split()
 )
 #: Libraries that don't write into what they are given.
@@ -209,13 +210,9 @@ class Settled:
         """The calls with which statements copy files that are missing, or write what they read again."""
         runs = dict.fromkeys(n for n in self.effects.runs(*nodes) if isinstance(n, ast.Call))
         opened = [call for call in runs if self.names.qualified(call.func) in _OPENING and call.args]
-        read = {ast.dump(call.args[0]) for call in opened if self._only_reads(call)}
-        written = [call for call in opened if not self._only_reads(call) and ast.dump(call.args[0]) in read]
+        read = {ast.dump(call.args[0]) for call in opened if only_reads(call)}
+        written = [call for call in opened if not only_reads(call) and ast.dump(call.args[0]) in read]
         return [*(c for c in runs if (self.names.qualified(c.func) or "").startswith("shutil.copy")), *written]
-
-    def _only_reads(self, call: ast.Call) -> bool:
-        mode = argument(call, 1, "mode")
-        return mode is None or (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbtU"))
 
     def _makes_folder(self, call: ast.Call) -> bool:
         """Whether a call makes a folder that must not be there, which it need not be told so."""
