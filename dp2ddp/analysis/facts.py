@@ -206,7 +206,9 @@ class Facts:
         return self.loops.foreign()
 
     def _drawn_otherwise(self) -> set[ast.Call]:
-        parts = (part for node in (*self.loops.irregular, *self.loops.given_away) for part in ast.walk(node))
+        # (Loaders in a data set, out of which its samples come, are each worker's own.)
+        drawn = [*self.loops.irregular, *self.loops.given_away]
+        parts = (part for node in drawn if node not in self.divergent.in_samples for part in ast.walk(node))
         return {site for part in parts if isinstance(part, ast.expr) for site in self.loops.sites_in(part)}
 
     @cached_property

@@ -54,6 +54,7 @@ class Names:
     def __init__(self, source: ParsedProgram) -> None:
         self.source = source
         self._imported: dict[ScopeNode, dict[str, Target]] = {}
+        self._others: dict[tuple[ScopeNode, str], list[Target]] = {}  # in other branches
         self._stars: dict[ast.Module, list[ast.ImportFrom]] = {}
         self._bound: dict[ScopeNode, set[str]] = {}
         self._modules: dict[ast.AST, list[ast.Module]] = {}
@@ -66,7 +67,7 @@ class Names:
             for alias in node.names:
                 # `import torch.nn` binds `torch`; `import torch.nn as nn` binds the module itself.
                 local, path = (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
-                self._imports_of(node)[local] = self._module(node, path) or self._namespace(node, alias.name) or path
+                self._import(node, local, self._module(node, path) or self._namespace(node, alias.name) or path)
         elif isinstance(node, ast.ImportFrom):
             self._collect_from(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -91,7 +92,7 @@ class Names:
             if target is None and not node.level:
                 target = f"{path}.{alias.name}"
             if target is not None:
-                self._imports_of(node)[alias.asname or alias.name] = target
+                self._import(node, alias.asname or alias.name, target)
 
     def _module(self, importer: ast.AST, path: str, level: int = 0) -> OwnModule | None:
         """The program's own module that `path` names in an import, None for one from elsewhere."""
@@ -114,8 +115,19 @@ class Names:
             return OwnModule(package.importer, path, package.level, None)
         return found
 
-    def _imports_of(self, node: ast.AST) -> dict[str, Target]:
-        return self._imported.setdefault(self.source.scope(node), {})
+    def _import(self, node: ast.AST, name: str, target: Target) -> None:
+        scope = self.source.scope(node)
+        known = self._imported.setdefault(scope, {})
+        if known.get(name, target) != target:
+            self._others.setdefault((scope, name), []).append(known[name])
+        known[name] = target
+
+    def others(self, node: ast.AST) -> list[Target]:
+        """What a name means besides its `target`, where one of several branches imports it."""
+        scopes = self.source.scopes(node) if isinstance(node, ast.Name) and self._others else ()
+        scope = next((scope for scope in scopes if node.id in self._imported.get(scope, {})), None)  # type: ignore[attr-defined]
+        found = self._others.get((scope, node.id), ()) if scope is not None else ()  # type: ignore[attr-defined]
+        return [end for target in found for end in [self._followed(target, frozenset())] if end is not None]
 
     def qualified(self, node: ast.AST) -> str | None:
         """The dotted path that an expression names, None where it isn't a name that was imported from elsewhere."""

@@ -96,3 +96,37 @@ def test_loaders_of_one_name_in_functions_that_either_module_may_hold() -> None:
     for name in ("x.py", "y.py"):
         assert done[name].new_text.count("ddp.shard_loader(DataLoader(") == 2
         assert "ddp.wrap_model(" in done[name].new_text
+
+
+def test_a_function_that_branches_import_is_each_of_them() -> None:
+    files = {
+        "main.py": _HEAD + "def load(kind):\n    if kind:\n        from a import build\n    elif args.b:\n"
+        "        from b import build\n    else:\n        from c import build\n    return build()\n"
+        + _NET + "for x, y in load(args.kind):\n    net(x)\n",
+        **{f"{name}.py": f"{_HEAD}def build():\n    return DataLoader(data, 4)\n" for name in "abc"},
+    }  # fmt: skip
+    done = convert_files(files, ["main.py"], Options())
+    assert all("return ddp.shard_loader(DataLoader(data, 4))\n" in done[f"{name}.py"].new_text for name in "abc")
+
+
+def test_functions_of_a_class_may_take_no_self() -> None:
+    script = (
+        "import torch.nn as nn\nfrom torch.utils.data import DataLoader\nclass Trainer:\n    def train(data):\n"
+        "        net = nn.DataParallel(nn.Linear(4, 2))\n        Trainer.epoch(net, DataLoader(data, 4))\n"
+        "    def epoch(model, loader):\n        for x in loader:\n            model(x)\nTrainer.train(data)\n"
+    )
+    new = convert_source(script, "train.py", Options()).new_text
+    assert "Trainer.epoch(net, ddp.shard_loader(DataLoader(data, 4)))\n" in new
+
+
+def test_a_loader_in_a_data_set_out_of_which_samples_come_is_each_workers_own() -> None:
+    data_set = (
+        "class Few:\n    def __init__(self, sets):\n        self.parts = [DataLoader(each, 4) for each in sets]\n"
+        "    def __len__(self):\n        return 3\n"
+        "    def __getitem__(self, i):\n        return next(iter(self.parts[i]))\n"
+    )
+    new = convert_source(
+        _HEAD + data_set + _NET + "for x, y in DataLoader(Few(sets)):\n    net(x)\n", "t.py", Options()
+    ).new_text
+    assert data_set in new
+    assert "for x, y in ddp.shard_loader(DataLoader(Few(sets))):\n" in new

@@ -30,6 +30,7 @@ from dp2ddp.source.nodes import given_to
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 _LONGEST = 20  # elements of a tuple or list that are told apart
+_SELF = ("self", "cls")
 _METHODS_OF_TABLES = frozenset(dir(dict))
 
 
@@ -97,15 +98,15 @@ class Values:
 
     def _of_Name(self, node: ast.Name) -> frozenset[Role]:  # noqa: N802 (named after the node)
         found = self._self_role(node)
-        if found:
+        if found and node.id in _SELF:
             return found
-        key = self.bindings.variable(node)
-        return self._imported(node) | (NONE if key is None else self.bindings.named(*key))
+        key = self.bindings.variable(node)  # a function of a class may take none, and be called as `Trainer.train(net)`
+        return found | self._imported(node) | (NONE if key is None else self.bindings.named(*key))
 
     def _imported(self, node: ast.expr) -> frozenset[Role]:
         """The roles of what an expression names in another module of the program."""
-        target = self.names.target(node)
-        return self.bindings.named(target.module, target.name) if isinstance(target, Own) else NONE
+        targets = (self.names.target(node), *self.names.others(node))
+        return NONE.union(*(self.bindings.named(each.module, each.name) for each in targets if isinstance(each, Own)))
 
     def _self_role(self, node: ast.Name) -> frozenset[Role]:
         function = self.source.function(node)
