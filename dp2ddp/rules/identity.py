@@ -22,6 +22,8 @@ _SEEDS = {
 }
 _RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
 
+_FOR_CHILDREN = "give it a number that all ranks have: which of them it is, for instance"
+
 
 class IdentityRule(Rule):
     """A path or a seed that is made of the time, a process id or a random name is rank 0's on every rank."""
@@ -97,20 +99,28 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
         for text, launch in dict.fromkeys((ast.unparse(v), s) for v, s in starts.items() if s is not None):
             span, reason = facts.source.span(launch), "what each rank has worked out above is rank 0's from here on"
             yield InsertBefore(self.id, span, reason, [f"{text} = ddp.broadcast({text})"])
+        bodies = (entry.body for entry in facts.source.entry_trees if facts.threads.started)
+        called = {node for body in bodies for node in facts.launch_finder.effects.runs(*body)}
+        beside = _seeds_beside(facts)
+        seeding = {part for seed in beside for part in ast.walk(seed)}
         for value in starts:
-            if starts[value] is None and value not in facts.divergent.nodes:
+            if value in seeding:
+                continue  # it is noted as a whole, below
+            if called and value not in called:
+                what = "a thread or process of this rank's may come here, and has another one on each rank"
+                yield Note(self.id, facts.source.span(value), what, _FOR_CHILDREN)
+            elif starts[value] is None and value not in facts.divergent.nodes:
                 yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
             if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.divergent.nodes:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
                 yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
-        for seed in _seeds_beside(facts):
+        for seed in beside:
             what = (
                 "a thread or process of this rank's takes a seed that is another one on each rank: so is what it makes"
             )
-            todo = "give it a number that all ranks have: which of them it is, for instance"
-            yield Note(self.id, facts.source.span(seed), what, todo)
+            yield Note(self.id, facts.source.span(seed), what, _FOR_CHILDREN)
         for call in facts.own_values.files:
             yield Note(
                 self.id,

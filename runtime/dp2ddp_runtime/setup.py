@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from .model import steps
 from .rank_zero import checkpoint, early_files, hands
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
+_has_left = False
 _show_output = hold_until_setup()
 if file_sync.is_handless_child:
     hands.install(None)
@@ -156,6 +158,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     rng.watch_states()
     hands.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
+    _leave_before_exit(place.pid)
 
 
 def _meet(url: str, place: world.World) -> Any:
@@ -185,11 +188,26 @@ def _meet(url: str, place: world.World) -> Any:
     return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 
+def _leave_before_exit(rank: int) -> None:
+    """`os._exit(0)` of this rank's process, of which `atexit` doesn't hear, ends it as its last line would."""
+    real = os._exit
+
+    @functools.wraps(real)
+    def leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == rank:
+            _leave()
+        real(status)
+
+    os._exit = leave
+
+
 def _leave() -> None:
     """At exit: let no rank lose the store, and end the process group's threads."""
+    global _has_left
     store = file_sync.store()
-    if store is None or group.whole() is None:
+    if store is None or group.whole() is None or _has_left:
         return
+    _has_left = True
     hands.end()
     collectives.let_threads_go()
     if failure.failed:  # the others may never answer

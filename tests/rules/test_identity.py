@@ -293,3 +293,17 @@ def test_workers_may_seed_themselves_where_each_has_its_own_rows(more: str, note
     loop = "for x in loader:\n    net(x.float()).sum().backward()\n"
     conversion = convert_source(_HEAD + _NET + init + loader + loop, "train.py", Options())
     assert len([note for note in conversion.notes if note.rule == "DDP019"]) == noted
+
+
+def test_what_only_a_process_that_the_script_starts_may_come_to_has_no_broadcast() -> None:
+    text = (
+        "from multiprocessing import Process\nclass Data:\n    def shuffle(self):\n"
+        "        self.rng = np.random.RandomState(os.getpid())\n"
+        "def fill(data, sample):\n    sample(data)\n"
+        + _NET
+        + "Process(target=fill, args=(Data(), pick(name))).start()\n{}"
+    )
+    conversion = convert_source(_HEAD + text.format(""), "train.py", Options())
+    assert "RandomState(os.getpid())\n" in conversion.new_text
+    assert {note.rule for note in conversion.notes} == {"DDP019"}
+    assert "RandomState(ddp.broadcast(os.getpid()))\n" in _converted(text.format("Data().shuffle()"))

@@ -618,3 +618,27 @@ def test_a_rank_that_exits_lets_rank_0_finish_what_it_writes(warm: Warm, tmp_pat
     assert (done.returncode, done.stderr) == (5, "")
     assert torch.load(tmp_path / "net.pt", weights_only=False) == "saved"
     assert sorted(os.listdir(tmp_path)) == ["net.pt", "train.py"]
+
+
+def test_a_rank_that_exits_at_once_lets_the_others_hear_what_it_said(warm: Warm, tmp_path: Path) -> None:
+    """`os._exit(0)` as a script's last line: a rank that is late still asks what rank 0's calls came to."""
+    script = write(
+        tmp_path,
+        """
+        import os, time
+        ddp.setup(timeout=30)
+        if ddp.rank() == 1:
+            time.sleep(1)
+        if not os.path.exists("log"):
+            os.makedirs("log")
+        open("log/a.txt", "w").write("a")
+
+        print("saved", os.listdir("log"), flush=True)
+        with ddp.own_files():
+            open(f"own{ddp.rank()}", "w").close()
+        os._exit(0)
+        """,
+    )
+    done = warm.start(script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "saved ['a.txt']\n"), done.stderr
+    assert (tmp_path / "own1").exists()

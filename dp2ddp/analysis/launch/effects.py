@@ -58,6 +58,11 @@ class Effects:
             elif isinstance(node, ast.Assign):
                 now = _run_now(node.value)
                 yield from self.loops.reached(*([node] if node.value in now else [*node.targets, *now]))
+            elif isinstance(node, (ast.For, ast.If, ast.With, ast.Try)):
+                yield node
+                for part in ast.iter_child_nodes(node):
+                    parts = part.body if isinstance(part, ast.ExceptHandler) else [part]
+                    yield from self.runs(*parts) if isinstance(parts[0], ast.stmt) else self.loops.reached(part)
             elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 yield from self.loops.reached(node)
 
