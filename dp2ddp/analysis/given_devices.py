@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import negated, terms
+from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import OnGpus
@@ -74,7 +75,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         cases = [replace(case, ids=case.ids or visible[case.call]) for case in cases]
     cases = _sized(cases)
     if cases and all(case.tests and case.is_known for case in cases):
-        ids = _by_condition(cases, _single(facts, launch, cases) or _ONE_PROCESS)
+        ids = _by_condition(cases, _single(facts, launch, _merged(cases)) or _ONE_PROCESS)
         return Given(ids, are_chosen=ids is not None and "None" not in ids)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
@@ -190,7 +191,7 @@ def _either(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     # The script's own distributed training has a condition of its own, and what else wraps isn't known to be reached.
-    by_test = launch.test is None and not facts.wraps.functional and not facts.wraps.values
+    by_test = not facts.wraps.functional and not facts.wraps.values
     for wrap in facts.wraps.models:
         is_for_all = wrap.device_ids is None or means_all(facts, wrap.device_ids)
         if is_for_all and facts.running.comes_to(launch.entry, wrap.call):
@@ -250,6 +251,8 @@ def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tup
     """The conditions under which a wrap is reached, by what of them is known at the launch."""
     known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))
     found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not _is_true_constant(there)]
+    if launch.test is not None:  # which asks for the script's own DDP already
+        found = [test for test in found if not ASKS_FOR_DDP.search(test)]
     return tuple(dict.fromkeys(reversed(found)))
 
 

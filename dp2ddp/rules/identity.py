@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.roles import Function
@@ -95,22 +95,8 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
-        starts = {value: _start(facts, value) for value in facts.own_values.values}
-        for text, launch in dict.fromkeys((ast.unparse(v), s) for v, s in starts.items() if s is not None):
-            span, reason = facts.source.span(launch), "what each rank has worked out above is rank 0's from here on"
-            yield InsertBefore(self.id, span, reason, [f"{text} = ddp.broadcast({text})"])
-        bodies = (entry.body for entry in facts.source.entry_trees if facts.threads.started)
-        called = {node for body in bodies for node in facts.launch_finder.effects.runs(*body)}
         beside = _seeds_beside(facts)
-        seeding = {part for seed in beside for part in ast.walk(seed)}
-        for value in starts:
-            if value in seeding:
-                continue  # it is noted as a whole, below
-            if called and value not in called:
-                what = "a thread or process of this rank's may come here, and has another one on each rank"
-                yield Note(self.id, facts.source.span(value), what, _FOR_CHILDREN)
-            elif starts[value] is None and value not in facts.divergent.nodes:
-                yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
+        yield from self._own(facts, {part for seed in beside for part in ast.walk(seed)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
             if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.divergent.nodes:
@@ -138,6 +124,23 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                     "takes a seed from the system, another one on each rank",
                     "give it a number, or `ddp.broadcast(...)` of one",
                 )
+
+    def _own(self, facts: Facts, seeding: Collection[ast.AST]) -> Iterator[Finding]:
+        """Values of a rank's own; those in `seeding` are noted as a whole."""
+        starts = {value: _start(facts, value) for value in facts.own_values.values}
+        for text, launch in dict.fromkeys((ast.unparse(v), s) for v, s in starts.items() if s is not None):
+            span, reason = facts.source.span(launch), "what each rank has worked out above is rank 0's from here on"
+            yield InsertBefore(self.id, span, reason, [f"{text} = ddp.broadcast({text})"])
+        bodies = (entry.body for entry in facts.source.entry_trees if facts.threads.started)
+        called = {node for body in bodies for node in facts.launch_finder.effects.runs(*body)}
+        for value in starts:
+            if value in seeding:
+                continue
+            if called and value not in called:
+                what = "a thread or process of this rank's may come here, and has another one on each rank"
+                yield Note(self.id, facts.source.span(value), what, _FOR_CHILDREN)
+            elif starts[value] is None and value not in facts.divergent.nodes:
+                yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
 
     def _shared(self, facts: Facts, value: ast.expr, template: str, holes: dict[str, Span]) -> Finding:
         """Rank 0's on every rank; where there are no ranks yet, nobody can tell."""

@@ -394,3 +394,21 @@ def test_files_written_before_it_can_be_told_are_named() -> None:
         conversion = convert_source(script.format(writing), "train.py", Options(allow_ddp=True))
         assert "every process writes here by itself" in " ".join(note.what for note in conversion.notes), writing
     assert not convert_source(script.format("pass"), "train.py", Options(allow_ddp=True)).notes
+
+
+def test_one_gpu_that_is_given_is_one_process_beside_the_scripts_own_ddp() -> None:
+    """As in ImageNet's example: `--gpu 3` wraps nothing."""
+    result = converted(
+        """
+        if args.distributed:
+            dist.init_process_group("nccl")
+        net = Net()
+        if args.distributed:
+            net = DDP(net.cuda())
+        elif args.gpu is not None:
+            net = net.cuda(args.gpu)
+        else:
+            net = nn.DataParallel(net).cuda()
+        """
+    )
+    assert "    ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in result.new_text

@@ -22,7 +22,8 @@ from dp2ddp.source.spans import Span
 _JOIN = "init_process_group"
 _WRAPPER = "DistributedDataParallel"
 _SAMPLER = "DistributedSampler"
-_ASKS = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
+#: By what scripts ask whether they set up DDP themselves.
+ASKS_FOR_DDP = re.compile(r"distributed|\bdist\b|rank|\bddp\b|world_size|multiprocessing", re.IGNORECASE)
 
 
 class OwnDdp:
@@ -67,7 +68,7 @@ class OwnDdp:
         """The condition on which `node` is reached, as far as the nearest function tells that has one."""
         found = list(terms(self.source, node))
         if found:
-            asking = [term for term in found if _ASKS.search(ast.unparse(term))]
+            asking = [term for term in found if ASKS_FOR_DDP.search(ast.unparse(term))]
             return joined(ast.And(), asking or found[:1])
         function = self.source.function(node)
         if function is None or function in seen:
@@ -114,7 +115,7 @@ class OwnDdp:
                 block = above.body if node in above.body else above.orelse
                 if any(map(self._wraps, block)):
                     break
-                if _ASKS.search(ast.unparse(above.test)):
+                if ASKS_FOR_DDP.search(ast.unparse(above.test)):
                     found = block
             node = above
         return found
