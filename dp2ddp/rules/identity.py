@@ -99,7 +99,8 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
         yield from self._own(facts, {part for seed in beside for part in ast.walk(seed)})
         for one in facts.source.calls:
             draw = _SEEDS.get(facts.names.qualified(one.func) or "")
-            if draw and _is_bare(one) and one not in facts.per_sample and one not in facts.divergent.nodes:
+            is_own = one not in facts.per_sample and one not in facts.divergent.nodes and not _is_taken_over(facts, one)
+            if draw and _is_bare(one) and is_own:
                 template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
                 yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
         for seed in beside:
@@ -151,6 +152,13 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             return Note(self.id, span, what, todo)
         reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
         return ReplaceExpr(self.id, span, reason, template, holes)
+
+
+def _is_taken_over(facts: Facts, generator: ast.Call) -> bool:
+    """Whether a module has made a generator before the processes start: `ddp.setup()` gives it rank 0's state."""
+    above = facts.source.parent(generator)
+    is_held = isinstance(above, ast.Assign) and isinstance(facts.source.parent(above), ast.Module)
+    return is_held and facts.before_launch(generator)
 
 
 def _start(facts: Facts, value: ast.expr) -> ast.stmt | None:

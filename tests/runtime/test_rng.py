@@ -235,3 +235,20 @@ def test_own_streams_begin_anew_where_the_script_seeds_torch(ranks: RankPool) ->
     first, second = ranks(2, _streams_after_seeding)
     assert first[:2] == first[2:4]  # also with the seed that it had
     assert len({*first, *second}) == 8
+
+
+def _draws_of_what_a_module_holds() -> list[float]:
+    made = {"a": random.Random(world.rank()), "b": np.random.RandomState(world.rank())}
+    made["c"] = np.random.default_rng(world.rank())
+    globals().update(made)
+    try:
+        rng.adopt_main_state()
+    finally:
+        for name in made:
+            del globals()[name]
+    return [made["a"].random(), made["b"].rand(), made["c"].random()]
+
+
+def test_generators_that_modules_hold_get_rank_0s_state(ranks: RankPool) -> None:
+    wanted = [random.Random(0).random(), np.random.RandomState(0).rand(), np.random.default_rng(0).random()]
+    assert ranks(2, _draws_of_what_a_module_holds) == [wanted, wanted]

@@ -64,6 +64,12 @@ def files() -> Iterator[str]:
     return (filename for filename, _ in _lines(sys._getframe()) if _origin(filename)[0])
 
 
+def is_of_script(filename: str) -> bool:
+    """Whether a file is the user's own, and no package that is installed."""
+    name, is_installed = _origin(filename)
+    return bool(name) and not is_installed
+
+
 def _lines(frame: FrameType | None) -> Iterator[tuple[str, int]]:
     """The lines that led to `frame`, from the innermost one."""
     while frame is not None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..base import world
+from ..base.location import is_of_script
 from ..base.uncompiled import uncompiled
 from . import file_sync
 from .exchange import exchange
@@ -290,13 +292,49 @@ def watch_states() -> None:
 
 
 def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
-    """Take over rank 0's shared stream, and its states of the script's own `generators`. A collective."""
+    """Take over rank 0's shared stream, and its states of the script's own `generators`. A collective.
+
+    So are the states of those that the script's modules have made while they were imported (`random.Random()`).
+    """
     if world.world_size() == 1:
         return
-    device = _cuda_device()
+    device, modules = _cuda_device(), _held_by_modules()
     with shared():
-        told = (*capture(device), [each.get_state() for each in generators]) if world.is_main() else None
-        *states, own = exchange("the random state", told, exact=True)[0]
+        told = None
+        if world.is_main():
+            held = {name: _state_of(each) for name, each in modules.items()}
+            told = (*capture(device), [each.get_state() for each in generators], held)
+        *states, own, held = exchange("the random state", told, exact=True)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
         generator.set_state(state)
+    for name in held.keys() & modules.keys():
+        _set_state_of(modules[name], held[name])
+
+
+def _held_by_modules() -> dict[str, Any]:
+    """The generators of Python's and NumPy's that the script's modules hold, by name."""
+    kinds: tuple[Any, ...] = (random.Random, *((np.random.RandomState, np.random.Generator) if np is not None else ()))
+    found = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        for name, value in list(vars(module).items()) if isinstance(file, str) and is_of_script(file) else ():
+            if type(value) in kinds:
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    is_old = isinstance(generator, np.random.RandomState)
+    return generator.get_state(legacy=False) if is_old else generator.bit_generator.state
+
+
+def _set_state_of(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
