@@ -27,6 +27,7 @@ _WORD = re.compile(rb"\w+")
 _DYNAMIC = (b"import_module", b"__import__")
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")  # as pytest has it
 _TEST_TOOLS = ("unittest.", "pytest.", "nose.", "absl.testing.", "torch.testing.")
 
 
@@ -255,9 +256,11 @@ class _Guesser:
         return self._has_guard(path) or any(_works(node, own) for node in tree.body)
 
     def _is_test(self, path: str) -> bool:
-        """Whether the file is a unit test: it has tests, and imports a tool for them."""
+        """Whether the file is a unit test: it has tests, and a tool's name for such a file, or imports one."""
         imports = self._layout.imports(path).imports
-        tree = self._tree(path) if any(f"{each.module}.".startswith(_TEST_TOOLS) for each in imports) else None
+        uses_tool = any(f"{each.module}.".startswith(_TEST_TOOLS) for each in imports)
+        is_named = _TEST_FILE.fullmatch(posixpath.basename(path)) and not self._is_script(path)
+        tree = self._tree(path) if uses_tool or is_named else None
         defined = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
         return any(node.name.lower().startswith("test") for node in defined)
 

@@ -343,3 +343,11 @@ def test_a_class_that_only_speaks_of_itself_is_no_wrap(tmp_path: Path) -> None:
 def test_others_classes_that_are_called_data_parallel_are_found(tmp_path: Path, line: str, is_found: bool) -> None:
     script = f"{line}\nfor i in range(3):\n    net = Wrap(i)\n"
     assert bool(guess(tmp_path, {"train.py": script}).wraps) == is_found
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("test_train.py", False), ("train_test.py", False), ("tests.py", True)])
+def test_a_file_that_only_pytest_would_start_is_no_script(tmp_path: Path, name: str, is_one: bool) -> None:
+    """Though it imports no tool for tests: it defines some, and does nothing by itself."""
+    text = "import nets\nmade = nets.wrap(1)\ndef test_made():\n    assert made\n"
+    files = {"train.py": f"from nets import wrap\nwrap(1)\n{GUARD}", "nets.py": WRAP, name: text}
+    assert guess(tmp_path, files).entries == sorted(["train.py", *[name] * is_one])
