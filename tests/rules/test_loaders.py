@@ -130,3 +130,16 @@ def test_a_loader_in_a_data_set_out_of_which_samples_come_is_each_workers_own() 
     ).new_text
     assert data_set in new
     assert "for x, y in ddp.shard_loader(DataLoader(Few(sets))):\n" in new
+
+
+def test_a_loader_that_is_handed_to_nobody_known_is_sharded_where_it_is_made_alone() -> None:
+    files = {
+        "main.py": _HEAD + "import importlib\n" + _NET + "train = importlib.import_module(f'ways.{args.way}').train\n"
+        "train(DataLoader(data, 4), net)\n",
+        "ways/plain.py": "import torch.nn as nn\nreg = nn.L1Loss()\n"
+        "class Net(nn.Module):\n    pass\nother = Net()\n"
+        "def train(loader, net):\n    for x, y in loader:\n        (net(x).sum() + other(x)).backward()\n",
+    }  # fmt: skip
+    done = convert_files(files, ["main.py"], Options())
+    assert "train(ddp.shard_loader(DataLoader(data, 4)), net)\n" in done["main.py"].new_text
+    assert done["ways/plain.py"].new_text == files["ways/plain.py"]

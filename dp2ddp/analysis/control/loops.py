@@ -212,13 +212,21 @@ class Loops:
             iterated = self._named(self._iterated(node)[0], node)
             if iterated is None or self.resolver.roles(iterated) or self.names.qualified(iterated):
                 continue
-            if self._is_no_loader(iterated, node):
-                continue
+            if self._is_no_loader(iterated, node) or (self.given_away and self._comes_from_nobody(iterated)):
+                continue  # what is handed to functions that aren't followed is sharded where it is made
             body = list(self.reached(*node.body))
             inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
             if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
                 found.append(iterated)
         return in_order(found)
+
+    def _comes_from_nobody(self, iterated: ast.expr) -> bool:
+        """Whether this is a parameter of a function that no call of the script is known to call."""
+        function = self.source.function(iterated)
+        if function is None or not isinstance(iterated, ast.Name):
+            return False
+        called = (each.definition for call in self.source.calls for each in self.resolver.functions_called(call))
+        return iterated.id in {each.arg for each in function.args.args} and function not in set(called)
 
     def _is_no_loader(self, iterated: ast.expr, node: ast.For) -> bool:
         """Whether what is iterated holds numbers, is a part of a batch, or comes from a loader that is known."""
