@@ -10,7 +10,7 @@ from dp2ddp.analysis.roles import Function, Module, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import names_in
-from dp2ddp.source.program import FunctionNode
+from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
 _REGISTERING = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
 _KEEPING = frozenset("append extend update add insert put setdefault".split())
@@ -71,11 +71,16 @@ net(torch.randn(8, 4))
 
 
 def _keeps(facts: Facts, hook: FunctionNode) -> bool:
-    """Whether a hook puts something where it stays: in globals, in what others hold."""
+    """Whether a hook puts something where it stays: in globals, in what others hold.
+
+    What belongs to a function around it is that function's: it counts operations, and is done.
+    """
     is_method = isinstance(facts.source.parent(hook), ast.ClassDef)
     own = facts.source.local_names(hook) - {each.arg for each in hook.args.args[:is_method]}
+    around = (each for each in facts.source.ancestors(hook) if isinstance(each, FUNCTIONS))
+    own = own.union(*map(facts.source.local_names, around))
     for node in ast.walk(hook):
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
+        if isinstance(node, ast.Global):
             return True
         kept = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
         if kept is not None and node.func.attr in _KEEPING and names_in(kept) - own:  # type: ignore[attr-defined]
@@ -103,10 +108,11 @@ def _is_wrapped(facts: Facts, layer: ast.expr) -> bool:
     if over:
         return any(_is_wrapped(facts, each) for each in over)
     wrapped = [wrap.model for wrap in facts.wraps.models if wrap.model is not None]
-    kinds = {role for model in wrapped for role in facts.resolver.roles(model)}
-    if any(
-        isinstance(role, Wrapped) or (role in kinds and isinstance(role, Module))
-        for role in facts.resolver.roles(layer)
-    ):
+    roles = facts.resolver.roles(layer)
+    if isinstance(layer, ast.Name) and layer.id == "self":
+        return any(
+            isinstance(role, Module) and role in facts.resolver.roles(model) for model in wrapped for role in roles
+        )
+    if any(isinstance(role, Wrapped) for role in roles):
         return True
     return any(not facts.provenance.of(model).isdisjoint(facts.provenance.of(layer)) for model in wrapped)
