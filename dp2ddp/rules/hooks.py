@@ -78,7 +78,7 @@ def _keeps(facts: Facts, hook: FunctionNode) -> bool:
     is_method = isinstance(facts.source.parent(hook), ast.ClassDef)
     own = facts.source.local_names(hook) - {each.arg for each in hook.args.args[:is_method]}
     around = (each for each in facts.source.ancestors(hook) if isinstance(each, FUNCTIONS))
-    own = own.union(*map(facts.source.local_names, around))
+    own = set(own).union(*map(facts.source.local_names, around))
     for node in ast.walk(hook):
         if isinstance(node, ast.Global):
             return True
