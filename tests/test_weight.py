@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_050,
+    "dp2ddp/analysis": 7_125,
     "dp2ddp/codemods": 200,
     "dp2ddp/command": 825,
     "dp2ddp/convert": 2_950,
@@ -24,14 +24,14 @@ LIMITS = {
     "dp2ddp/rewrite": 1_725,
     "dp2ddp/rules": 3_425,
     "dp2ddp/source": 975,
-    "dp2ddp/verify": 6_075,
-    "runtime/dp2ddp_runtime": 350,
+    "dp2ddp/verify": 6_125,
+    "runtime/dp2ddp_runtime": 375,
     "runtime/dp2ddp_runtime/base": 725,
     "runtime/dp2ddp_runtime/batches": 2_575,
     "runtime/dp2ddp_runtime/gradients": 700,
     "runtime/dp2ddp_runtime/launch": 1_025,
     "runtime/dp2ddp_runtime/model": 1_450,
-    "runtime/dp2ddp_runtime/rank_zero": 1_725,
+    "runtime/dp2ddp_runtime/rank_zero": 1_675,
     "runtime/dp2ddp_runtime/ranks": 1_250,
     "tests": 1_475,
     "tests/analysis": 2_375,
@@ -46,10 +46,10 @@ LIMITS = {
     "tests/pretend_cuda": 700,
     "tests/project": 1_125,
     "tests/rewrite": 800,
-    "tests/rules": 1_875,
+    "tests/rules": 1_900,
     "tests/runtime": 9_175,
     "tests/source": 100,
-    "tests/verify": 2_600,
+    "tests/verify": 2_625,
 }
 
 

@@ -148,13 +148,31 @@ class _Told:
 
 
 def _are_clipping(facts: Facts, stores: Sequence[ast.Name]) -> bool:
-    """Whether a parameter is only set to the number of GPUs, or to 0, as it is where there are fewer than it says."""
-    above = map(facts.source.parent, stores)
-    values = [each.value if isinstance(each, ast.Assign) else None for each in above]
-    counts = [value for value in values if value is not None and _is_count(facts, value)]
-    return bool(counts) and all(
-        value in counts or (isinstance(value, ast.Constant) and value.value == 0) for value in values
-    )
+    """Whether a parameter is only set to the number of GPUs where it is larger, and to 0 where there are none."""
+    return all(_clips(facts, store) for store in stores)
+
+
+def _clips(facts: Facts, store: ast.Name) -> bool:
+    assigned = facts.source.parent(store)
+    branch = facts.source.parent(assigned) if isinstance(assigned, ast.Assign) else None
+    if not isinstance(assigned, ast.Assign) or not isinstance(branch, ast.If) or assigned not in branch.body:
+        return False
+    if isinstance(assigned.value, ast.Constant) and assigned.value.value == 0:
+        parts = branch.test.values if isinstance(branch.test, ast.BoolOp) else [branch.test]
+        is_and = not isinstance(branch.test, ast.BoolOp) or isinstance(branch.test.op, ast.And)
+        return is_and and any(_compares(facts, each, ast.Eq, "0") for each in parts)
+    return _is_count(facts, assigned.value) and _compares(facts, branch.test, ast.Lt, store.id)
+
+
+def _compares(facts: Facts, test: ast.expr, how: type[ast.cmpop], other: str) -> bool:
+    """Whether the number of GPUs is compared with something, from whichever side."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    left, right = test.left, test.comparators[0]
+    if isinstance(test.ops[0], ast.Gt):
+        left, right = right, left
+    is_it = isinstance(test.ops[0], how) or (how is ast.Lt and isinstance(test.ops[0], ast.Gt))
+    return is_it and _is_count(facts, left) and ast.unparse(right) == other
 
 
 def _stores(nodes: Iterable[ast.AST], name: str) -> list[ast.Name]:

@@ -100,13 +100,13 @@ def _root(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _is_wrapped(facts: Facts, layer: ast.expr) -> bool:
+def _is_wrapped(facts: Facts, layer: ast.expr, depth: int = 3) -> bool:
     """Whether a layer may be of a model that is wrapped, before or after."""
     while isinstance(layer, (ast.Attribute, ast.Subscript, ast.Call)):
         layer = layer.func if isinstance(layer, ast.Call) else layer.value
     over = facts.provenance.elements_of(layer)  # `for layer in net.modules()`
-    if over:
-        return any(_is_wrapped(facts, each) for each in over)
+    if over and depth:
+        return any(_is_wrapped(facts, each, depth - 1) for each in over)
     wrapped = [wrap.model for wrap in facts.wraps.models if wrap.model is not None]
     roles = facts.resolver.roles(layer)
     if isinstance(layer, ast.Name) and layer.id == "self":

@@ -120,7 +120,8 @@ with open("log.json", "w") as log:
             inner = above
         if isinstance(above, ast.Call) and inner is above.func:
             return isinstance(facts.source.parent(above), ast.Expr)
-        return inner is not node and isinstance(getattr(inner, "ctx", None), ast.Store)
+        is_set = isinstance(getattr(inner, "ctx", None), ast.Store) and not isinstance(above, ast.AugAssign)
+        return inner is not node and is_set
 
     @staticmethod
     def _is_handed_on(facts: Facts, node: ast.expr) -> bool:

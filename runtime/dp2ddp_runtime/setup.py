@@ -158,7 +158,8 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     rng.watch_states()
     hands.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
-    _leave_before_exit(place.pid)
+    if multiprocessing.parent_process() is None:  # which ends its processes by `os._exit` itself
+        _leave_before_exit(place.pid)
 
 
 def _meet(url: str, place: world.World) -> Any:

@@ -141,7 +141,7 @@ def test_devices_are_followed_to_where_they_come_from(way: str) -> None:
     assert not result.notes
 
 
-@pytest.mark.parametrize("store", ["n = 2 * n", "n += 1", "n = max(n, torch.cuda.device_count())"])
+@pytest.mark.parametrize("store", ["n = 2 * n", "n += 1", "n = max(n, 1)", "if n == 0: n = torch.cuda.device_count()"])
 def test_a_parameter_that_is_set_to_anything_else_is_not_followed(store: str) -> None:
     script = f"def prepare(n):\n    {store}\n    return 'cuda', list(range(n))\n{_ARGS}net = nn.Linear(4, 2)\n"
     result = converted(f"{script}to, ids = prepare(args.n)\nnet = nn.DataParallel(net, device_ids=ids)\n")

@@ -31,7 +31,7 @@ def _all(node: object) -> bool:
         ("import deepspeed\n", 1, "imports DeepSpeed"),
         ("from transformers import AutoModel, Trainer\n", 1, "imports Hugging Face's `Trainer`"),
         ("import transformers\nt = transformers.Seq2SeqTrainer(m)\n", 2, "uses Hugging Face's `Trainer`"),
-        ("import ray\n", 1, "imports Ray"),
+        ("import ray\nray.init()\n", 2, "uses Ray"),
         ("from trl import SFTTrainer\n", 1, "imports Hugging Face's TRL"),
         ("from fastai.vision.all import *\n", 1, "imports fastai"),
         ("from catalyst import dl\n", 1, "imports Catalyst"),

@@ -1,4 +1,4 @@
-"""Hooks that keep what they see are noted where they are a wrapped model's; those that only count for a moment aren't."""
+"""Hooks that keep what they see are noted where they are a wrapped model's."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ net = nn.DataParallel(model)
         ("pass", "net.module.layer.register_forward_hook(add)", True),
         ("pass", "model.layer.register_forward_hook(add)", True),
         ("pass", "for each in model.modules():\n    each.register_full_backward_hook(add)", True),
+        ("pass", "layer = model\nfor layer in layer.children():\n    layer.register_forward_hook(mark)", False),
         ("self.layer.register_forward_hook(self.keep)", "", True),
         ("self.layer.register_forward_hook(self.show)", "", False),
         ("pass", "nn.Linear(3, 3).register_forward_hook(add)", False),

@@ -114,6 +114,26 @@ SHARED = {
         "took.update(time.time())\ntop.update(1)\nnp.load(took.average())",
         "took.update(ddp.broadcast(time.time()))",
     ),
+    "given to a base": (
+        "class Base:\n    def __init__(self, log):\n        self.log = log\nclass Run(Base):\n    def __init__(self):\n"
+        "        super().__init__(f'{time.time()}.pt')\n" + _NET + "run = Run()\nnp.load(run.log)",
+        "super().__init__(f'{ddp.broadcast(time.time())}.pt')",
+    ),
+    "in the only object of a class": (
+        "class Only:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or object.__new__(cls)\n"
+        "        return cls.one\n" + _NET + "Only().path = time.ctime()\nnp.load(Only().path)",
+        "Only().path = ddp.broadcast(time.ctime())",
+    ),
+    "out of a queue": (
+        "import collections\nclass Job:\n    pass\n" + _NET + "jobs, job = collections.deque(), Job()\n"
+        "job.path = time.ctime()\njobs.append(job)\none = jobs.pop()\nnp.load(one.path)",
+        "job.path = ddp.broadcast(time.ctime())",
+    ),
+    "among all attributes": (
+        "args = argparse.Namespace()\ncfg = argparse.Namespace()\n" + _NET + "args.x = time.ctime()\n"
+        "for k, v in vars(args).items():\n    setattr(cfg, k, v)\nnp.load(cfg.x)",
+        "args.x = ddp.broadcast(time.ctime())",
+    ),
     "in a copy": (
         "import copy\n" + _NET + "old = Options()\nold.name = time.ctime()\nnew = copy.copy(old)\nnp.load(new.name)",
         "old.name = ddp.broadcast(time.ctime())",

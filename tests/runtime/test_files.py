@@ -237,11 +237,6 @@ def commands(late: Late) -> Any:
     started = subprocess.Popen("cat >> lines", shell=True, stdin=subprocess.PIPE)
     started.communicate(b"d\n")
     late()
-    with subprocess.Popen("echo g >> lines; echo g; exit 4", shell=True, stdout=subprocess.PIPE) as piped:
-        codes += [*piped.communicate(), piped.returncode, piped.wait()]
-    read = subprocess.Popen("echo h", shell=True, stdout=subprocess.PIPE)  # bit by bit, by each rank
-    codes += [read.stdout.readline(), read.wait()]
-    late()
     error = ""
     try:
         subprocess.run(["false"], check=True)

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Optional
 
 from dp2ddp.analysis.dataflow.provenance import Provenance
-from dp2ddp.analysis.roles import is_property
-from dp2ddp.source.nodes import given_to, keyword
+from dp2ddp.analysis.roles import Class, is_property
+from dp2ddp.source.nodes import given_to, keyword, last_name
 from dp2ddp.source.program import FUNCTIONS
 
 #: The calls that make an object, or by what name it is imported; None where that isn't known.
@@ -59,7 +59,8 @@ class ReachingDefinitions:
             elif not isinstance(node, ast.Name) or owner is None:
                 yield each, inside
             elif self._may_be_of(each, owner):  # what a parameter of a method is given
-                yield each, owner if self._is_self(self._receiver(each)) else None
+                called_on = self._receiver(each)
+                yield each, owner if self._is_self(called_on) or _is_super(called_on) else None
 
     def _receiver(self, given: ast.expr) -> ast.expr | None:
         """The object of whose method an expression is an argument."""
@@ -70,7 +71,8 @@ class ReachingDefinitions:
     def _may_be_of(self, given: ast.expr, owner: frozenset[Hashable]) -> bool:
         """Whether an argument may be given to a method of one of these objects."""
         receiver = self._receiver(given)
-        objects = None if receiver is None or self._is_self(receiver) else self._objects(receiver, None)
+        is_own = receiver is None or self._is_self(receiver) or _is_super(receiver)
+        objects = None if is_own else self._objects(receiver, None)  # type: ignore[arg-type]
         return objects is None or not objects.isdisjoint(owner)
 
     def _is_self(self, node: ast.expr | None) -> bool:
@@ -90,24 +92,50 @@ class ReachingDefinitions:
         return self._made[node]
 
     def _find_objects(self, node: ast.expr) -> Objects:
-        qualified, resolver = self.provenance.names.qualified, self.provenance.resolver
+        qualified = self.provenance.names.qualified
         found: set[Hashable] = set()
         todo = [node]
         while todo:
             for made in self.provenance.of(todo.pop()):
-                if isinstance(made, ast.Call) and made not in found:
-                    found.add(made)
-                    if (
-                        not resolver.functions_called(made) and qualified(made.func) not in _TO_PLAIN
-                    ):  # it may give back a copy of what it is given
-                        receiver = made.func.value if isinstance(made.func, ast.Attribute) else None
-                        todo += given_to(made) + ([] if receiver is None or qualified(receiver) else [receiver])
-                elif not isinstance(made, (ast.Call, *_NO_OBJECTS)):
-                    path = qualified(made)
-                    if path is None:
+                if isinstance(made, _NO_OBJECTS) or made in found:
+                    continue
+                if isinstance(made, ast.Call):
+                    if qualified(made.func) in _TO_PLAIN:
+                        continue
+                    if not self._makes_object(made):
                         return None
-                    found.add(path)
+                    found.add(made)
+                    todo += given_to(made)  # of which it may be a copy
+                    continue
+                path = qualified(made)
+                if path is None:
+                    return None
+                found.add(path)
         return frozenset(found)
+
+    def _makes_object(self, call: ast.Call) -> bool:
+        """Whether a call makes an object, and gives back none that others have."""
+        classes = [role.definition for role in self.provenance.resolver.roles(call.func) if isinstance(role, Class)]
+        if classes:
+            return not any(map(self._shares, classes))
+        path, method = self.provenance.names.qualified(call.func), last_name(call.func)
+        return method.startswith("parse_") if path is None else path.rpartition(".")[2][:1].isupper()
+
+    def _shares(self, definition: ast.ClassDef) -> bool:
+        """Whether a class may give the same object twice, or its objects the same attributes."""
+        family = self.provenance.resolver.classes.lineage(definition)
+        return any(each.keywords or any(_is_told_to_share(node) for node in ast.walk(each)) for each in family)
+
+    @cached_property
+    def _mixes(self) -> bool:
+        """Whether attributes are set by names that are computed, or all at once: anything may be in any object."""
+        for call in self.source.calls:
+            whole = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            at_once = last_name(call.func) == "update" and ("__dict__" in whole or whole.startswith("vars("))
+            is_set = self.provenance.names.qualified(call.func) == "builtins.setattr"
+            if at_once or (is_set and not isinstance(next(iter(call.args[1:]), None), ast.Constant)):
+                return True
+        return False
 
     def of(self, node: ast.expr) -> Iterator[ast.expr]:
         """The expressions that a value is computed from, one step back."""
@@ -144,6 +172,8 @@ class ReachingDefinitions:
         """Whether the object of an attribute may be one in whose attribute a value is put."""
         statement = self.source.parent(value)
         if not isinstance(node, ast.Attribute) or not isinstance(statement, ast.Assign):
+            return True
+        if self._mixes:
             return True
         into = [each.value for each in statement.targets if isinstance(each, ast.Attribute) and each.attr == node.attr]
         own, others = self._objects(node.value, None), [self._objects(each, None) for each in into]
@@ -220,6 +250,17 @@ def _expressions(node: ast.AST) -> Iterator[ast.expr]:
     elif not isinstance(node, FUNCTIONS):
         for child in ast.iter_child_nodes(node):
             yield from _expressions(child)
+
+
+def _is_super(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _is_told_to_share(node: ast.AST) -> bool:
+    """Whether a class makes its objects itself (`__new__`), or they have their attributes from elsewhere."""
+    return (isinstance(node, FUNCTIONS) and node.name == "__new__") or (
+        isinstance(node, ast.Attribute) and node.attr == "__dict__"
+    )
 
 
 def _option(call: ast.Call) -> str | None:

@@ -31,7 +31,10 @@ _FRAMEWORKS = {
     "torch.distributed.fsdp": "FSDP",
     "transformers.Seq2SeqTrainer": "Hugging Face's `Trainer`",
     "transformers.Trainer": "Hugging Face's `Trainer`",
-    "ray": "Ray",
+    "ray.init": "Ray",
+    "ray.remote": "Ray",
+    "ray.train": "Ray",
+    "ray.tune": "Ray",
     "trl": "Hugging Face's TRL",
 }
 _PACKAGES = tuple({name.split(".")[-1 if name.startswith("torch.") else 0] for name in _FRAMEWORKS})

@@ -209,7 +209,7 @@ def starred_inputs(call: ast.Call) -> ast.expr | None:
     if len(call.args) != 3 or [isinstance(each, ast.Starred) for each in call.args] != [False, True, False]:
         return None
     inputs = call.args[1]
-    return inputs.value if isinstance(inputs, ast.Starred) and all(k.arg for k in call.keywords) else None
+    return inputs.value if isinstance(inputs, ast.Starred) and not call.keywords else None
 
 
 def _is_one(ids: ast.expr | None) -> bool:

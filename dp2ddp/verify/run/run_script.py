@@ -85,10 +85,17 @@ def _prepare(task: Task, folder: Path) -> None:
         torch.set_default_dtype(torch.float64)
     _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
     draws.install(everywhere=options.foreign)
-    clock.install(os.path.join(folder, ""), behind=_rank())
+    clock.install(os.path.join(folder, ""), _begun(folder.parent), behind=_rank())
     if not task.original and not options.foreign:  # the runtime was imported before this process was a rank
         runtime: Any = import_module("dp2ddp_runtime.setup")  # which a function of this name hides
         runtime._show_output = hold_until_setup(calls_setup=True)
+
+
+def _begun(place: Path) -> int:
+    """When the first of the runs that share a place began, in ns since 1970."""
+    with suppress(FileExistsError), open(place / "begun", "x"):
+        pass
+    return (place / "begun").stat().st_mtime_ns
 
 
 def _watch(task: Task, recorder: Recorder) -> None:

@@ -6,7 +6,6 @@ import builtins
 import io
 import os
 import shutil
-import subprocess
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -98,46 +97,6 @@ class Output:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class LateProcess(subprocess.Popen):  # type: ignore[type-arg]
-    """Another rank's process of which the output is read. What it says in the end (`communicate`) is rank 0's; if it is
-    asked anything else it starts, here as well."""
-
-    @classmethod
-    def become(cls, process: Any, start: Callable[[], None], ask: Callable[[str, Callable[[], Any]], Any]) -> None:
-        """Let a process that hasn't started be one."""
-        process.__class__ = cls
-        vars(process).update(_late=start, _ask=ask)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_late" not in vars(self):
-            raise AttributeError(name)
-        start = vars(self).pop("_late")
-        self.__class__ = subprocess.Popen  # type: ignore[assignment]
-        start()
-        return getattr(self, name)
-
-    def communicate(self, *args: Any, **kwargs: Any) -> Any:
-        """What rank 0's process has said; None from rank 0 means that it doesn't come here."""
-        told = None if "_late" not in vars(self) else self._ask("subprocess.Popen.communicate", lambda: None)
-        if told is None:
-            return subprocess.Popen.communicate(self, *args, **kwargs)
-        vars(self).pop("_late")
-        *said, code = told
-        vars(self).update(stdin=None, stdout=None, stderr=None, returncode=code)
-        return tuple(said)
-
-
-def tell(process: Any, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
-    """Let the other ranks hear what rank 0's process says in the end."""
-    real = process.communicate
-
-    def communicate(*args: Any, **kwargs: Any) -> Any:
-        *said, _ = ask("subprocess.Popen.communicate", lambda: [*real(*args, **kwargs), process.returncode])
-        return tuple(said)
-
-    process.communicate = communicate
 
 
 class Nowhere(io.FileIO):

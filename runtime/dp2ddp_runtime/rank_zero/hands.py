@@ -311,22 +311,15 @@ def _mkstemp(suffix: Any = None, prefix: Any = None, dir: Any = None, text: bool
 
 
 def _starting(real: Any) -> Any:
-    """`subprocess.Popen`: a process is rank 0's; one whose output is read bit by bit runs on every rank."""
+    """`subprocess.Popen`: a process whose output is read runs on every rank; any other is rank 0's."""
     signature = inspect.signature(real)
 
     @functools.wraps(real)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs).arguments
         call = call_of("subprocess.Popen", [])
-        is_read = given.get("stdout") == subprocess.PIPE
-        ask = functools.partial(by_main, told=lambda made: made)
-        if call is not None and is_read and not file_sync.writes() and type(self) is subprocess.Popen:
-            handles.LateProcess.become(self, functools.partial(real, self, *args, **kwargs), ask)
-            return
-        if call is None or file_sync.writes() or is_read:
+        if call is None or file_sync.writes() or given.get("stdout") == subprocess.PIPE:
             real(self, *args, **kwargs)
-            if call is not None and is_read and type(self) is subprocess.Popen:
-                handles.tell(self, ask)
             return
         given.update(args=[sys.executable, "-c", "import sys; sys.stdin.buffer.read()"], shell=False, executable=None)
         if given.get("stdin") is None:
