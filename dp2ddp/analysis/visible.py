@@ -308,6 +308,8 @@ def _handed_on(facts: Facts, launch: Launch, function: FunctionNode, name: str) 
 def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
     """What the name is bound to, once: in the function that uses it, or else in the module that has it."""
     function = facts.source.function(name)
+    if function is not None and name.id in _parameters(function):
+        return None  # it is what the function is given, too
     local = function is not None and name.id in facts.source.local_names(function)
     target = facts.names.target(name)
     if not local and isinstance(target, Own):
