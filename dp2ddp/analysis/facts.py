@@ -358,6 +358,11 @@ class Facts:
 
     def _runs_before(self, node: ast.expr | ast.stmt, called: Collection[FunctionNode]) -> bool:
         function = self.source.function(node)
+        if function is not None and (node.lineno, node.col_offset) < (
+            function.body[0].lineno,
+            function.body[0].col_offset,
+        ):
+            return self._runs_before(function, called)  # a default or a decorator: where the function is defined
         if function in called:
             return True
         if function is not None:

@@ -155,10 +155,26 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
 
 
 def _is_taken_over(facts: Facts, generator: ast.Call) -> bool:
-    """Whether a module has made a generator before the processes start: `ddp.setup()` gives it rank 0's state."""
+    """Whether a module's name holds a generator that nothing has drawn from before the processes start:
+    `ddp.setup()` gives it rank 0's state, but not what each rank has drawn by then."""
     above = facts.source.parent(generator)
-    is_held = isinstance(above, ast.Assign) and isinstance(facts.source.parent(above), ast.Module)
-    return is_held and facts.before_launch(generator)
+    if not isinstance(above, ast.Assign) or not isinstance(facts.source.parent(above), ast.Module):
+        return False
+    held = {target.id for target in above.targets if isinstance(target, ast.Name)}
+    is_known = len(held) == len(above.targets) and facts.before_launch(generator)
+    return is_known and not any(
+        _uses(node, held) and facts.before_launch(node)
+        for node in facts.source.nodes
+        if isinstance(node, (ast.expr, ast.stmt))
+    )
+
+
+def _uses(node: ast.expr | ast.stmt, held: Collection[str]) -> bool:
+    """Whether one of these names is read here, in its own module or another; or becomes another name there."""
+    if isinstance(node, ast.ImportFrom):
+        return any(each.name in held and each.asname not in (None, each.name) for each in node.names)
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+    return name in held and isinstance(getattr(node, "ctx", None), ast.Load)
 
 
 def _start(facts: Facts, value: ast.expr) -> ast.stmt | None:

@@ -293,6 +293,56 @@ def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast() -
     assert "before the processes start" in note.what
 
 
+@pytest.mark.parametrize(
+    ("made", "noted"),
+    [
+        ("RNG = np.random.default_rng()\n\ndef pick():\n    return RNG.random()\n", False),
+        ("RNG = OTHER = np.random.default_rng()\n\ndef pick():\n    return RNG.random()\n", False),
+        ("RNG = np.random.default_rng()\nORDER = RNG.permutation(8)\n\ndef pick():\n    return ORDER\n", True),
+        ("RNG = np.random.default_rng()\n\ndef pick(order=RNG.permutation(8)):\n    return order\n", True),
+        (
+            "RNG = np.random.default_rng()\n\ndef draw():\n    return RNG.permutation(8)\n\n"
+            "ORDER = draw()\n\ndef pick():\n    return ORDER\n",
+            True,
+        ),
+        ("RNG, N = np.random.default_rng(), 3\n\ndef pick():\n    return RNG.random()\n", True),
+        (
+            "class Held:\n    pass\n\nHeld.rng = np.random.default_rng()\n\n"
+            "def pick():\n    return Held.rng.random()\n",
+            True,
+        ),
+    ],
+)
+def test_only_a_generator_that_a_module_holds_and_nothing_drew_from_is_taken_over(made: str, noted: bool) -> None:
+    """`ddp.setup()` gives what modules' names hold rank 0's state: neither another holder nor what was drawn before."""
+    train = "import torch.nn as nn\nfrom samples import pick\n\nnet = nn.DataParallel(nn.Linear(4, 2))\nnet(pick())\n"
+    files = {"train.py": train, "samples.py": f"import numpy as np\n\n{made}"}
+    done = convert_files(files, ["train.py"], Options())
+    assert [note.rule for note in done["samples.py"].notes] == ["DDP019"] * noted
+
+
+@pytest.mark.parametrize(
+    ("imports", "draws"),
+    [
+        ("import samples", "samples.RNG.permutation(8)"),
+        ("from samples import RNG", "RNG.permutation(8)"),
+        ("from samples import RNG as own", "own.permutation(8)"),
+    ],
+)
+def test_a_generator_that_another_module_draws_from_before_the_processes_start_is_noted(
+    imports: str, draws: str
+) -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nfrom orders import ORDER\n\n"
+        "net = nn.DataParallel(nn.Linear(4, 2))\nnet(ORDER)\n",
+        "orders.py": f"{imports}\n\nORDER = {draws}\n",
+        "samples.py": "import numpy as np\n\nRNG = np.random.default_rng()\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    (note,) = done["samples.py"].notes
+    assert note.rule == "DDP019"
+
+
 def test_another_scripts_time_is_none_of_this_ones() -> None:
     """Scripts that share a file are converted together, and both call their options `args`."""
     option = 'parser = argparse.ArgumentParser()\nparser.add_argument("--name", {})\nargs = parser.parse_args()\n'

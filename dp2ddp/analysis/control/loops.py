@@ -225,8 +225,11 @@ class Loops:
         function = self.source.function(iterated)
         if function is None or not isinstance(iterated, ast.Name):
             return False
-        called = (each.definition for call in self.source.calls for each in self.resolver.functions_called(call))
-        return iterated.id in {each.arg for each in function.args.args} and function not in set(called)
+        return iterated.id in {each.arg for each in function.args.args} and function not in self._called
+
+    @cached_property
+    def _called(self) -> set[FunctionNode]:
+        return {each.definition for call in self.source.calls for each in self.resolver.functions_called(call)}
 
     def _is_no_loader(self, iterated: ast.expr, node: ast.For) -> bool:
         """Whether what is iterated holds numbers, is a part of a batch, or comes from a loader that is known."""

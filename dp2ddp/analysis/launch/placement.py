@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.control.callers import Callers
@@ -109,7 +109,7 @@ class LaunchFinder:
         if several:
             bound = self._bound_at_end(entry)
             ways = [self._steps(one.body, _Bound(bound | _parameters(one)), (one,)) for one in several]
-            return [self._find(entry, way, unknown) for way in ways]
+            return _once(self._find(entry, way, unknown) for way in ways)
         if not names:
             return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
         found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
@@ -118,7 +118,7 @@ class LaunchFinder:
         if self.effects.comes_to_a_wrap(*guarded):
             way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
             found.append(self._find(entry, way, unknown))
-        return list({launch.statement: launch for launch in found}.values())
+        return _once(found)
 
     def _commands(self, entry: ast.Module) -> list[FunctionNode]:
         """The functions that lead to a wrap, where one of several is called, as the arguments say: click's commands."""
@@ -350,3 +350,8 @@ def bound_names(statement: ast.stmt) -> frozenset[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(a.asname or a.name).split(".")[0] for a in node.names}
     return frozenset(names)
+
+
+def _once(found: Iterable[Launch]) -> list[Launch]:
+    """One place for each statement, also where several commands come to it."""
+    return list({launch.statement: launch for launch in found}.values())

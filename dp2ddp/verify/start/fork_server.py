@@ -24,7 +24,7 @@ from typing import IO, Any, NoReturn
 
 from dp2ddp.verify.start import cleanup
 
-RECORD = "dp2ddp.verify.run.run_script"
+RUN_SCRIPT = "dp2ddp.verify.run.run_script"
 FORKS = sys.platform == "linux"
 
 
@@ -74,7 +74,7 @@ class Server:
                 return given
             self._processes[pid] = None
         else:
-            command = [sys.executable, "-m", RECORD, *given]
+            command = [sys.executable, "-m", RUN_SCRIPT, *given]
             with open(out, "wb") as stdout, open(err, "wb") as stderr:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
                 process = subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **streams)  # type: ignore[call-overload]
