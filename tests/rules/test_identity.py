@@ -278,69 +278,30 @@ def test_what_can_t_be_shared_is_noted(line: str, todo: str) -> None:
     assert "ddp.broadcast" not in conversion.new_text
 
 
-def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast() -> None:
+@pytest.mark.parametrize(
+    ("made", "orders", "line"),
+    [
+        # Of what a module's name holds `ddp.setup()` takes rank 0's state, but not what was drawn before.
+        ("RNG = {0}\nRNGS = [{0}]\ndef pick():\n    return RNG.rand(8, 4) + RNGS[0].rand(8, 4)", "", 4),
+        ("RNG = {0}\nORDER = RNG.permutation(8)", "", 3),
+        ("RNG = {0}\ndef pick(order=RNG.permutation(8)):\n    return order", "", 3),
+        ("RNG = {0}\ndef draw():\n    return RNG.permutation(8)\nORDER = draw()", "", 3),
+        ("RNG = {0}", "import samples\nORDER = samples.RNG.permutation(8)", 3),
+        ("RNG = {0}", "from samples import RNG as own\nORDER = own.permutation(8)", 3),
+        ("RNG, N = {0}, 3", "", 3),
+        ("class Held:\n    pass\nHeld.rng = {0}", "", 5),
+    ],
+)
+def test_what_is_drawn_while_a_module_is_imported_is_noted_and_not_broadcast(made: str, orders: str, line: int) -> None:
     """There are no ranks yet: each process would broadcast to itself."""
-    net = "net = nn.DataParallel(nn.Linear(4, 2))\nnet(pick())\n"
-    files = {
-        "train.py": f"import torch.nn as nn\nfrom samples import pick\n\n{net}",
-        "samples.py": "import numpy as np\n\nRNG = np.random.RandomState()\nRNGS = [np.random.RandomState()]\n\n"
-        "def pick():\n    return RNG.rand(8, 4) + RNGS[0].rand(8, 4)\n",
-    }
+    train = "import torch.nn as nn\nimport orders\nimport samples\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
+    samples = f"import numpy as np\n\n{made.format('np.random.RandomState()')}\n"
+    files = {"train.py": f"{train}net(samples.pick())\n", "samples.py": samples, "orders.py": orders}
     done = convert_files(files, ["train.py"], Options())
     assert "ddp.broadcast" not in done["samples.py"].new_text
     (note,) = done["samples.py"].notes
-    assert (note.rule, note.span.start.line) == ("DDP019", 4)  # of what a name holds `ddp.setup()` takes rank 0's state
+    assert (note.rule, note.span.start.line) == ("DDP019", line)
     assert "before the processes start" in note.what
-
-
-@pytest.mark.parametrize(
-    ("made", "noted"),
-    [
-        ("RNG = np.random.default_rng()\n\ndef pick():\n    return RNG.random()\n", False),
-        ("RNG = OTHER = np.random.default_rng()\n\ndef pick():\n    return RNG.random()\n", False),
-        ("RNG = np.random.default_rng()\nORDER = RNG.permutation(8)\n\ndef pick():\n    return ORDER\n", True),
-        ("RNG = np.random.default_rng()\n\ndef pick(order=RNG.permutation(8)):\n    return order\n", True),
-        (
-            "RNG = np.random.default_rng()\n\ndef draw():\n    return RNG.permutation(8)\n\n"
-            "ORDER = draw()\n\ndef pick():\n    return ORDER\n",
-            True,
-        ),
-        ("RNG, N = np.random.default_rng(), 3\n\ndef pick():\n    return RNG.random()\n", True),
-        (
-            "class Held:\n    pass\n\nHeld.rng = np.random.default_rng()\n\n"
-            "def pick():\n    return Held.rng.random()\n",
-            True,
-        ),
-    ],
-)
-def test_only_a_generator_that_a_module_holds_and_nothing_drew_from_is_taken_over(made: str, noted: bool) -> None:
-    """`ddp.setup()` gives what modules' names hold rank 0's state: neither another holder nor what was drawn before."""
-    train = "import torch.nn as nn\nfrom samples import pick\n\nnet = nn.DataParallel(nn.Linear(4, 2))\nnet(pick())\n"
-    files = {"train.py": train, "samples.py": f"import numpy as np\n\n{made}"}
-    done = convert_files(files, ["train.py"], Options())
-    assert [note.rule for note in done["samples.py"].notes] == ["DDP019"] * noted
-
-
-@pytest.mark.parametrize(
-    ("imports", "draws"),
-    [
-        ("import samples", "samples.RNG.permutation(8)"),
-        ("from samples import RNG", "RNG.permutation(8)"),
-        ("from samples import RNG as own", "own.permutation(8)"),
-    ],
-)
-def test_a_generator_that_another_module_draws_from_before_the_processes_start_is_noted(
-    imports: str, draws: str
-) -> None:
-    files = {
-        "train.py": "import torch.nn as nn\nfrom orders import ORDER\n\n"
-        "net = nn.DataParallel(nn.Linear(4, 2))\nnet(ORDER)\n",
-        "orders.py": f"{imports}\n\nORDER = {draws}\n",
-        "samples.py": "import numpy as np\n\nRNG = np.random.default_rng()\n",
-    }
-    done = convert_files(files, ["train.py"], Options())
-    (note,) = done["samples.py"].notes
-    assert note.rule == "DDP019"
 
 
 def test_another_scripts_time_is_none_of_this_ones() -> None:
