@@ -94,13 +94,12 @@ def go(place: str, draws: Sequence[str]) -> list[Any]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(places, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=8), st.booleans())
-def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[str, list[str]]], swaps: bool) -> None:
+@given(st.lists(st.tuples(places, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=8))
+def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[str, list[str]]]) -> None:
     """Each of the three streams gives what it gives where nobody draws from the others; the shared one also what it
-    gives where there are no others. Also as it was before NumPy 1.24, when its generator could not be exchanged."""
+    gives where there are no others."""
     ours = {"script": "shared", "shared": "shared", "forward": "forward", "loading": "loading"}
     world.enter(world.World(1, 1, 2, 2, torch.device("cpu"), ready=True))
-    before, rng._SWAPS = rng._SWAPS, swaps and rng._SWAPS
     try:
         rng.seed_everything(9)
         got = [go(place, draws) for place, draws in steps]
@@ -113,7 +112,6 @@ def test_where_ranks_draw_what_is_of_no_consequence_elsewhere(steps: list[tuple[
             values for (place, _), values in zip(steps, got) if ours[place] == "shared"
         ]
     finally:
-        rng._SWAPS = before
         world.enter(world.World())
 
 
@@ -126,31 +124,6 @@ def test_states_are_alike_only_if_all_generators_are() -> None:
         assert not rng.alike(before, rng.capture())
         rng.restore(before)
         assert rng.alike(before, rng.capture())
-
-
-@pytest.mark.usefixtures("rank_1_of_2")
-@pytest.mark.parametrize("kind", [np.random.PCG64])
-def test_numpys_generator_may_be_another_one(kind: Any) -> None:
-    before: Any = np.random.mtrand._rand._bit_generator
-    expected = np.random.RandomState(kind(3)).rand(3).tolist()
-    with rng.forward:  # an own stream that is a Mersenne Twister's
-        pass
-    try:
-        np.random.set_bit_generator(kind(3))
-        got, state = [np.random.rand()], rng.capture()
-        with rng.forward:
-            own = np.random.rand()
-        got.append(np.random.rand())
-        assert not rng.alike(state, rng.capture())
-        rng.restore(state)
-        assert rng.alike(state, rng.capture())
-        assert np.random.rand() == got[1]
-        assert [*got, np.random.rand()] == expected
-        assert own not in expected
-    finally:
-        np.random.set_bit_generator(before)
-    with rng.forward:
-        pass
 
 
 def test_seed_everything_is_what_seeding_by_hand_gives() -> None:
@@ -174,50 +147,26 @@ def test_deterministic_sets_the_cudnn_flags() -> None:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
-@pytest.mark.usefixtures("rank_1_of_2")
-def test_nothing_is_left_of_a_generator_that_was_put_in_place_inside() -> None:
-    before: Any = np.random.get_bit_generator()
-    with rng.forward:
-        np.random.seed(7)
-        own = np.random.rand()
-        np.random.set_bit_generator(np.random.PCG64(3))
-    assert np.random.get_bit_generator() is before
-    assert own == np.random.RandomState(7).rand()
-
-
-def adopt(kinds: Sequence[str]) -> Any:
+def adopt() -> Any:
     rng.seed_everything(10 + world.rank())
     own_generator = torch.Generator().manual_seed(world.rank())
-    try:
-        np.random.set_bit_generator(getattr(np.random, kinds[world.rank()])(world.rank()))
-        draw_odd()
-        draw(1 + world.rank())
-        before = draw(1)
-        draw_odd()
-        rng.adopt_main_state([own_generator])
-        after = [draw_odd(), *draw(2), torch.rand(1, generator=own_generator).item()]
-        with rng.forward:
-            own = draw(1)
-        return before, after, own, torch.initial_seed()
-    finally:
-        np.random.set_bit_generator(np.random.MT19937())
+    draw_odd()
+    draw(1 + world.rank())
+    before = draw(1)
+    draw_odd()
+    rng.adopt_main_state([own_generator])
+    after = [draw_odd(), *draw(2), torch.rand(1, generator=own_generator).item()]
+    with rng.forward:
+        own = draw(1)
+    return before, after, own, torch.initial_seed()
 
 
-@pytest.mark.parametrize("kinds", [("MT19937",) * 2, ("PCG64",) * 2, ("Philox", "MT19937")])
-def test_all_ranks_adopt_rank_0s_state(ranks: RankPool, kinds: tuple[str, str]) -> None:
-    (before_0, shared_0, own_0, seed_0), (before_1, shared_1, own_1, seed_1) = ranks(2, adopt, kinds)
+def test_all_ranks_adopt_rank_0s_state(ranks: RankPool) -> None:
+    (before_0, shared_0, own_0, seed_0), (before_1, shared_1, own_1, seed_1) = ranks(2, adopt)
     assert before_0 != before_1
     assert shared_0 == shared_1
     assert own_0 != own_1
     assert seed_0 == seed_1 == 10
-
-
-@pytest.mark.parametrize("kind", ["seed", "Bits"])
-def test_only_numpys_generators_are_made_by_name(kind: str) -> None:
-    state = rng.capture()
-    with pytest.raises(KeyError, match=kind):
-        rng.restore(state._replace(numpy={"bit_generator": kind}))
-    assert rng.alike(state, rng.capture())
 
 
 def _streams_after_seeding() -> list[float]:

@@ -39,7 +39,6 @@ _MOST, _ITEMS, _FEW = 2000, 64, 8  # objects that are looked at, items of a cont
 _INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _NUMBERS = (int, float, complex) if np is None else (int, float, complex, np.number, np.bool_)
 _ARRAYS = () if np is None else (np.ndarray,)
-_NUMPYS = () if np is None else (np.random.Generator, np.random.BitGenerator)
 _CHECKED = 10  # batches; after these every one whose number is a power of two: a change that goes on shows there, too
 _LENGTHS = (list, deque, set)
 _LEFT_OUT = (str, bytes, bytearray, types.ModuleType, torch.dtype, torch.device, range, *_ARRAYS, torch.Tensor)
@@ -167,29 +166,13 @@ def state(root: Any) -> dict[str, Note]:
 
 def generators_in(root: Any) -> list[Any]:
     """The random generators that can be reached from `root`."""
-    kinds = (random.Random, torch.Generator, *(() if np is None else (np.random.RandomState, *_NUMPYS)))
-    found = [value for _, value in _reached(root) if isinstance(value, kinds)]
-    return [value for value in found if not isinstance(value, random.SystemRandom) and not _on_device(value)]
+    return [value for _, value in _reached(root) if _is_generator(value)]
 
 
-def states(generators: Iterable[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
-    """The generators' states, each with what sets it."""
-    found: list[tuple[Callable[[Any], Any], Any]] = []
-    for value in generators:
-        if isinstance(value, random.Random):
-            found.append((value.setstate, value.getstate()))
-        elif isinstance(value, torch.Generator):
-            found.append((value.set_state, value.get_state()))
-        elif isinstance(value, np.random.RandomState):
-            found.append((value.set_state, value.get_state(legacy=False)))
-        else:
-            bits = getattr(value, "bit_generator", value)
-            found.append((functools.partial(setattr, bits, "state"), bits.state))
-    return found
-
-
-def _on_device(value: Any) -> bool:
-    return isinstance(value, torch.Generator) and value.device.type != "cpu"
+def _is_generator(value: Any) -> bool:
+    """Whether it is one that has a state, on the CPU."""
+    on_device = isinstance(value, torch.Generator) and value.device.type != "cpu"
+    return isinstance(value, rng.GENERATORS) and not on_device and not isinstance(value, random.SystemRandom)
 
 
 def _note(value: Any) -> Note | None:
@@ -205,17 +188,10 @@ def _known(value: Any) -> Any:
     """What tells whether a value is the same as before; None if nothing does."""
     if isinstance(value, (*_NUMBERS, itertools.count)):
         return value
-    if isinstance(value, random.Random):
-        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if _is_generator(value):
+        return _plain(rng.state_of(value))
     if isinstance(value, types.GeneratorType):
         return value.gi_frame and value.gi_frame.f_lasti  # whether it has begun; its variables tell more
-    if isinstance(value, torch.Generator):
-        numbers = value.get_state() if value.device.type == "cpu" else torch.empty(0)
-        return ctypes.string_at(numbers.data_ptr(), numbers.numel())
-    if np is not None and isinstance(value, np.random.RandomState):
-        return _plain(value.get_state(legacy=False))
-    if np is not None and isinstance(value, (np.random.Generator, np.random.BitGenerator)):
-        return _plain(getattr(value, "bit_generator", value).state)
     if isinstance(value, _ARRAYS):
         return value.tolist() if value.size <= _FEW and not value.dtype.hasobject else None
     if type(value) is torch.Tensor:
@@ -224,7 +200,9 @@ def _known(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without arrays, whose text leaves numbers out."""
+    """Without tensors and arrays, whose text leaves numbers out."""
+    if isinstance(value, torch.Tensor):
+        return ctypes.string_at(value.data_ptr(), value.nbytes)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value.tobytes() if isinstance(value, _ARRAYS) else value

@@ -192,12 +192,13 @@ class _RankLoader(DataLoader[Any]):
         return batches
 
     def _random_state(self) -> Any:
-        return rng.capture(), kept.states(kept.generators_in([self.generator, self.dataset]))
+        own = kept.generators_in([self.generator, self.dataset])
+        return rng.capture(), [(each, rng.state_of(each)) for each in own]
 
     def _restore(self, state: Any) -> None:
         rng.restore(state[0])
-        for put, own in state[1]:
-            put(own)
+        for each, own in state[1]:
+            rng.set_state(each, own)
 
     def _decide(self, what: str) -> None:
         """After the first batch: whether every rank loads all of the others, too. `what` a sample moves."""

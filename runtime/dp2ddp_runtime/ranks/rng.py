@@ -29,7 +29,6 @@ try:
 except ImportError:  # torch works without NumPy, and so does this runtime
     np = None
 
-_SWAPS = np is not None and hasattr(np.random, "set_bit_generator")  # NumPy 1.24
 _SEEDS = 2**63
 _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (epoch, rank) share a seed
 
@@ -46,11 +45,11 @@ def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
 
 
 class State(NamedTuple):
-    """The global generators' states, with the normal numbers that they have drawn along with the last ones."""
+    """The global generators' states."""
 
     torch: torch.Tensor
     python: tuple[Any, ...]
-    numpy: dict[str, Any] | None  # None: there is no NumPy, or its generator stays as it is
+    numpy: dict[str, Any] | None  # None: there is no NumPy
     cuda: torch.Tensor | None
 
 
@@ -66,13 +65,36 @@ def restore(state: State, device: torch.device | None = None) -> None:
     torch.default_generator.set_state(state.torch)
     random.setstate(state.python)
     if state.numpy is not None and np is not None:
-        kind = state.numpy["bit_generator"]
-        if _SWAPS and kind != type(np.random.get_bit_generator()).__name__:
-            kinds = {known.__name__: known for known in np.random.BitGenerator.__subclasses__()}
-            np.random.set_bit_generator(kinds[kind]())
         np.random.set_state(state.numpy)
     if state.cuda is not None and device is not None:
         torch.cuda.set_rng_state(state.cuda, device)
+
+
+#: The classes of generators that a script may make.
+GENERATORS: tuple[Any, ...] = (random.Random, torch.Generator)
+if np is not None:
+    GENERATORS += (np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+
+
+def state_of(generator: Any) -> Any:
+    """The state of one of `GENERATORS`."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Let a generator go on from what `state_of` gave."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator) or (np is not None and isinstance(generator, np.random.RandomState)):
+        generator.set_state(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
 
 
 def alike(one: State, other: State) -> bool:
@@ -112,7 +134,6 @@ class Stream:
         self._own: Any = None  # its state, and what that was when it was entered the last time
         self._before: Any = None
         self._shared: Any = None
-        self._numpy: Any = None  # what NumPy draws from next time; the shared generator while we are inside
 
     @property
     def drew(self) -> bool:
@@ -139,9 +160,6 @@ class Stream:
             begun = fresh(replica_seed(base, rank, self.epoch), device)
             if self._own is not None and base == self._source[0]:  # CUDA has been initialised since
                 begun = self._own._replace(cuda=begun.cuda)
-            elif _SWAPS:
-                self._numpy = np.random.MT19937()
-                self._numpy.state = begun.numpy
             self._source, self._own = source, begun
 
     @property
@@ -163,28 +181,14 @@ class Stream:
     def _to_own(self) -> None:
         global _active
         self._before, self._shared = self._own, capture(self._source[1])
-        self._go_on(self._own)
+        restore(self._own, self._source[1])
         _active = self
 
     def _to_shared(self) -> None:
         global _active
         self._own = capture(self._source[1])
-        self._go_on(self._shared)
+        restore(self._shared, self._source[1])
         _active = None
-
-    def _go_on(self, state: State) -> None:
-        """Let the generators go on from `state`.
-
-        To set NumPy's state takes longer than all the others. So its generators change places, which loses nothing but
-        the normal number that one had drawn along with its last.
-        """
-        if _SWAPS:
-            before = np.random.get_bit_generator()
-            with before.lock:  # another thread may be drawing
-                np.random.set_bit_generator(self._numpy)
-            self._numpy = before
-            state = state if state.numpy and state.numpy["has_gauss"] else state._replace(numpy=None)
-        restore(state, self._source[1])
 
 
 _active: Stream | None = None  # whose state the global generators hold; None: the shared one
@@ -302,39 +306,22 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
     with shared():
         told = None
         if world.is_main():
-            held = {name: _state_of(each) for name, each in modules.items()}
+            held = {name: state_of(each) for name, each in modules.items()}
             told = (*capture(device), [each.get_state() for each in generators], held)
         *states, own, held = exchange("the random state", told, exact=True)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
-        generator.set_state(state)
+        set_state(generator, state)
     for name in held.keys() & modules.keys():
-        _set_state_of(modules[name], held[name])
+        set_state(modules[name], held[name])
 
 
 def _held_by_modules() -> dict[str, Any]:
     """The generators of Python's and NumPy's that the script's modules hold, by name."""
-    kinds: tuple[Any, ...] = (random.Random, *((np.random.RandomState, np.random.Generator) if np is not None else ()))
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         for name, value in list(vars(module).items()) if isinstance(file, str) and is_of_script(file) else ():
-            if type(value) in kinds:
+            if type(value) in GENERATORS and not isinstance(value, torch.Generator):
                 found[f"{module.__name__}.{name}"] = value
     return found
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    is_old = isinstance(generator, np.random.RandomState)
-    return generator.get_state(legacy=False) if is_old else generator.bit_generator.state
-
-
-def _set_state_of(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
