@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
@@ -12,15 +11,16 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..base import voice, world
 from ..ranks import collectives, rng
 from ..ranks.exchange import piggybacked
-from . import apart, collate, contents, kept, samplers, unsharded
+from . import apart, collate, contents, kept, samplers
 
 _log = logging.getLogger("dp2ddp_runtime")  # at level DEBUG: scripts log what is INFO to their own files
 
@@ -52,19 +52,40 @@ def shard_loader(loader: Any, rows: bool = False) -> Any:
         TypeError: `loader` isn't iterable.
         ValueError: with `rows`, `loader` is one whose rows can't be told apart for another reason.
     """
-    if world.world_size() == 1 or isinstance(loader, (_RankLoader, unsharded.SameOnAllRanks)):
+    if world.world_size() == 1 or isinstance(loader, (_RankLoader, _SameOnAllRanks)):
         return loader
     if not isinstance(loader, DataLoader):
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise TypeError(f"shard_loader takes a DataLoader or another iterable, not {type(loader).__name__}")
         if rows:
             raise ValueError(f"shard_loader(loader, rows=True) takes a DataLoader, not {type(loader).__name__}")
-        return unsharded.SameOnAllRanks(loader)
+        return _SameOnAllRanks(loader)
     # One for each loader: where it is sharded in every epoch, its persistent workers go on living.
     known = loader.__dict__.get("_sharded")
-    if known is None or known.original() is not loader:  # a shallow copy has its original's
-        known = loader.__dict__["_sharded"] = unsharded.Sharded(loader, _rank_loader(loader, rows))
+    if known is None or known.original != id(loader):  # a shallow copy has its original's
+        known = loader.__dict__["_sharded"] = _Sharded(id(loader), _rank_loader(loader, rows))
     return known.loader
+
+
+class _Sharded:
+    """What a loader was sharded to, kept with it, but not in its pickles and deep copies."""
+
+    def __init__(self, original: int, loader: Any) -> None:
+        self.original, self.loader = original, loader
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class _SameOnAllRanks(samplers.Delegate):
+    """Something that isn't a `DataLoader` and yields the same batches on every rank."""
+
+    def __iter__(self) -> Any:
+        rng.adopt_main_state()
+        return iter(self._inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._inner[index]
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -84,12 +105,12 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def _rank_loader(loader: DataLoader[Any], rows: bool) -> Any:
     original = type(loader)
-    kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__, "_kind": original})
+    kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__})
     new = kind.__new__(kind)
     new.__dict__.update(loader.__dict__, _iterator=None, _contents=contents.Contents(loader.dataset, original.__name__))
     if new.num_workers:
         new.worker_init_fn = functools.partial(_end_with, os.getpid(), new.worker_init_fn)
-    reason = unsharded.why_not_split(loader, rows)
+    reason = _why_not_split(loader, rows)
     new._rows = rows and loader.collate_fn is not default_collate
     if reason and rows:
         raise ValueError(f"shard_loader(loader, rows=True): {original.__name__} loads whole batches, as {reason}")
@@ -97,8 +118,25 @@ def _rank_loader(loader: DataLoader[Any], rows: bool) -> Any:
         _log.debug("%s loads whole batches on every rank: %s", original.__name__, reason)
     else:
         new.split()
-    unsharded.remember(loader, new)
     return new
+
+
+def _why_not_split(loader: DataLoader[Any], rows: bool = False) -> str | None:
+    """Why the ranks can't load a batch together; None if they can. `rows`: whether its rows are said to stay apart."""
+    kind = type(loader)
+    if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
+        return f"{kind.__name__} has an iterator of its own"
+    if isinstance(loader.dataset, IterableDataset):
+        return "its dataset is an IterableDataset"
+    if loader.batch_sampler is None:
+        return "it has batch_size=None"
+    if rows:
+        return None
+    if loader.collate_fn is not default_collate:
+        return "it has a collate_fn of its own"
+    if any(fn.__module__ != default_collate.__module__ for fn in default_collate_fn_map.values()):
+        return "default_collate was extended"
+    return None
 
 
 class _RankLoader(DataLoader[Any]):
@@ -107,9 +145,6 @@ class _RankLoader(DataLoader[Any]):
     _moves: bool | None = None
     """Whether a sample moves the global generators or the dataset; None before the first batch. Of workers, only what
     was told is noted."""
-
-    _kind: type[DataLoader[Any]]
-    """The original's class."""
 
     _contents: contents.Contents
     """Compares what the dataset holds."""
@@ -125,18 +160,11 @@ class _RankLoader(DataLoader[Any]):
     _seeds: Any
     """The random state from which the latest pass took its workers' seeds, and the generators that they got."""
 
-    def __copy__(self) -> Any:
-        return _rank_loader(copy.copy(unsharded.restored(self, self._kind)), self._rows)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        memo[id(self)] = new = type(self).__new__(type(self))
-        original = copy.deepcopy(unsharded.restored(self, self._kind), memo)
-        new.__dict__.update(_rank_loader(original, self._rows).__dict__)
-        return new
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the original, which a file with it holds: it is opened without this runtime, too."""
-        return unsharded.reduced(unsharded.restored(self, self._kind), protocol)
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} that went through ddp.shard_loader can't be pickled or copied: do that with the "
+            "loader itself, and pass what comes of it through ddp.shard_loader"
+        )
 
     def split(self) -> None:
         """Load this rank's rows from now on, rather than all."""
@@ -180,9 +208,8 @@ class _RankLoader(DataLoader[Any]):
         Args:
             drawn: the pass's batches.
         """
-        original, sampler = unsharded.restored(self, self._kind), self.__dict__["batch_sampler"]
+        sampler = self.__dict__["batch_sampler"]
         self.num_workers, self.worker_init_fn, self.collate_fn = self._originals
-        unsharded.remember(original, self)
         self.__dict__["_iterator"] = None
         with sampler.again(drawn):
             now = self._random_state()
