@@ -163,30 +163,14 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
 
 
 def _meet(url: str, place: world.World) -> Any:
-    """The ranks' corner of the store at `url`: torchrun keeps its store, in which the addresses of ended ranks stay.
-
-    Its count of restarts doesn't tell the attempts apart: each machine counts its own ranks' failures. So rank 0
-    chooses a name, and tells whoever has knocked. A rank that ended can't have had the answer to a later knock.
-    """
+    """The ranks' corner of the store at `url`: torchrun keeps its store, in which the addresses of ended ranks stay."""
     if url.startswith("tcp://"):  # rank 0 hosts it, as documented; older torch looks for torchrun's store there
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    timeout = timedelta(seconds=place.timeout)
     os.environ.update({name: text for name, text in world.environment().items() if name.startswith("MASTER_")})
-    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=timeout)  # type: ignore[attr-defined]
-    store = next(iter(meeting))[0]
-    name = f"dp2ddp/{os.urandom(16).hex()}"
-
-    def all_know() -> bool:
-        for knock in range(1, store.add("dp2ddp/knocks", 0) + 1):
-            store.set(f"dp2ddp/attempt{knock}", name)
-        return int(store.add(name, 0)) == place.world_size - 1
-
-    if place.rank == 0:
-        file_sync.wait_until(all_know, "the other ranks to come", place.timeout)
-    else:
-        name = store.get(f"dp2ddp/attempt{store.add('dp2ddp/knocks', 1)}").decode()
-        store.add(name, 1)
-    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=place.timeout)
+    meeting = dist.rendezvous(url, place.rank, place.world_size, timeout=limit)  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"dp2ddp/{attempt}", next(iter(meeting))[0])  # type: ignore[attr-defined]
 
 
 def _leave_before_exit(rank: int) -> None:

@@ -34,7 +34,7 @@ PLAIN = """
 
     try:
         typed = input()
-    except OSError:
+    except EOFError:
         typed = None  # rather than to take away what is typed for rank 0
     os.write(2, f"terminal {ddp.rank()} {sys.stdin.isatty()} {os.get_terminal_size(0).columns} {typed}\\n".encode())
 

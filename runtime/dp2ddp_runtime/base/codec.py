@@ -5,6 +5,7 @@ Whoever can write to a socket could put a program into a pickle, but only values
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import json
 import pathlib
@@ -104,3 +105,21 @@ def loads(text: str | bytes, tensors: list[torch.Tensor]) -> Any:
     if isinstance(text, bytes):
         text = text.decode()
     return json.loads(text, object_hook=back) if '{"!' in text else json.loads(text)
+
+
+def told_error(error: BaseException) -> list[Any]:
+    """What makes an error again, as JSON takes it: the nearest of Python's own classes, and its arguments."""
+    if isinstance(error, SystemExit):  # a message is shown once, here
+        return ["SystemExit", [error.code if isinstance(error.code, int) else int(error.code is not None)]]
+    if isinstance(error, OSError) and isinstance(error.errno, int):  # by the number Python finds the class
+        return ["OSError", [error.errno, error.strerror, *([str(error.filename)] if error.filename else [])]]
+    kinds = [each for each in type(error).__mro__ if each.__module__ == "builtins"]
+    kind = next(each for each in kinds if not issubclass(each, UnicodeError))  # these aren't made of a text
+    text = str(error.args[0] if len(error.args) == 1 else error)
+    return [kind.__name__, [text if kind is type(error) else f"{type(error).__name__}: {text}"]]
+
+
+def error_again(name: str, arguments: list[Any]) -> BaseException:
+    """An error that `told_error` has told of. Nothing that a peer names is called but Python's own exceptions."""
+    kind: type[BaseException] = getattr(builtins, name)
+    return kind(*arguments) if issubclass(kind, BaseException) else RuntimeError(name, *arguments)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
-import sys
 import threading
 import traceback
 import zlib
@@ -18,11 +16,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
-from torch._utils import KeyErrorMessage
 
-from ..base import nesting, voice, world
+from ..base import codec, nesting, voice, world
 from ..ranks import rng
 from ..ranks.exchange import Divergence, Piggybacked, exchange, piggybacked
+from ..ranks.file_sync import PeerError
 from . import kept, samplers
 from .apart import Column, Constant, Items, Marked, described
 from .deferred import Deferred, defer, is_small
@@ -90,38 +88,9 @@ def _joined(kind: Any, parts: Sequence[Any]) -> Any:
     return rng.np.concatenate(parts) if hasattr(parts[0], "dtype") else kind(itertools.chain(*parts))
 
 
-_PLAIN = (bool, int, float, str)
-
-
 def told(error: Exception) -> list[Any]:
-    """An exception as what can be sent: its classes, its arguments, its attributes, its text, and its traceback."""
-    classes = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__ if issubclass(kind, Exception)]
-    args: Any = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # with the file's name
-    attributes = {name: value for name, value in vars(error).items() if type(value) in _PLAIN}
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return [classes, list(args) if {*map(type, args)} <= {*_PLAIN} else None, attributes, str(error), trace]
-
-
-def rebuilt(sent: Sequence[Any], rank: int) -> Exception:
-    """Another rank's exception, or the nearest of its bases that is known here."""
-    classes, args, attributes, text, trace = sent
-    kind = next(found for found in (_found(*names) for names in classes) if found is not None)
-    # A KeyError shows its argument as Python would write it.
-    args = [KeyErrorMessage(text) if issubclass(kind, KeyError) else text] if args is None else args
-    error: Exception = kind.__new__(kind, *args)  # its `__init__` may want others
-    error.args = error.args or tuple(args)
-    error.__dict__.update(attributes)
-    error.__cause__ = RuntimeError(f"it was raised on rank {rank}:\n{trace}")
-    error.__cause__.of_another_rank = True  # type: ignore[attr-defined] # that one is to tell of it
-    return error
-
-
-def _found(module: str, name: str) -> Any:
-    """A class by its name; None for one that is made within a function."""
-    try:
-        return operator.attrgetter(name)(sys.modules[module])
-    except (KeyError, AttributeError):
-        return None
+    """An exception as what can be sent, and its traceback."""
+    return [codec.told_error(error), "".join(traceback.format_exception(type(error), error, error.__traceback__))]
 
 
 class Share(NamedTuple):
@@ -197,7 +166,10 @@ class RankIterator(samplers.Delegate):
         self._drawn.forget()
         for rank, sent in enumerate(failed):
             if sent:
-                raise self._failed.pop() if rank == world.rank() else rebuilt(sent[0], rank)
+                if rank == world.rank():
+                    raise self._failed.pop()
+                again, trace = sent[0]
+                raise codec.error_again(*again) from PeerError(f"it was raised on rank {rank}:\n{trace}")
         _check_shapes(self._name, shapes)
         return share, parts
 

@@ -83,7 +83,7 @@ def _let_others_be_counted(error: BaseException) -> None:
     time.sleep(_DEAD_ARE_COUNTED_WITHIN)
     store, seconds = file_sync.store(), 0.0
     with suppress(RuntimeError):  # the store's host is gone, or nobody was counted
-        if getattr(error.__cause__, "of_another_rank", False):
+        if isinstance(error.__cause__, file_sync.PeerError):
             seconds = _TELLS_WITHIN
         if store is not None and "LAUNCHER" in world.environment() and file_sync.counted(store, EXITS):
             seconds = _EXITS_ARE_COUNTED_WITHIN

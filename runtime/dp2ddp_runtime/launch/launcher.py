@@ -37,8 +37,8 @@ Process = subprocess.Popen[bytes]
 _ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
 if sys.platform != "win32":
     _ENDS_WITHIN[signal.SIGHUP] = 5.0
-_KILL, _STOP, _CONTINUE, _CTRL_Z = (getattr(signal, f"SIG{name}", -1) for name in ("KILL", "STOP", "CONT", "TSTP"))
-_FOR_CHILDREN = (_KILL, signal.SIGINT, _STOP, _CONTINUE)  # of the ranks; as from a terminal
+_KILL = getattr(signal, "SIGKILL", -1)
+_FOR_CHILDREN = (_KILL, signal.SIGINT)  # of the ranks; as from a terminal
 _PEERS_END_WITHIN = 3.0  # seconds, once one rank has failed
 _LOOK_EVERY = 0.05  # seconds
 _LOOPBACK = "127.0.0.1"
@@ -60,8 +60,8 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
     started_by = command()
     received: list[int] = []
     with suppress(ValueError):  # not in the main thread, which alone may ask for signals
-        for number in [*signals.FROM_OUTSIDE, _CTRL_Z]:
-            if number > 0 and signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
+        for number in signals.FROM_OUTSIDE:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, a shell's background job
                 signal.signal(number, lambda number, frame: received.append(number))
     # TCPStore's own socket would listen on every interface; and libuv's server can't take one in every torch.
     listener = socket.create_server((_LOOPBACK, 0))
@@ -81,7 +81,8 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
         # Own sessions: Ctrl-C comes here alone and is passed on once, and a rank's workers can be ended with it.
         options: dict[str, Any] = {"env": {**env, **own[rank], PLACE: json.dumps(place)}, "start_new_session": True}
         if rank:
-            options.update(stdin=_no_input(), stdout=subprocess.DEVNULL, pass_fds=[output] if output > 1 else [])
+            options.update(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            options["pass_fds"] = [output] if output > 1 else []
         ranks.append(subprocess.Popen(started_by, cwd=started_in, **options))
     code = _Job(ranks, PrefixStore(secret, store)).wait(received)
     # SystemExit would pass through the script's own `except` and `finally`, which are the ranks' business.
@@ -152,16 +153,6 @@ def _environment(nproc: int) -> dict[str, str]:
     return env
 
 
-def _no_input() -> int:
-    """Standard input for ranks other than 0, which must not take away what is typed for rank 0.
-
-    Where that is a terminal this is one, too, as scripts ask for its width (`stty size`), but it can't be read from.
-    """
-    with suppress(OSError):
-        return os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
-    return subprocess.DEVNULL
-
-
 class _Job:
     """The ranks, until all have ended, which they have to soon once one has failed."""
 
@@ -192,11 +183,6 @@ class _Job:
         return 0 if first is None else self._verdict(first, [code or 0 for code in codes], said)
 
     def _pass_on(self, number: int) -> None:
-        if number == _CTRL_Z:
-            _send(_STOP, self._ranks)
-            os.kill(os.getpid(), _STOP)
-            _send(_CONTINUE, self._ranks)  # when this process goes on (`fg`)
-            return
         if number in _ENDS_WITHIN and set(self._asked) & set(_ENDS_WITHIN):
             self._end = 0.0  # the second time the user means it
         elif number in _ENDS_WITHIN and not counted(self._shared, signals.handled(number)):

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from typing import Any
 
 from ..base import voice, world
@@ -33,33 +33,14 @@ _TERMINAL = "dp2ddp/terminal"
 
 
 def adopt_terminal(store: Any) -> None:
-    """Whether output goes to a terminal, and its size, is rank 0's answer on all ranks: scripts decide by it."""
-    streams: list[Any] = [sys.stdout, sys.stderr]  # a script's own may have no such method
+    """Whether input and output are a terminal's is rank 0's answer on all ranks: scripts decide by it."""
+    streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]  # a script's own may have no such method
     if world.is_main():
-        told = [hasattr(stream, "isatty") and stream.isatty() for stream in streams]
-        store.set(_TERMINAL, json.dumps([told, [_size(descriptor) for descriptor in range(3)]]))
+        store.set(_TERMINAL, json.dumps([hasattr(each, "isatty") and each.isatty() for each in streams]))
         return
-    told, sizes = json.loads(store.get(_TERMINAL))
-    for stream, is_terminal in zip(streams, told):
+    for stream, is_terminal in zip(streams, json.loads(store.get(_TERMINAL))):
         if hasattr(stream, "isatty"):
             stream.isatty = functools.partial(bool, is_terminal)
-    real: Any = os.get_terminal_size
-
-    @functools.wraps(real)
-    def get_terminal_size(fd: int = 1, /) -> os.terminal_size:
-        if fd not in range(3) or (size := sizes[fd]) is None:
-            found: os.terminal_size = real(fd)  # which raises, where standard output leads nowhere
-            return found
-        return os.terminal_size(size)
-
-    os.get_terminal_size = get_terminal_size
-
-
-def _size(descriptor: int) -> list[int] | None:
-    """Of the terminal to which a descriptor leads, in columns and lines."""
-    with suppress(OSError, ValueError):
-        return [*os.get_terminal_size(descriptor)]
-    return None
 
 
 def _lead_output(descriptor: int) -> None:

@@ -40,13 +40,7 @@ from ..ranks import file_sync
 from . import callsites, handles, temporary
 from .callsites import Call, belongs_to_this_rank, call_of
 from .doors import DOORS, Door
-from .journal import Journal, error_again, told_error
-
-try:
-    import fcntl
-    import termios
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from .journal import Journal
 
 _real_open, _real_os_open, _real_stat, _real_mkstemp = builtins.open, os.open, os.stat, tempfile.mkstemp
 _journal: Journal | None = None
@@ -82,8 +76,6 @@ def install(store: Any, load: Any = None) -> None:
         (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
         (os, "popen", _popen(os.popen)),
     ]
-    if fcntl is not None:
-        stand_ins.append((fcntl, "ioctl", _asking_for_size(fcntl.ioctl)))
     made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
     for owner, name, stand_in in stand_ins:
         setattr(owner, name, stand_in)
@@ -146,7 +138,7 @@ def _carry_out(door: Door, call: Call, real: Callable[[], Any]) -> Any:
         if entry is None:
             return real() if door.asks else door.absent()
         if entry.how == "error":
-            raise error_again(*entry.value)
+            raise codec.error_again(*entry.value)
         return None if entry.value is None else door.made(codec.loads(entry.value, []))
     if door.removes:
         journal.let_pass(call)
@@ -157,7 +149,7 @@ def _carry_out(door: Door, call: Call, real: Callable[[], Any]) -> Any:
             with suppress(TypeError):  # nothing that can be told
                 text = codec.dumps(door.told(made), [])
     except Exception as error:
-        journal.tell(call, "error", told_error(error), soon=door.asks)
+        journal.tell(call, "error", codec.told_error(error), soon=door.asks)
         raise
     journal.tell(call, "ok", text, soon=door.asks)
     return made
@@ -344,21 +336,3 @@ def _popen(real: Any) -> Any:
         return handles.Output(stream, functools.partial(by_main, told=lambda made: made))
 
     return popen
-
-
-def _asking_for_size(real: Any) -> Any:
-    """`fcntl.ioctl`: how large a terminal is, is asked on rank 0; other ranks have none."""
-    ask = _stand_in_for(Door(fcntl, "ioctl", asks=True, told=list, made=bytes), real)
-
-    @functools.wraps(real)
-    def ioctl(fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True) -> Any:
-        if request != termios.TIOCGWINSZ or isinstance(arg, int):
-            return real(fd, request, arg, mutate_flag)
-        room = memoryview(arg.encode() if isinstance(arg, str) else arg)
-        size = ask(fd, request, bytes(room.nbytes))
-        if room.readonly or not mutate_flag:
-            return size
-        room.cast("B")[:] = size
-        return 0
-
-    return ioctl

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
-from ..base import world
+from ..base import codec, world
 from ..batches.deferred import materialize
 from ..ranks import file_sync
 from . import hands, twins
-from .journal import error_again, told_error
 
 T = TypeVar("T")
 
@@ -219,11 +218,11 @@ def main_first() -> Iterator[None]:
         told = file_sync.hear(store, f"{turn}/{0 if is_first else machine}", "local rank 0 in main_first()")
     try:
         if told is not None:
-            raise error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
+            raise codec.error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
         with file_sync.not_together("local"):
             yield
     except BaseException as error:
-        told = told_error(error)
+        told = codec.told_error(error)
         raise
     finally:
         if is_first:
