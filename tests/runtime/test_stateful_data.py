@@ -389,7 +389,7 @@ def over_gaps(workers: int, text: bool) -> list[Any]:
     for _ in range(6):
         try:
             batch = next(batches)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # What isn't one of Python's own is told as the nearest of these, and its name.
             kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
             line = str(error).strip("'").replace("\\n", "\n").splitlines()[-1]
