@@ -107,7 +107,6 @@ EXACT: dict[str, Case] = {
         torch.stack([x, x], dim=1),
         torch.cat((x, WHOLE), dim=-1),
     ],
-    "one_hot": lambda x: F.one_hot((x * 4).long(), 4),
     "pad": lambda x: [F.pad(x, (1, 2)), F.pad(x, (1, 1, 2, 2), mode="reflect"), F.pad(x, (0, 1), value=3.0)],
     "flip": lambda x: [x.flip(3), torch.flip(x, (1, 2))],
     "interpolate": lambda x: [
@@ -238,7 +237,7 @@ LOOKS: dict[str, Case] = {
     "a learned scale": lambda x: x * torch.ones(3, 1, 1, requires_grad=True),
     "another alignment": lambda x: x[:, :, :, :7] + x.permute(1, 2, 3, 0)[:, :, :1],
     "chunks of rows": lambda x: x.chunk(2),
-    "all classes": lambda x: F.one_hot((x * 3).long()),
+    "one_hot": lambda x: F.one_hot((x * 3).long(), 4),
     "joined rows": lambda x: torch.cat([x, x]),
     "dropout": lambda x: F.dropout(x, 0.5),
     "with alpha": lambda x: torch.add(x, x, alpha=0.3),

@@ -57,7 +57,6 @@ class Deferred(torch.Tensor):
     _data: torch.Tensor | None  # the whole batch
     _graph: torch.Tensor | None  # the same, with autograd
     _node: Any  # what the wrapper's own gradient goes to
-    _invalid: str
 
     @staticmethod
     def __new__(cls, rows: torch.Tensor, sizes: Sequence[int], dim: int) -> Deferred:
@@ -81,13 +80,6 @@ class Deferred(torch.Tensor):
         """
         return self._data is None and _grad_fn(self) is self._node
 
-    def invalidate(self, why: str) -> None:
-        """From now on the rows are not what the script's batch holds."""
-        if self._view_base is None:
-            self._invalid = why
-        else:
-            self._view_base.parent.invalidate(why)
-
     def materialize(self) -> None:
         """Gather the whole batch, unless it is here. A collective.
 
@@ -99,8 +91,6 @@ class Deferred(torch.Tensor):
         if self._view_base is not None:
             self._view_base.parent.materialize()
             return
-        if self._invalid:
-            raise RuntimeError(self._invalid)
         if _nbytes(self) <= SMALL:
             piggybacked["look"] = self.as_piggybacked()
         exchange(f"a look at a batch of shape {tuple(self.shape)}, {self.dtype}")
@@ -234,7 +224,7 @@ def _make(
         new = attach(rows, new, sizes, dim, tokens)  # type: ignore[assignment]
     new.rows, new.sizes, new.batch_dim, new.allows_reordered_sum = rows, sizes, dim, allows_reordered_sum
     new.tokens = tokens if rows.requires_grad else ()
-    new._view_base, new._views, new._data, new._graph, new._invalid = view_base, [], None, None, ""
+    new._view_base, new._views, new._data, new._graph = view_base, [], None, None
     new._node = _grad_fn(new)
     return new
 

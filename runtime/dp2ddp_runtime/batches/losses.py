@@ -98,7 +98,7 @@ def _weight_of_elements(call: dict[str, Any], rows: dict[str, Any], shape: torch
 _BY_CLASS = "cross_entropy nll_loss".split()
 _BY_ELEMENT = """
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div
-    poisson_nll_loss soft_margin_loss
+    soft_margin_loss
 """.split()
 _DIVIDED_BY_WEIGHT = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 _REDUCTIONS = ("none", "sum", "mean", "batchmean")

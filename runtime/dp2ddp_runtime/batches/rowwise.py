@@ -115,15 +115,9 @@ def _like(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
     if not is_deferred(batch) or nesting.tensors((rest, kwargs)):
         return NotImplemented
-    last = (
-        batch.dim() == 4
-        and not batch.rows.is_contiguous()
-        and batch.rows.is_contiguous(memory_format=torch.channels_last)
-    )
-    layout = torch.channels_last if last else torch.contiguous_format
-    if not last and not batch.rows.is_contiguous():
+    if not batch.rows.is_contiguous():
         return NotImplemented
-    return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device, memory_format=layout), *rest, **kwargs)
+    return func(torch.empty(batch.shape, dtype=batch.dtype, device=batch.device), *rest, **kwargs)
 
 
 # --- copies and moves -----------------------------------------------------------------------------------------------
@@ -245,15 +239,6 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 # --- within a row ---------------------------------------------------------------------------------------------------
-
-
-@rule("one_hot")
-def _one_hot(func: Any, args: Any, kwargs: Any) -> Any:
-    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not is_deferred(args[0]) or classes < 0:
-        return NotImplemented  # the number of classes is the largest label's
-    rows = func(args[0].rows, *args[1:], **kwargs)
-    return _made(args[0], rows, args[0].batch_dim, lambda whole: func(whole, *args[1:], **kwargs))
 
 
 @rule("flip")

@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo
 
 from ..base import nesting, world
 from ..base.nesting import chunk_sizes
-from ..batches.deferred import Deferred, is_small, materialize
+from ..batches.deferred import Deferred, materialize
 from ..gradients.adjoint import Layout, Source, Take, start
 from ..ranks.checksums import checksum
 
@@ -26,8 +26,6 @@ class Call(NamedTuple):
     """How many ranks, from rank 0 on, have rows."""
     fingerprints: dict[str, Any]
     """Of what has to be the same on all ranks, by name."""
-    lent: list[tuple[Deferred, torch.Tensor, int]]
-    """Deferred batches, the rows that the module got, and these rows' versions."""
     sources: list[Source]
     """The inputs that have gradients."""
 
@@ -42,7 +40,6 @@ class Inputs:
     def __init__(self, dim: int) -> None:
         self._dim = dim
         self._calls = 0
-        self._copies = True  # the first call tells whether the module writes into its inputs
 
     @_disable_dynamo
     def cut(self, arguments: tuple[Any, Any], device: torch.device) -> Call:
@@ -58,7 +55,6 @@ class Inputs:
         count = max(
             (found for found in counts if found is not None), default=world.world_size() if any(arguments) else 1
         )
-        lent: list[tuple[Deferred, torch.Tensor, int]] = []
         sources: list[Source] = []
 
         def own_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -67,11 +63,7 @@ class Inputs:
                 sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
                 return rows
             rows = tensor.rows.to(device, non_blocking=True) if device.type == "cuda" else tensor.rows
-            if rows is tensor.rows:
-                # What is small may travel after the module has run, and must be what it was.
-                rows = rows.clone() if self._copies or is_small(tensor) or rows.is_inference() else rows
-                if not rows.is_inference():  # else it has no version
-                    lent.append((tensor, rows, rows._version))
+            rows = rows.clone() if rows is tensor.rows else rows  # the module may write into them
             if tensor.tokens:
                 sources.append(Source((rows.grad_fn,), tensor.tokens))
             return rows
@@ -81,23 +73,11 @@ class Inputs:
             return type(part)() if chunks <= world.rank() < count else cut
 
         own = [own_part(part, chunks or count) for part, chunks in zip(arguments, counts)]
-        return Call(own, count, fingerprints, lent, sources)
+        return Call(own, count, fingerprints, sources)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
         sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None
         return list(tensor.sizes) == sizes and sum(size > 0 for size in sizes) == count
-
-    def check(self, call: Call) -> None:
-        """After the module has run: see whether it has written into its inputs."""
-        written = [(tensor, rows) for tensor, rows, version in call.lent if rows._version != version]
-        for tensor, rows in written:
-            if rows is tensor.rows:
-                tensor.invalidate(
-                    "the wrapped model changed its input in place, after it had not done so before: the batch that "
-                    "the script looks at is not there any more. Let it look before, or the model change a copy"
-                )
-        if call.lent:
-            self._copies = bool(written)
 
     def _fingerprints(self, arguments: Any) -> dict[str, Any]:
         """Of tensors that no loader of ours made, in the first calls and ever more rarely then; of numbers and text."""

@@ -208,7 +208,6 @@ class WrappedModel(DistributedDataParallel):
             replica.let_go()
         self._copies.refuse_written()
         self._agreement.end(self.module, replica.buffers, before)
-        self._inputs.check(call)
         if not has_rows:
             self._copies.forget_aside()
         is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
