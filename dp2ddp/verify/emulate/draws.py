@@ -190,7 +190,7 @@ class _Draws:
 
     def seeded(self, what: Any, load: Callable[[], Any]) -> Any:
         """What `load` returns, drawing by `what`. The generators have their states back afterwards."""
-        kept_states, ours = kept.states(self._own), rng.capture()
+        own, ours = [rng.state_of(each) for each in self._own], rng.capture()
         number = zlib.crc32(repr((*self._key, _plain(what))).encode())
         try:
             rng.seed_generators(number)
@@ -199,8 +199,8 @@ class _Draws:
             return load()
         finally:
             rng.restore(ours)
-            for put, state in kept_states:
-                put(state)
+            for generator, state in zip(self._own, own):
+                rng.set_state(generator, state)
 
 
 def _seed(generator: Any, number: int) -> None:

@@ -74,12 +74,6 @@ class Bucket:
         self.sent = False  # in the backward that is running
         self.aside: list[torch.Tensor | None] = []
 
-    @property
-    def pool(self) -> list[Memory] | None:
-        """Where buffers are kept from one backward to the next."""
-        holder = self._holder()
-        return None if holder is None else holder.pool
-
     def model(self) -> Tensors:
         """What is in this bucket, and in the others of the same model."""
         holder = self._holder()
@@ -126,74 +120,32 @@ class Bucket:
 class _Flat:
     """Dense tensors of one dtype, one after the other, on their way over the ranks."""
 
-    def __init__(self, tensors: Tensors, like: Tensors, pool: list[Memory] | None = None) -> None:
+    def __init__(self, tensors: Tensors, like: Tensors) -> None:
         self._like = like
         if {*map(operator.attrgetter("layout"), tensors)} - {torch.strided}:
             raise RuntimeError(
                 "a sparse gradient for a parameter that belongs to no nn.Embedding or nn.EmbeddingBag with sparse=True "
                 "can't be summed over ranks"
             )
-        self._memory = _free(like, pool or []) or Memory(like)
-        torch._foreach_copy_(self._memory.parts, list(tensors))
-        flat = self._memory.flat
+        flat = torch.empty(sum(map(torch.Tensor.numel, like)), dtype=like[0].dtype, device=like[0].device)
+        self._parts = list(_utils._unflatten_dense_tensors(flat, like))  # type: ignore[no-untyped-call]
+        torch._foreach_copy_(self._parts, list(tensors))
         real = torch.view_as_real(flat) if flat.is_complex() else flat
         route = transport_device(real.device)
         # gloo doesn't add bfloat16 on all versions; on the CPU the wider type costs little and rounds once.
         wide = real.dtype in _HALF and route.type == "cpu"
         self._sent = real.to(route, torch.float32 if wide else real.dtype)
         self.work = group.for_gradients().allreduce([self._sent])
-        self._real, self._pool = real, pool
+        self._real = real
 
     def take(self) -> list[torch.Tensor]:
         """The sums, once they are there, in the tensors' shapes and the formats of what they are to be `like`."""
         self.work.wait()
         if self._sent is not self._real:
             self._real.copy_(self._sent)
-        if self._pool is not None:
-            self._pool.append(self._memory)
         if all(map(torch.Tensor.is_contiguous, self._like)):
-            return self._memory.parts
-        return [*map(_in_format, self._memory.parts, self._like)]
-
-
-class Memory:
-    """Room for gradients, one after the other.
-
-    Args:
-        like: tensors of their shapes, of one dtype, on one device.
-
-    Attributes:
-        flat: all of it.
-        parts: each one's, in the shapes.
-    """
-
-    def __init__(self, like: Tensors) -> None:
-        size = sum(each.numel() for each in like)
-        self.shapes = list(map(torch.Tensor.size, like))
-        self.flat = torch.empty(size, dtype=like[0].dtype, device=like[0].device)
-        self.parts = list(_utils._unflatten_dense_tensors(self.flat, like))  # type: ignore[no-untyped-call]
-        self._unused = self._uses()
-
-    def _uses(self) -> Any:
-        """How many tensors and storages have it."""
-        return torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata)
-
-    def is_free_for(self, like: Tensors) -> bool:
-        """Whether no gradient is there any more, and these have room."""
-        kind = (self.flat.dtype, self.flat.device)
-        return (
-            (like[0].dtype, like[0].device) == kind
-            and self._uses() == self._unused
-            and self.shapes == list(map(torch.Tensor.size, like))
-        )
-
-
-def _free(like: Tensors, pool: list[Memory]) -> Memory | None:
-    """Memory of the pool's, which is taken out of it: fresh memory costs time."""
-    for index, memory in enumerate(pool):
-        if memory.is_free_for(like):
-            return pool.pop(index)
-    return None
+            return self._parts
+        return [*map(_in_format, self._parts, self._like)]
 
 
 def _in_format(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -239,7 +191,7 @@ def later(grads: Tensors, leaves: Tensors, wanted: Sequence[bool], bucket: Bucke
     if task not in _begun:
         _begun[task] = []
         torch.autograd.Variable._execution_engine.queue_callback(lambda: _finish(task))
-    _begun[task].append(_Begun(_Flat(grads, leaves, bucket.pool), leaves, wanted))
+    _begun[task].append(_Begun(_Flat(grads, leaves), leaves, wanted))
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from ..base.nesting import identical
 from ..gradients import summing
 from ..gradients.adjoint import Copy, Root, Source, are_hooked, end_of, set_turn, start, take_turn
-from ..gradients.summing import Bucket, Memory
+from ..gradients.summing import Bucket
 from ..ranks.exchange import exchange
 
 
@@ -23,14 +23,12 @@ class Copies:
 
     Attributes:
         source: what outputs are made of, if of them.
-        pool: memory in which gradients travel.
         originals: what they are copies of.
         enabled: whether gradients are sent; if not, they are set aside until they are (`no_sync`).
     """
 
     def __init__(self) -> None:
         self.enabled = True
-        self.pool: list[Memory] = []
         self._order: list[str] = []  # names, in backward's
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._tensors: Mapping[str, torch.Tensor] = {}
@@ -147,7 +145,6 @@ class Copies:
         places = {id(tensor): place for place, tensor in enumerate(self.originals)}
         groups = summing.plan([tensors[name] for name in order], sparse)
         self._groups = [[places[id(tensor)] for tensor in group] for group in groups]
-        self.pool = []
 
     def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
         turn = torch._C._autograd._get_sequence_nr()
