@@ -1,7 +1,7 @@
-"""Temporary files: a rank's own, but for those in a folder that the script chose, and for what a program writes there.
+"""Temporary files: a rank's own, but for those that stay in a folder that the script chose.
 
 - `tempfile.NamedTemporaryFile()` and the others give each rank its own file.
-- With `dir=` it is rank 0's, under rank 0's name, as any other file in that folder is: a program of rank 0 finds it.
+- With `dir=` and `delete=False` it is rank 0's, under rank 0's name, as any other file in that folder is.
 - What a program of rank 0 wrote into rank 0's own files is written into the other ranks' as well.
 """
 
@@ -11,13 +11,10 @@ import functools
 import os
 import re
 import tempfile
-import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Callable
 
-from ..base import world
 from ..ranks import file_sync
 from . import callsites
 
@@ -27,41 +24,6 @@ Written = tuple[int, str, bytes]
 _Wrapper: Any = tempfile._TemporaryFileWrapper
 _END_OF_NAME = "[^\0\\s\"';|&<>,]*"
 _CLOCK = 20_000_000  # nanoseconds by which a file system's clock may be late
-
-
-class Named(_Wrapper):  # type: ignore[misc]
-    """What `tempfile.NamedTemporaryFile` gives, for a file that rank 0 removes when all ranks have closed it.
-
-    Args:
-        file, name: as there.
-        removed: when: at "close", at the "exit" of its `with` block, or "".
-    """
-
-    def __init__(self, file: IO[Any], name: str, removed: str) -> None:
-        super().__init__(file, name, delete=False)
-        self._removal = weakref.finalize(self, _forget, name) if removed else None
-        self._removed = removed
-
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
-        if self._removed == "close":
-            self._remove()
-
-    def __exit__(self, *error: Any) -> None:
-        self.file.close()
-        self._remove()
-
-    def _remove(self) -> None:
-        if self._removal is not None and self._removal.detach():
-            os.remove(self.name)
-
-
-def _forget(name: str) -> None:
-    """Remove a file that was dropped without being closed: the others don't wait, as nobody knows when that is."""
-    if world.is_main():
-        with suppress(OSError), file_sync.not_together("own"):
-            os.remove(name)
 
 
 def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callable[..., IO[Any]]) -> Any:
@@ -86,12 +48,11 @@ def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callab
         errors: str | None = None,
         **more: Any,
     ) -> Any:
-        made = None if dir is None else make(suffix, prefix, dir)
+        made = None if dir is None or delete else make(suffix, prefix, dir)
         if made is None:
             return real(mode, buffering, encoding, newline, suffix, prefix, dir, delete, errors=errors, **more)
         os.close(made[0])
-        file = opened(made[1], mode, buffering, encoding, errors, newline)
-        return Named(file, made[1], "" if not delete else "close" if more.get("delete_on_close", True) else "exit")
+        return _Wrapper(opened(made[1], mode, buffering, encoding, errors, newline), made[1], delete=False)
 
     return function
 
