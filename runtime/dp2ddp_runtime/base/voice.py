@@ -28,12 +28,7 @@ def is_heard() -> bool:
 
 
 class Voice:
-    """A stream, but for what is written: that goes where it is heard, or nowhere.
-
-    Args:
-        nowhere: the stream that it stands for.
-        aloud: what is written into where this thread is heard.
-    """
+    """A stream, but for what is written: that goes `aloud` where this thread is heard, and else `nowhere`."""
 
     def __init__(self, nowhere: Any, aloud: Any) -> None:
         self._nowhere, self._aloud = nowhere, aloud

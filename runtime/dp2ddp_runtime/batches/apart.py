@@ -68,12 +68,7 @@ class _Kind(NamedTuple):
 
 
 class Collate:
-    """A `collate_fn` that says what in a batch has rows, by `Column`, `Items` and `Constant`.
-
-    Args:
-        collate: the script's.
-        is_heard: whether what it prints is shown, as rank 0's is.
-    """
+    """The script's `collate_fn`, which says what in a batch has rows, by `Column`, `Items` and `Constant`."""
 
     def __init__(self, collate: Callable[[Any], Any], is_heard: bool) -> None:
         self._is_heard = is_heard
@@ -149,14 +144,7 @@ def _part(name: str, key: Any) -> str:
 
 
 def _kinds(name: str, whole: Any, parts: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[str, _Kind]]:
-    """What the parts of a batch are, by name.
-
-    Args:
-        name: of this one.
-        whole: what was made of all samples.
-        parts: what was made of some of them, and of the others.
-        sizes: how many these are.
-    """
+    """What the parts of a batch are, by name: of `whole`, all samples', and of `parts`, those of `sizes` of them."""
     if any(type(part) is not type(whole) for part in parts):
         raise _refusal(name, f"is a {type(whole).__name__} or a {type(parts[0]).__name__}, depending on the samples")
     if isinstance(whole, torch.Tensor):

@@ -61,13 +61,7 @@ def travelling(share: Any) -> list[Any]:
 
 
 def as_whole(share: Any, sizes: Sequence[int], parts: Sequence[Sequence[Any]]) -> Any:
-    """The whole batch: deferred tensors, and all ranks' strings and items.
-
-    Args:
-        share: this rank's rows, or rank 0's.
-        sizes: each rank's number of rows.
-        parts: what each rank has `travelling`.
-    """
+    """The whole batch: deferred tensors of this rank's share, and all ranks' strings and items (`travelling`)."""
     columns = iter(zip(*(part for part, size in zip(parts, sizes) if size)))
 
     def whole(column: Any) -> Any:
@@ -112,12 +106,7 @@ _iterations = itertools.count()
 
 
 class RankIterator(samplers.Delegate):
-    """A loader's own iterator, of whose rows it makes whole batches.
-
-    Args:
-        inner: the iterator.
-        loader: the sharded loader (`loader`).
-    """
+    """A sharded loader's own iterator, of whose rows it makes whole batches."""
 
     def __init__(self, inner: Iterator[Any], loader: Any) -> None:
         super().__init__(inner)

@@ -190,15 +190,7 @@ def defer(
     allows_reordered_sum: bool = False,
     tokens: Sequence[torch.Tensor] = (),
 ) -> Deferred:
-    """A whole batch, of which this rank has `rows`.
-
-    Args:
-        rows: this rank's rows; on a rank without any, rank 0's.
-        sizes: each rank's number of rows. The same on all ranks, as are all other sizes.
-        dim: the dimension along which the ranks' rows lie one after the other.
-        allows_reordered_sum: whether it comes from a model's outputs.
-        tokens: of what the rows are made of, if they have gradients.
-    """
+    """A whole batch, of which this rank has `rows`, and each its size along `dim`; the rest as in `Deferred`."""
     return _make(rows, tuple(sizes), dim, allows_reordered_sum, tuple(tokens), None)
 
 

@@ -54,11 +54,7 @@ Changes = dict[str, int]
 
 
 class Watch:
-    """Looks whether a data set changes.
-
-    Args:
-        root: the data set.
-    """
+    """Looks whether a data set (`root`) changes."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -77,11 +73,7 @@ class Watch:
         return self._batches < _CHECKED or self._batches & (self._batches - 1) == 0
 
     def begin(self, shared: bool = True) -> None:
-        """What has changed until now doesn't count.
-
-        Args:
-            shared: whether samples draw from the shared stream, and `drew` will be asked for.
-        """
+        """What has changed until now doesn't count. With `shared`, samples draw from the shared stream (`drew`)."""
         if shared:
             self._random = rng.capture()
         if self._is_due:
@@ -122,11 +114,7 @@ class Fetched(NamedTuple):
 
 
 class Watched:
-    """A `collate_fn` that tells with a batch what the worker's copy of the data set has changed.
-
-    Args:
-        collate: the script's.
-    """
+    """The script's `collate_fn`, which tells with a batch what the worker's copy of the data set has changed."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate

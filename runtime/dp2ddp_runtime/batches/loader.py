@@ -203,11 +203,7 @@ class _RankLoader(DataLoader[Any]):
         return super().__iter__()
 
     def _begin_whole(self, drawn: samplers.Drawn) -> Any:
-        """Begin a pass once more, and load whole batches from now on, with workers as the original's.
-
-        Args:
-            drawn: the pass's batches.
-        """
+        """Begin a pass (what was `drawn`) once more, and load whole batches from now on, with all workers."""
         sampler = self.__dict__["batch_sampler"]
         self.num_workers, self.worker_init_fn, self.collate_fn = self._originals
         self.__dict__["_iterator"] = None

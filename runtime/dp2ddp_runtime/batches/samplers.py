@@ -79,9 +79,6 @@ class RankBatchSampler(Delegate):
         """What begins to iterate meanwhile gets the batches that were `drawn`, from the first one on, and uncut.
 
         None is drawn meanwhile: as many as the original's workers take at once have been.
-
-        Args:
-            drawn: an iteration's `latest`.
         """
         drawn.rewind()
         self.splits, self.lead = False, 0

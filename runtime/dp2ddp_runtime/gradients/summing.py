@@ -23,14 +23,9 @@ Tensors = Sequence[torch.Tensor]
 
 
 def plan(tensors: Iterable[torch.Tensor], sparse: Iterable[torch.Tensor] = ()) -> list[list[torch.Tensor]]:
-    """Tensors in buckets' sizes, per dtype and device; sparse ones by themselves.
+    """Tensors, in the order in which backward is likely to reach them, in buckets' sizes, per dtype and device.
 
-    Args:
-        tensors: in the order in which backward is likely to reach them.
-        sparse: those of them whose gradients are sparse.
-
-    Returns:
-        The buckets' tensors, in the order in which the buckets are likely to be complete.
+    Those whose gradients are `sparse` are by themselves. The buckets are in the order in which they are completed.
     """
     alone = {id(tensor) for tensor in sparse}
     full: list[list[torch.Tensor]] = []
@@ -178,11 +173,7 @@ _begun: dict[int, list[_Begun]] = {}  # by the number of the backward that they 
 def later(grads: Tensors, leaves: Tensors, wanted: Sequence[bool], bucket: Bucket) -> None:
     """Sum gradients over the ranks while this backward goes on; at its end they are added to the leaves' `.grad`.
 
-    Args:
-        grads: this rank's.
-        leaves: what they are for.
-        wanted: for which leaves this backward was called.
-        bucket: of them.
+    To that of the leaves for which this backward was called (`wanted`).
     """
     if bucket.sparse:
         accumulate([leaf for leaf, is_wanted in zip(leaves, wanted) if is_wanted], sum_over_ranks(grads, True))

@@ -23,11 +23,7 @@ from ..ranks.exchange import Divergence, exchange
 
 
 class Agreement:
-    """Keeps one wrapped module's parameters and buffers rank 0's.
-
-    Attributes:
-        device_ids: the indices of all ranks' CUDA devices.
-    """
+    """Keeps one wrapped module's parameters and buffers rank 0's, and the indices of all ranks' CUDA devices."""
 
     def __init__(self) -> None:
         self.device_ids = [world.numbered_device().index] if world.device().type == "cuda" else []

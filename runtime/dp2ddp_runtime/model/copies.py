@@ -58,11 +58,9 @@ class Copies:
         return new
 
     def of(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Their copies, by the same names; the same dictionary as long as these last. May be a collective.
+        """The copies of all that require a gradient, by the same names; the same dictionary as long as these last.
 
-        Args:
-            tensors: all that require a gradient, by name; each once.
-            sparse: those whose gradients are sparse.
+        May be a collective.
         """
         if torch._C._current_graph_task_id() == -1:
             for bucket in self._buckets:

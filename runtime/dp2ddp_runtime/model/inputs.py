@@ -31,11 +31,7 @@ class Call(NamedTuple):
 
 
 class Inputs:
-    """The inputs of one wrapped model.
-
-    Args:
-        dim: the dimension along which they are cut.
-    """
+    """The inputs of one wrapped model, which are cut along `dim`."""
 
     def __init__(self, dim: int) -> None:
         self._dim = dim

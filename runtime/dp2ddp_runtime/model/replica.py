@@ -24,11 +24,7 @@ _PARTS = ("_modules", "_parameters", "_buffers")
 
 
 class Replica:
-    """The copies of a module and all modules in it, kept from forward to forward.
-
-    Args:
-        module: the module.
-    """
+    """The copies of a module and all modules in it, kept from forward to forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -87,11 +83,7 @@ class Replica:
         return self._trained
 
     def own(self, trained: Mapping[str, torch.Tensor]) -> nn.Module:
-        """This rank's copy of the module.
-
-        Args:
-            trained: what it has in place of tensors that require a gradient, by name (`tensors`); empty without grad.
-        """
+        """This rank's copy of the module, which has what is `trained` in place of tensors that require a gradient."""
         fresh = self._with_parents(self._stale)
         if fresh:
             self._make(fresh)

@@ -34,11 +34,7 @@ class _Seen:
         self._alone: list[torch.Tensor] = []
 
     def look(self, params: Sequence[torch.Tensor]) -> None:
-        """Compare the ranks' gradients. A collective.
-
-        Raises:
-            Divergence: they differ by more than rounding.
-        """
+        """Compare the ranks' gradients, and raise where they differ by more than rounding. A collective."""
         wrapped = agreement.wrapped()
         found = [(wrapped[id(each)], each) for each in params if id(each) in wrapped and _is_dense(each.grad)]
         self.unsteady |= _unsteady(found)
@@ -87,11 +83,7 @@ def _tell_of_repeated_work(place: world.World) -> None:
 
 
 def _unsteady(params: Sequence[tuple[str, Any]]) -> set[int]:
-    """Those of a wrapped model whose gradients aren't the same on all ranks, but are up to rounding. A collective.
-
-    Raises:
-        Divergence: they are further apart.
-    """
+    """Those of a wrapped model whose gradients aren't the same on all ranks, but are up to rounding. A collective."""
     # By place: two models of one optimizer may have the same names.
     own = bit_sums({str(place): param.grad for place, (_, param) in enumerate(params)})
     told = exchange("the gradients of some steps", own)

@@ -298,15 +298,11 @@ def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def as_in_a_thread(replicas: int, device: torch.device = _CPU) -> Iterator[None]:
-    """While a replica runs: what `nn.DataParallel`'s threads don't know of, where it has several.
+    """While a replica runs: what `nn.DataParallel`'s threads don't know of, where it has several `replicas`.
 
     A checkpoint around a wrapped model (`use_reentrant=False`) keeps what the replicas keep, and doesn't run them
-    again. (torch 2.1 doesn't tell whether there is one.) Autocast is in float16, whatever was asked for:
+    again. (torch 2.1 doesn't tell whether there is one.) Autocast is in float16 on CUDA, whatever was asked for:
     https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/parallel_apply.py
-
-    Args:
-        replicas: how many run.
-        device: on which. The CPU stands in for a CUDA device, with autocast as it is.
     """
     asks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     with contextlib.ExitStack() as stack:

@@ -63,12 +63,7 @@ class Call(NamedTuple):
 
 
 def call_of(name: str, paths: Iterable[Any], depth: int = 2) -> Call | None:
-    """The script's call of `name`; None for one that is this rank's own.
-
-    Args:
-        paths: that it names.
-        depth: how many frames up the caller is.
-    """
+    """The script's call of `name`, with these paths, `depth` frames up; None for one that is this rank's own."""
     if file_sync.writer() in ("main", "own"):
         return None
     found = [os.fspath(path) for path in paths if path is not None]

@@ -73,12 +73,7 @@ def _told(each: os.DirEntry[Any]) -> list[Any]:
 
 
 class Output:
-    """What `os.popen` gives. The command runs beside rank 0 alone; whatever is asked of its output, all ranks hear.
-
-    Args:
-        stream: rank 0's.
-        ask: `ask(what, real)` is what `real()` gives on rank 0.
-    """
+    """What `os.popen` gives. The command runs beside rank 0 alone; what is asked of its output, all ranks hear."""
 
     def __init__(self, stream: Any, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
         self._stream, self._ask = stream, ask

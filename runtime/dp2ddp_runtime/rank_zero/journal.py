@@ -65,11 +65,7 @@ class Journal:
     # -- rank 0 --------------------------------------------------------------------------------------------------------
 
     def tell(self, call: Call, how: str, value: Any, soon: bool = False) -> None:
-        """Note what a call came to.
-
-        Args:
-            soon: whether it may wait for what comes within a moment; the others do.
-        """
+        """Note what a call came to, to tell it now, or `soon`, with what comes within a moment."""
         with self._lock:
             self._pending.append(Entry(call.key, call.about, how, value))
             if not soon or time.monotonic() - self._told_at >= _BURST:

@@ -27,12 +27,7 @@ _CLOCK = 20_000_000  # nanoseconds by which a file system's clock may be late
 
 
 def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callable[..., IO[Any]]) -> Any:
-    """What stands in the place of `tempfile.NamedTemporaryFile`.
-
-    Args:
-        make: makes the file, as `tempfile.mkstemp`, on rank 0; its name on every rank. None if it is a rank's own.
-        opened: `open`.
-    """
+    """What stands in the place of `tempfile.NamedTemporaryFile`, by an `open` and a `mkstemp` of rank 0's."""
 
     @functools.wraps(real)
     def function(
@@ -58,12 +53,7 @@ def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callab
 
 
 def in_command(command: Any, handles: Iterable[Any]) -> list[str]:
-    """The temporary files and folders of this rank's own that a command names, in its order.
-
-    Args:
-        command: the text, or its words.
-        handles: what its output goes to.
-    """
+    """The temporary files and folders of this rank's own that a command and its output name, in that order."""
     own = "|".join(map(re.escape, callsites.own_temporary))
     words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
     names = [getattr(handle, "name", "") for handle in handles]

@@ -166,10 +166,7 @@ def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Ten
 def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) -> torch.Tensor:
     """This rank's rows of `whole[numbers]`, rank 0's on a rank without any: each rank gets what it needs alone.
 
-    Args:
-        rows: this rank's rows of the whole batch, along dimension 0.
-        sizes: each rank's number of rows.
-        numbers: of the rows in the whole batch, from 0; as many as there are rows.
+    `rows` are this rank's of the whole batch, along dimension 0, of which each rank has its size.
     """
     starts = list(itertools.accumulate(sizes, initial=0))
     owner = [rank for rank, size in enumerate(sizes) for _ in range(size)]

@@ -71,11 +71,7 @@ def takes(device: torch.device, size: int, most: int = MOST) -> bool:
 
 
 def all_gather(row: torch.Tensor) -> torch.Tensor:
-    """Every rank's row of bytes, one under the other. A collective.
-
-    Raises:
-        RuntimeError: a rank has ended.
-    """
+    """Every rank's row of bytes, one under the other. A collective. RuntimeError if a rank has ended."""
     size = len(row)
     buffer, own = bytearray(size * world.world_size()), ctypes.string_at(row.data_ptr(), size)
     rows = memoryview(buffer)
@@ -87,11 +83,7 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(part: memoryview) -> None:
-    """Rank 0's bytes, into the other ranks' `part`, which is as long. A collective.
-
-    Raises:
-        RuntimeError: a rank has ended.
-    """
+    """Rank 0's bytes, into the other ranks' `part`, which is as long. A collective, as `all_gather`."""
     with _moving("rank 0's bytes"):
         _all_of([(peer.send, part) for peer in _peers.values()] if world.is_main() else [(_peers[0].recv_into, part)])
 

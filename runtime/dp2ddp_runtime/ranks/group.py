@@ -31,12 +31,7 @@ _gradients: dict[Any, Any] = {}  # by the process group of all else
 
 
 def join(backend: str, place: world.World) -> None:
-    """Join the process group, and hide it. A collective.
-
-    Args:
-        backend: as `torch.distributed.init_process_group` takes it.
-        place: this rank.
-    """
+    """Join the process group, of torch's `backend`, and hide it. A collective."""
     limit: Any = waiting.NEVER
     dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=limit)
     for_gradients()
