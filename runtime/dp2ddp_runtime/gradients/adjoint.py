@@ -30,7 +30,7 @@ from torch.autograd.function import BackwardCFunction
 from ..base import world
 from ..ranks.collectives import gather_rows
 from ..ranks.exchange import exchange
-from .summing import Bucket, later, sum_over_ranks
+from .summing import Bucket, added, later, sum_over_ranks
 
 _SOON = (1 << 64) - 2  # a node's number in autograd's queue: as soon as it can run, like a leaf's
 _RUN, _RETURNED = "run", "returned"
@@ -257,7 +257,7 @@ class Take(Function):
 
     @staticmethod
     def backward(ctx: Any, rows: torch.Tensor | None, token: torch.Tensor | None) -> Any:
-        rows = _added(ctx.aside, rows)
+        rows = added(ctx.aside, rows)
         ctx.aside = rows if token is None else None
         if token is None or not any(exchange("a gradient of what the wrapped model was given", rows is not None)):
             return None, None, None, token
@@ -368,10 +368,6 @@ class Sum(Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor, *grads: torch.Tensor) -> Any:
         return (None, *Copy.apply(Bucket(), join([ctx.token, token]), *grads))
-
-
-def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    return other if one is None else one if other is None else one + other
 
 
 def _use(node: Any) -> str:

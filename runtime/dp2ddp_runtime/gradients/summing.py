@@ -106,10 +106,12 @@ class Bucket:
         self.sent = False
 
     def _added(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        if not self.aside:
-            return list(grads)
-        pairs = zip(self.aside, grads)
-        return [new if old is None else old if new is None else old + new for old, new in pairs]
+        return [*map(added, self.aside, grads)] if self.aside else list(grads)
+
+
+def added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients, of which there may be none."""
+    return other if one is None else one if other is None else one + other
 
 
 class _Flat:
