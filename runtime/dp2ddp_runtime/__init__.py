@@ -9,9 +9,7 @@ from typing import NoReturn
 from .base.world import device, device_count, is_main, local_rank, rank, world_size
 from .batches import differentiated, losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .batches.loader import set_epoch, shard_loader
-from .model.functional import data_parallel
-from .model.state_dict import load_state_dict
-from .model.wrapped import WrappedModel, wrap_model
+from .model.wrapped import WrappedModel, data_parallel, load_state_dict, wrap_model
 from .operations import barrier, broadcast, gather
 from .rank_zero.checkpoint import load, save
 from .rank_zero.main_only import main_first, main_only, own_files

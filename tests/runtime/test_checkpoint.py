@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from dp2ddp_runtime.base import world
-from dp2ddp_runtime.model.state_dict import fit_prefix, load_state_dict
+from dp2ddp_runtime.model.wrapped import fit_prefix, load_state_dict
 from dp2ddp_runtime.rank_zero.checkpoint import _to_own_device, load, save
 from torch import nn
 

@@ -18,8 +18,7 @@ import torch
 
 from ..base import codec, nesting, voice
 from ..ranks import rng
-from ..ranks.checksums import checksum
-from ..ranks.collectives import bytes_of, plain
+from ..ranks.collectives import bytes_of, checksum, plain
 from . import kept
 
 _CHECKED = 3  # batches; after these every one whose number is a power of two

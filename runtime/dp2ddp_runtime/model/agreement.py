@@ -17,8 +17,7 @@ from torch._compile import _disable_dynamo
 
 from ..base import world
 from ..ranks import collectives
-from ..ranks.checksums import bit_sums, checksum
-from ..ranks.collectives import Broadcast
+from ..ranks.collectives import Broadcast, bit_sums, checksum
 from ..ranks.exchange import Divergence, exchange
 
 

@@ -12,7 +12,7 @@ from ..base import nesting, world
 from ..base.nesting import chunk_sizes
 from ..batches.deferred import Deferred, materialize
 from ..gradients.adjoint import Layout, Source, Take, start
-from ..ranks.checksums import checksum
+from ..ranks.collectives import checksum
 
 _FIRST_CHECKED = 10  # calls; after these every one whose number is a power of two
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..base import world
 from ..base.nesting import identical
 from ..ranks import collectives
-from ..ranks.checksums import bit_sums
+from ..ranks.collectives import bit_sums
 from ..ranks.exchange import Divergence, exchange
 from . import agreement
 

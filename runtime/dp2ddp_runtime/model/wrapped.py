@@ -1,4 +1,4 @@
-"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank."""
+"""The wrapped model: `nn.DataParallel`'s replicas, one on each rank; its functional form, and its states' keys."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import copy
 import copyreg
 import importlib
-import inspect
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Callable, NoReturn
 
 import torch
 from torch import nn
@@ -27,9 +28,9 @@ from .copies import Copies
 from .inputs import Inputs
 from .outputs import Note, gather_outputs
 from .replica import Replica
-from .state_dict import fit_prefix
 
 _NOTHING: dict[str, torch.Tensor] = {}
+_PREFIX = "module."
 _CPU = torch.device("cpu")
 # Older torch's `parallel_apply` takes float16 for a single replica, too.
 _CASTS_ALONE = hasattr(importlib.import_module("torch.nn.parallel.parallel_apply"), "autocast")
@@ -60,7 +61,7 @@ def wrap_model(
             looked at. None, or empty: all of them.
 
     Raises:
-        TypeError: `module` is no `nn.Module`; with `sync_bn`, one of its BatchNorm layers takes more than its input.
+        TypeError: `module` is no `nn.Module`.
         RuntimeError: the ranks' models differ in names, shapes or dtypes; there are more or fewer ranks on this
             machine than `device_ids`.
     """
@@ -81,8 +82,6 @@ def _plain(module: Any) -> nn.Module:
 
 def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
     """The module with `SyncBatchNorm` layers that synchronise if that is `wanted`, and else don't."""
-    if wanted:
-        _refuse_more_than_input(module)
     if wanted and world.device().type != "cuda":
         warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
         wanted = False
@@ -93,16 +92,6 @@ def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
     for layer in layers:
         layer.synchronises = wanted
     return module
-
-
-def _refuse_more_than_input(module: nn.Module) -> None:
-    """On every device, so that it is found before there are GPUs."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and len(inspect.signature(layer.forward).parameters) > 1:
-            raise TypeError(
-                f"sync_bn=True can't take the place of {name or 'the model'} ({type(layer).__name__}): its forward "
-                "takes more than its input, and SyncBatchNorm's doesn't; wrap the model without sync_bn"
-            )
 
 
 # Its method is exchanged, and not the layers, so that these print, save and pickle themselves as in the original.
@@ -316,3 +305,66 @@ def as_in_a_thread(replicas: int, device: torch.device = _CPU) -> Iterator[None]
 
 # As the original prints itself, and as scripts write it into checkpoints and file names.
 WrappedModel.__name__ = nn.DataParallel.__name__
+
+
+# A module stays here for good, as its wrapped self holds it: scripts make few of them.
+_wrapped: MutableMapping[nn.Module, dict[int, WrappedModel]] = weakref.WeakKeyDictionary()
+
+
+def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
+
+    The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on its
+    gradients are summed over the ranks. All ranks call it with the same inputs. With a single rank it calls the module.
+
+    Args:
+        module: the module; it moves to this rank's device, if it isn't there.
+        inputs: a tensor, or a tuple of positional arguments.
+        dim: the dimension along which inputs are split and outputs concatenated.
+        module_kwargs: keyword arguments.
+
+    Returns:
+        What the module returns, gathered along `dim`.
+    """
+    arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    if world.world_size() == 1:
+        return module(*arguments, **(module_kwargs or {}))
+    wrapped = _wrapped.setdefault(module, {})
+    if dim not in wrapped:
+        wrapped[dim] = wrap_model(module, dim=dim)
+    return wrapped[dim](*arguments, **(module_kwargs or {}))
+
+
+def load_state_dict(model: Any, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """`model.load_state_dict(state)`, whether or not the keys of either begin with `module.`.
+
+    Args:
+        model: wrapped or plain; or an optimizer, a scheduler, ..., which gets `state` as it is.
+        state, *args, **kwargs: as `nn.Module.load_state_dict` takes them, and what is returned.
+
+    Raises:
+        RuntimeError: as there, if `state` doesn't fit in either form.
+
+    See https://pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict.
+    """
+    if isinstance(model, nn.Module):
+        state = fit_prefix(state, model.state_dict())
+    return model.load_state_dict(state, *args, **kwargs)
+
+
+def fit_prefix(state: Mapping[str, Any], expected: Iterable[str]) -> Mapping[str, Any]:
+    """`state`, or a copy with or without `module.` before all keys, whichever has the most of the `expected` keys."""
+    wanted = set(expected)
+    forms = [state, _renamed(state, lambda key: _PREFIX + key)]
+    if all(key.startswith(_PREFIX) for key in state):
+        forms.append(_renamed(state, lambda key: key[len(_PREFIX) :]))
+    return max(forms, key=lambda form: len(wanted.intersection(form)))
+
+
+def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
+    renamed = OrderedDict((rename(key), value) for key, value in state.items())
+    versions = getattr(state, "_metadata", None)
+    if versions is not None:
+        # By module, "" being the model itself: a key with no parameter name after the dot.
+        renamed._metadata = {rename(f"{name}." if name else "").rstrip("."): v for name, v in versions.items()}  # type: ignore[attr-defined]
+    return renamed

@@ -1,4 +1,4 @@
-"""Collectives on tensors, on whichever device this process group's backends can send them from.
+"""Collectives on tensors, on whichever device this process group's backends can send them from; and checksums.
 
 Those of every step are called on the process group itself: `torch.distributed`'s functions check and log each call,
 which between two layers takes longer than sending some kilobytes does.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from ..base.waiting import Waiting
 from . import direct, group
 
 _DRAIN = 0.05  # seconds
+_PIECE = 1 << 20  # numbers of a checksum at once: each takes 24 bytes meanwhile
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def let_threads_go() -> None:
@@ -184,3 +186,26 @@ def pick_rows(rows: torch.Tensor, sizes: Sequence[int], numbers: Sequence[int]) 
     picked = torch.empty_like(received)
     picked[theirs] = received
     return picked.to(rows.device)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Two sums over the bits of a tensor, the second one depending on their order. On the CPU; shape (2,), int64."""
+    memory = bytes_of(plain(tensor))
+    words = memory.view(torch.int16) if tensor.element_size() % 2 == 0 else memory
+    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(words), _PIECE):
+        values = words[start : start + _PIECE].to(torch.int64)
+        places = torch.arange(start + 1, start + 1 + len(values), device=values.device) % 65521
+        sums += torch.stack([values.sum(), (values * places).sum()])
+    return sums.cpu()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def bit_sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The sums of dense tensors' bits, taken as whole numbers; they are looked at together."""
+    flat = [plain(each).view(-1) for each in tensors.values()]
+    sums = [each.view(_BITS.get(each.element_size(), torch.int64)).sum(dtype=torch.int64) for each in flat]
+    return dict(zip(tensors, torch.stack([each.to(sums[0].device) for each in sums]).tolist() if sums else ()))
