@@ -186,11 +186,9 @@ class _RankLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         piggybacked["what a data set holds"] = self._contents.begin()
         parts = (self, self.sampler, self.batch_sampler)
-        found = [getattr(part, "generator", None) for part in parts]
+        held = [getattr(part, "generator", None) for part in parts]
         if threading.current_thread() is threading.main_thread():  # elsewhere the ranks can't meet
-            rng.adopt_main_state(
-                [one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"]
-            )
+            rng.adopt_main_state([one for one in held if isinstance(one, torch.Generator) and one.device.type == "cpu"])
         self._seeds = self._random_state()
         batches: Any = self._begin()
         if isinstance(self.batch_sampler, samplers.RankBatchSampler):
