@@ -26,7 +26,7 @@ def gather(value: Any) -> list[Any]:
         TypeError: it is something else.
     """
     value = materialize(value)
-    return [value] if _is_alone("ddp.gather") else exchange("ddp.gather", value, exact=True)
+    return [value] if _is_alone("ddp.gather") else exchange("ddp.gather", value)
 
 
 def broadcast(value: Any) -> Any:
@@ -43,7 +43,7 @@ def broadcast(value: Any) -> Any:
     if _is_alone("ddp.broadcast"):
         return value
     value = materialize(value)
-    return exchange("ddp.broadcast", value if world.is_main() else None, exact=True)[0]
+    return exchange("ddp.broadcast", value if world.is_main() else None)[0]
 
 
 def barrier() -> None:

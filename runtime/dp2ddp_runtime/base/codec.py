@@ -60,21 +60,23 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-def dumps(value: Any, tensors: list[torch.Tensor], exact: bool = True) -> str:
+def dumps(value: Any, tensors: list[torch.Tensor]) -> str:
     """`value` as one line of JSON.
 
     Args:
         value: None, bools, numbers, text, bytes, dates and times, paths, UUIDs, tensors, NumPy arrays and scalars;
             tuples, lists, sets and dicts of these.
         tensors: gets the tensors and arrays that are in it; they travel by themselves.
-        exact: whether all types stay. If not, it takes a tenth of the time: tuples become lists, and dicts must have
-            keys of text.
 
     Raises:
         TypeError: something else is in it.
     """
 
-    def other(value: Any) -> Any:
+    def pack(value: Any) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, list):
+            return [*map(pack, value)]
         if isinstance(value, torch.Tensor):
             tensors.append(value)
             return {"!tensor": len(tensors) - 1}
@@ -85,12 +87,7 @@ def dumps(value: Any, tensors: list[torch.Tensor], exact: bool = True) -> str:
             f"{type(value).__name__} can't be sent to other ranks: only plain values, tensors and arrays can"
         )
 
-    def pack(value: Any) -> Any:
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        return [pack(item) for item in value] if isinstance(value, list) else other(value)
-
-    return json.dumps(pack(value) if exact else value, default=other, separators=(",", ":"))
+    return json.dumps(pack(value), separators=(",", ":"))
 
 
 def loads(text: str | bytes, tensors: list[torch.Tensor]) -> Any:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import signal
 import sys
 import threading
-import time
 import warnings
 import weakref
 from typing import Any, Callable, NoReturn
@@ -108,8 +105,6 @@ def _rank_loader(loader: DataLoader[Any], rows: bool) -> Any:
     kind: Any = type(original.__name__, (_RankLoader, original), {"__module__": original.__module__})
     new = kind.__new__(kind)
     new.__dict__.update(loader.__dict__, _iterator=None, _contents=contents.Contents(loader.dataset, original.__name__))
-    if new.num_workers:
-        new.worker_init_fn = functools.partial(_end_with, os.getpid(), new.worker_init_fn)
     reason = _why_not_split(loader, rows)
     new._rows = rows and loader.collate_fn is not default_collate
     if reason and rows:
@@ -256,34 +251,6 @@ class _RankLoader(DataLoader[Any]):
             f"the original script's from here on. {advice}",
             stacklevel=5,
         )
-
-
-def _end_with(rank: int, then: Callable[[int], None] | None, worker_id: int) -> None:
-    """A `worker_init_fn`: lets a worker end soon after its rank (a process id) was killed; torch's looks every 5 s.
-
-    Ctrl-C is the rank's: it goes on with its worker until the ranks handle that together.
-    """
-
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent and (parent == rank or _is_running(rank)):
-            time.sleep(0.5)
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=watch, daemon=True).start()
-    if then is not None:
-        then(worker_id)
-
-
-def _is_running(process: int) -> bool:
-    """Of a worker that is another process's child, as with the start method `forkserver`."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _seed_worker(rank: int, ranks: int, then: Callable[[int], None] | None, worker_id: int) -> None:

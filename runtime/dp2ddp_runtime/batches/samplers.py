@@ -103,7 +103,7 @@ class RankBatchSampler(Delegate):
             draws = not is_torchs  # torch's draw once, at the first batch
             batch = None if batch is None else list(batch)
             if not is_torchs:
-                batch = exchange("a batch of the sampler", batch if world.is_main() else None, exact=True)[0]
+                batch = exchange("a batch of the sampler", batch if world.is_main() else None)[0]
             if batch is None:
                 return
             self.drawn(not self.splits)

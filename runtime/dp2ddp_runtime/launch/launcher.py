@@ -38,7 +38,6 @@ _ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
 if sys.platform != "win32":
     _ENDS_WITHIN[signal.SIGHUP] = 5.0
 _KILL = getattr(signal, "SIGKILL", -1)
-_FOR_CHILDREN = (_KILL, signal.SIGINT)  # of the ranks; as from a terminal
 _PEERS_END_WITHIN = 3.0  # seconds, once one rank has failed
 _LOOK_EVERY = 0.05  # seconds
 _LOOPBACK = "127.0.0.1"
@@ -209,8 +208,8 @@ class _Job:
 
 
 def _send(number: int, ranks: Sequence[Process], ended: bool = False) -> None:
-    """Send a signal to the ranks that are running; to their own child processes, too, if it isn't for the script."""
+    """Send a signal to the ranks that are running, and one that ends them to their child processes, too."""
     for rank in ranks:
         if ended or rank.poll() is None:
             with suppress(ProcessLookupError):
-                (os.killpg if number in _FOR_CHILDREN else os.kill)(rank.pid, number)
+                (os.killpg if number == _KILL else os.kill)(rank.pid, number)

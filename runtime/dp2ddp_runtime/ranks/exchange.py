@@ -57,14 +57,13 @@ _lock = threading.RLock()  # a thread that reads ahead may take part, as long as
 
 
 @uncompiled
-def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
+def exchange(kind: str, value: Any = None) -> list[Any]:
     """Tell all ranks this rank's value, and be told theirs. A collective.
 
     Args:
         kind: what is exchanged, in words for an error message; the same on all ranks.
         value: a plain value (`codec.dumps`). Tensors in it may be strided ones of any shapes and dtypes, on the CPU or
             this rank's device.
-        exact: whether it comes in the very same types, as what is the script's has to.
 
     Returns:
         Each rank's value, in rank order. Tensors lie where they travelled: on `transport_device(device)`.
@@ -77,22 +76,22 @@ def exchange(kind: str, value: Any = None, exact: bool = False) -> list[Any]:
         raise RuntimeError(f"{kind} was called in a child process of rank {world.rank()}: the ranks meet in their own")
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
-            told, noted = _exchange(kind, value, exact)
+            told, noted = _exchange(kind, value)
     else:
-        told, noted = _exchange(kind, value, exact)
+        told, noted = _exchange(kind, value)
     signals.handle(noted)
     return told
 
 
-def _exchange(kind: str, value: Any, exact: bool) -> tuple[list[Any], list[Sequence[int]]]:
+def _exchange(kind: str, value: Any) -> tuple[list[Any], list[Sequence[int]]]:
     """What the ranks tell, and the signals that each has noted."""
     global _count
     with _lock:
         _count += 1
         carried, location = dict(piggybacked), here()
         tensors: list[torch.Tensor] = []
-        text = codec.dumps(value, tensors, exact)
-        others = codec.dumps({repr(key): each.tensor for key, each in carried.items()}, tensors, exact=False)
+        text = codec.dumps(value, tensors)
+        others = codec.dumps({repr(key): each.tensor for key, each in carried.items()}, tensors)
         sent = [plain(tensor).to(transport_device(tensor.device)) for tensor in tensors]
         specs = [(str(each.dtype)[len("torch.") :], list(each.shape), each.device.type == "cpu") for each in sent]
         head = _encode([kind, _count, location, specs, signals.noted()])

@@ -275,7 +275,7 @@ def watch_states() -> None:
             found: list[torch.Tensor] = real_get()
             if file_sync.shared() is None or _cuda_device() is None:
                 return found
-            return exchange("torch.cuda.get_rng_state_all", found[0] if world.is_main() else forward.cuda, exact=True)
+            return exchange("torch.cuda.get_rng_state_all", found[0] if world.is_main() else forward.cuda)
 
     @functools.wraps(real_set)
     def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
@@ -308,7 +308,7 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
         if world.is_main():
             held = {name: state_of(each) for name, each in modules.items()}
             told = (*capture(device), [each.get_state() for each in generators], held)
-        *states, own, held = exchange("the random state", told, exact=True)[0]
+        *states, own, held = exchange("the random state", told)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
         set_state(generator, state)
