@@ -163,9 +163,7 @@ class RankIterator(samplers.Delegate):
             Exception: the first rank's that can't load it.
         """
         errors = [told(error) for error in self._failed]
-        ranks = exchange(
-            f"a batch of a {self._name}", [errors, travelling(share.rows), share.shapes, share.changes], exact=True
-        )
+        ranks = exchange(f"a batch of a {self._name}", [errors, travelling(share.rows), share.shapes, share.changes])
         failed, parts, shapes, changes = map(list, zip(*ranks))
         if self._take_notice(kept.not_apart(changes), is_first, any(failed)):
             return self._meet(self._load(), False)
