@@ -98,7 +98,7 @@ class Bucket:
         added, self.aside, self.sent = self._added(grads), [], True
         holder = self._holder()
         if holder is not None:
-            holder.has_turn = False
+            holder.has_turn, holder.has_sent = False, True
         torch.autograd.Variable._execution_engine.queue_callback(self._can_send)
         return added
 

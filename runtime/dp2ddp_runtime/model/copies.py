@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Function
 
 from ..base.nesting import identical
 from ..gradients import summing
@@ -18,8 +17,7 @@ from ..ranks.exchange import exchange
 class Copies:
     """This replica's trained tensors, which have the originals' memory. They last as long as the originals lie there.
 
-    So a backward through several forwards sends each bucket once. The buckets are in the order of the first backward,
-    as rank 0 saw it; before that in the reverse of the model's, as in `DistributedDataParallel`.
+    So a backward through several forwards sends each bucket once. The buckets are in the reverse of the model's order.
 
     Attributes:
         source: what outputs are made of, if of them.
@@ -29,14 +27,13 @@ class Copies:
 
     def __init__(self) -> None:
         self.enabled = True
-        self._order: list[str] = []  # names, in backward's
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._tensors: Mapping[str, torch.Tensor] = {}
         self.originals: list[torch.Tensor] = []
         self._kinds: list[Any] = []
-        self._seen: list[str] | None = None  # names, as a backward reaches them
-        self._versions: list[int] = []  # until that is known
+        self._told: set[str] = set()  # the names of those of which a backward has told whether they come in pieces
         self._overlaps = False  # sums begin while backward goes on
+        self.has_sent = False  # there was a backward of all ranks
         self.has_pieces = False  # gradients came in backwards of a rank's own, as in reentrant checkpoints
         self._forget()
 
@@ -53,9 +50,7 @@ class Copies:
         self._buckets: list[Bucket] = []
 
     def __deepcopy__(self, memo: Any) -> Copies:
-        new = Copies()
-        new._order = list(self._order)
-        return new
+        return Copies()
 
     def of(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The copies of all that require a gradient, by the same names; the same dictionary as long as these last.
@@ -71,15 +66,16 @@ class Copies:
         self._is_outdated |= not self._lies_there(self.originals) or any(
             each.grad_fn is not node for each, node in self._computed
         )
-        has_stepped = self._seen is not None and self._versions != [each._version for each in self.originals]
-        if not is_known or has_stepped or self._is_outdated:
+        if self.has_sent and not self._told.issuperset(self._own):
+            # What comes in pieces can't be sent before a backward's end.
+            self._overlaps = not any(exchange("whether a model's gradients come in pieces", self.has_pieces))
+            self._told.update(self._own)
+        if not is_known or self._is_outdated:
             waiting = [(bucket.aside, bucket.originals) for bucket in self._buckets if bucket.aside]
             self.forget_aside()
-            learned = self._seen is not None and self._learn(tensors)
             self.originals = list(tensors.values())
-            self._versions = [each._version for each in self.originals]
             kinds = [(each.dtype, each.device) for each in self.originals]
-            if learned or not is_known or kinds != self._kinds:
+            if not is_known or kinds != self._kinds:
                 self._kinds = kinds
                 self._plan(tensors, sparse)
             self._copy(list(tensors), sparse)
@@ -93,16 +89,13 @@ class Copies:
         return self._places == _places(tensors)
 
     def outdated_by_forward(self) -> bool:
-        """Whether a forward has changed a copy, other than its numbers; or these, before the order is known.
+        """Whether a forward has changed a copy, other than its numbers.
 
         It may do so by its rows. So ranks tell each other after each: only all together they copy anew.
         """
         own = self._own.values()
-        return (
-            not self._lies_there(own)
-            or any(each._backward_hooks or each.retains_grad or each.__dict__ for each in own)
-            or (self._seen is not None and self._versions != [each._version for each in self.originals])
-        )
+        is_marked = any(each._backward_hooks or each.retains_grad or each.__dict__ for each in own)
+        return is_marked or not self._lies_there(own)
 
     def refuse_written(self) -> None:
         """After a forward.
@@ -132,16 +125,14 @@ class Copies:
         """
         if not self.has_turn:
             self.has_turn = True
-            is_seen = self._seen is not None or are_hooked(self.originals)
-            take_turn(self._turns, self._overlaps and not is_seen)
+            is_told = self._told.issuperset(self._own)
+            take_turn(self._turns, self._overlaps and is_told and not are_hooked(self.originals))
 
     def _plan(self, tensors: Mapping[str, torch.Tensor], sparse: Collection[torch.Tensor]) -> None:
-        """Which tensors go into which bucket, in the order of backward as far as it is known."""
-        known = [name for name in self._order if name in tensors]
-        order = list(dict.fromkeys([*known, *reversed(list(tensors))]))
-        self._seen = [] if len(known) < len(order) else None
+        """Which tensors go into which bucket."""
+        self.has_sent = False
         places = {id(tensor): place for place, tensor in enumerate(self.originals)}
-        groups = summing.plan([tensors[name] for name in order], sparse)
+        groups = summing.plan(reversed(list(tensors.values())), sparse)
         self._groups = [[places[id(tensor)] for tensor in group] for group in groups]
 
     def _copy(self, names: list[str], sparse: Collection[torch.Tensor]) -> None:
@@ -164,23 +155,11 @@ class Copies:
             for place, copy in zip(places, copied):
                 own[place] = copy
         set_turn(self._token, turn)
-        if self._seen is not None:
-            own = [_observed(name, copy, self._seen) for name, copy in zip(names, own)]
         self._own = dict(zip(names, own))
         self._nodes = [each.grad_fn for each in own]
         self._places = _places(own)
         self._computed = [(each, each.grad_fn) for each in self.originals if not each.is_leaf]
         self.source = Source(set(self._nodes), [self._token])
-
-    def _learn(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Take over the order in which rank 0's backward came to the tensors, if it came to any. A collective.
-
-        What comes in pieces can't be sent before a backward's end.
-        """
-        told = exchange("the order of a model's gradients", [self._seen, self.has_pieces])
-        seen, self._overlaps = told[0][0], not any(has_pieces for _, has_pieces in told)
-        self._order = list(dict.fromkeys([*seen, *self._order, *(reversed(list(tensors)) if seen else ())]))
-        return bool(seen)
 
     def _keep(self, aside: list[torch.Tensor | None], originals: Sequence[torch.Tensor]) -> None:
         """Hand what was set aside for tensors that were copied anew to their buckets."""
@@ -209,26 +188,3 @@ class Copies:
 def _places(tensors: Collection[torch.Tensor]) -> list[Any]:
     """Where tensors lie in memory, and in which shapes. (With `map` in half the time: there may be many.)"""
     return [list(map(ask, tensors)) for ask in (torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride)]
-
-
-def _observed(name: str, tensor: torch.Tensor, seen: list[str]) -> torch.Tensor:
-    observed: torch.Tensor = _Observe.apply(tensor, name, seen)
-    take_turn([observed.grad_fn], soon=True)
-    return observed
-
-
-class _Observe(Function):
-    """Notes when backward has come to a tensor."""
-
-    @staticmethod
-    def forward(tensor: torch.Tensor, name: str, seen: list[str]) -> torch.Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.name, ctx.seen = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        ctx.seen.append(ctx.name)
-        return grad, None, None
