@@ -27,10 +27,8 @@ _PYTHON = _folders(sysconfig.get_path("stdlib"))  # the installed packages may l
 class Location(NamedTuple):
     """A line of the script, and how it came there."""
 
-    line: str
-    """The innermost line of the program's own, as `train.py:57`; empty where there is none (in a thread of torch's)."""
-    stack: int
-    """A checksum of all lines of the program's own that led there."""
+    line: str  # the innermost one of the program's own, as `train.py:57`; empty if there is none (a thread of torch's)
+    stack: int  # a checksum of all lines of the program's own that led there
 
 
 def here(of: FrameType | None = None) -> Location:

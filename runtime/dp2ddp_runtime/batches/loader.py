@@ -137,23 +137,15 @@ def _why_not_split(loader: DataLoader[Any], rows: bool = False) -> str | None:
 class _RankLoader(DataLoader[Any]):
     """A copy of a loader that loads this rank's rows. Mixed into the original's class."""
 
+    #: Whether a sample moves the global generators or the dataset; None before the first batch. Of workers, only what
+    #: was told is noted.
     _moves: bool | None = None
-    """Whether a sample moves the global generators or the dataset; None before the first batch. Of workers, only what
-    was told is noted."""
-
-    _contents: contents.Contents
-    """Compares what the dataset holds."""
-
-    _watch: kept.Watch | None = None
-    """Watches the dataset where there are no workers."""
-
-    _rows: bool
-    """Whether rows are said to stay apart in a `collate_fn` of the script's."""
-
+    _contents: contents.Contents  # compares what the dataset holds
+    _watch: kept.Watch | None = None  # watches the dataset where there are no workers
+    _rows: bool  # whether rows are said to stay apart in a `collate_fn` of the script's
+    #: How many workers the original has, what they begin with, and its `collate_fn` (`apart.Collate`, with `_rows`).
     _originals: tuple[int, Any, Any]
-    """How many workers the original has, what they begin with, and its `collate_fn` (`apart.Collate`, with `_rows`)."""
-    _seeds: Any
-    """The random state from which the latest pass took its workers' seeds, and the generators that they got."""
+    _seeds: Any  # the random state from which the latest pass took its workers' seeds, and the generators that they got
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

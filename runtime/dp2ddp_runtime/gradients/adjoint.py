@@ -41,13 +41,10 @@ _LAST = itertools.count(1)  # such numbers: after all else that can run, in the 
 class Layout(NamedTuple):
     """How a whole is spread over the ranks."""
 
-    sizes: tuple[int, ...]
-    """Each rank's number of rows; of scalars, which make a vector, 1 each."""
+    sizes: tuple[int, ...]  # each rank's number of rows; of scalars, which make a vector, 1 each
     dim: int
-    total: int
-    """Of the whole, along `dim`. More than all sizes if some rows are no rank's."""
-    shape: Sequence[int]
-    """Of this rank's rows; of rank 0's, on which a rank without any runs."""
+    total: int  # of the whole, along `dim`; more than all sizes if some rows are no rank's
+    shape: Sequence[int]  # of this rank's rows; of rank 0's, on which a rank without any runs
 
     def take(self, whole: torch.Tensor, borrow: bool) -> torch.Tensor:
         """This rank's rows; on a rank without any rank 0's if it may `borrow` them, and else zeros."""
@@ -152,8 +149,7 @@ def end_of(token: torch.Tensor) -> Any:
 class Source(NamedTuple):
     """What outputs may be made of: parameters, or an input."""
 
-    nodes: Collection[Any]
-    """Where its gradient arrives."""
+    nodes: Collection[Any]  # where its gradient arrives
     tokens: Sequence[torch.Tensor]
 
 

@@ -20,14 +20,10 @@ _FIRST_CHECKED = 10  # calls; after these every one whose number is a power of t
 class Call(NamedTuple):
     """One call of the wrapped model."""
 
-    own: Any
-    """The arguments for this rank's rows; rank 0's on a rank without any."""
-    chunks: int
-    """How many ranks, from rank 0 on, have rows."""
-    fingerprints: dict[str, Any]
-    """Of what has to be the same on all ranks, by name."""
-    sources: list[Source]
-    """The inputs that have gradients."""
+    own: Any  # the arguments for this rank's rows; rank 0's on a rank without any
+    chunks: int  # how many ranks, from rank 0 on, have rows
+    fingerprints: dict[str, Any]  # of what has to be the same on all ranks, by name
+    sources: list[Source]  # the inputs that have gradients
 
 
 class Inputs:

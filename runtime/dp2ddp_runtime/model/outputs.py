@@ -23,12 +23,9 @@ LARGE = 1 << 20
 class Note(NamedTuple):
     """What ranks tell each other along with their outputs."""
 
-    fingerprints: dict[str, Any]
-    """Of what has to be the same on all ranks, by name: plain values."""
-    has_aside: bool
-    """Whether a backward inside of this rank's forward has reached parameters."""
-    is_outdated: bool
-    """Whether this rank's forward has written into parameters."""
+    fingerprints: dict[str, Any]  # of what has to be the same on all ranks, by name: plain values
+    has_aside: bool  # whether a backward inside of this rank's forward has reached parameters
+    is_outdated: bool  # whether this rank's forward has written into parameters
 
 
 class _Column(NamedTuple):

@@ -12,7 +12,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..base import world
-from ..base.nesting import identical
 from ..ranks import collectives
 from ..ranks.collectives import bit_sums
 from ..ranks.exchange import Divergence, exchange
@@ -29,24 +28,17 @@ class _Seen:
     def __init__(self) -> None:
         self.steps = 0
         self.unsteady: set[int] = set()  # wrapped parameters whose gradients are equal up to rounding, by id
-        self._params: list[torch.Tensor] = []
-        self._joins = (0, 0)
-        self._alone: list[torch.Tensor] = []
 
     def look(self, params: Sequence[torch.Tensor]) -> None:
         """Compare the ranks' gradients, and raise where they differ by more than rounding. A collective."""
         wrapped = agreement.wrapped()
         found = [(wrapped[id(each)], each) for each in params if id(each) in wrapped and _is_dense(each.grad)]
         self.unsteady |= _unsteady(found)
-        self._params = []
 
     def alone(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those of its parameters whose gradients have to be made the same."""
-        if self._joins != agreement.joins() or not identical(params, self._params):
-            wrapped = agreement.wrapped()
-            self._params, self._joins = params, agreement.joins()
-            self._alone = [each for each in params if id(each) not in wrapped or id(each) in self.unsteady]
-        return self._alone
+        wrapped = agreement.wrapped()
+        return [each for each in params if id(each) not in wrapped or id(each) in self.unsteady]
 
 
 def watch() -> None:

@@ -37,8 +37,7 @@ class Piggybacked(NamedTuple):
     """A small tensor that travels with whatever exchange comes next."""
 
     tensor: torch.Tensor
-    arrive: Callable[[list[torch.Tensor]], None]
-    """Is given each rank's."""
+    arrive: Callable[[list[torch.Tensor]], None]  # is given each rank's
 
 
 class Divergence(RuntimeError):  # noqa: N818 - what has happened, as in KeyboardInterrupt
@@ -122,13 +121,10 @@ class _Head(NamedTuple):
     """What comes ahead of a value."""
 
     kind: str
-    number: int
-    """The number of the exchange."""
+    number: int  # of the exchange
     location: Sequence[Any]
-    specs: Sequence[Any]
-    """Of each tensor: its dtype, its shape, and whether it comes by way of the CPU."""
-    signals: Sequence[int]
-    """What `signals.noted` is there."""
+    specs: Sequence[Any]  # of each tensor: its dtype, its shape, and whether it comes by way of the CPU
+    signals: Sequence[int]  # what `signals.noted` is there
 
 
 def _message(texts: Sequence[str], tensors: Sequence[torch.Tensor]) -> bytearray:

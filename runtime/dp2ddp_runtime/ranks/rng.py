@@ -17,18 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..base import world
+from ..base import codec, world
 from ..base.location import is_of_script
 from ..base.uncompiled import uncompiled
 from . import file_sync
 from .exchange import exchange
 
-np: Any
-try:
-    import numpy as np
-except ImportError:  # torch works without NumPy, and so does this runtime
-    np = None
-
+np = codec.np
 _SEEDS = 2**63
 _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (epoch, rank) share a seed
 
