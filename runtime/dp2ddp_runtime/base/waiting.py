@@ -36,9 +36,6 @@ class Waiting:
     Args:
         what: for a message; the same text on all ranks that are in the same collective.
         device: a CUDA device goes on waiting when the host doesn't any more.
-
-    Attributes:
-        polls: how often it was looked in vain whether it is over; 0 for what wakes this rank by itself.
     """
 
     def __init__(self, what: str, device: torch.device | None = None) -> None:
@@ -46,7 +43,7 @@ class Waiting:
         self.device = device
         self.event: Any = None  # the device gets to it when it has waited
         self.since = clock
-        self.polls = 0
+        self.polls = 0  # how often it was looked in vain whether it is over; 0 for what wakes this rank by itself
         self.thread = threading.get_ident()
 
     def __enter__(self) -> Waiting:

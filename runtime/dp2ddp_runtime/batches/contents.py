@@ -24,15 +24,11 @@ _Rows = dict[tuple[int, str], list[float]]
 
 
 class Contents:
-    """What a data set, and those in it, hold in tensors, arrays and lists of numbers: the same on all ranks.
+    """What a data set (`root`), and those in it, hold in tensors, arrays and lists of numbers: the same on all ranks.
 
     Rank 0's indices would meet other labels on other ranks. Only a sample of each is looked at: `_SAMPLE` numbers,
     which may differ a little where they are rounded. Files that are mapped into memory are left out, and so is what
     was changed by a pass of a loader, rather than by the script between two of them.
-
-    Args:
-        root: the data set.
-        name: what its loader is called.
     """
 
     def __init__(self, root: Any, name: str) -> None:

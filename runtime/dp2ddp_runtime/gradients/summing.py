@@ -221,10 +221,7 @@ def accumulate(leaves: Tensors, grads: Tensors) -> None:
 
 
 def _sum_sparse(grad: torch.Tensor) -> torch.Tensor:
-    """The sum of the ranks' sparse gradients, coalesced, and never dense. A collective.
-
-    Args:
-        grad: this rank's sparse COO gradient, whose values are rows of the parameter; zeros if it has none.
+    """The sum of the ranks' sparse COO gradients (zeros if one has none), coalesced, and never dense. A collective.
 
     Raises:
         RuntimeError: the gradient is dense (the parameter is also used elsewhere than in its embedding).

@@ -91,8 +91,7 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
 def command() -> list[str]:
     """The command this process was started with: interpreter, its options, the script or module, and the arguments.
 
-    Raises:
-        SystemExit: there is no such command to repeat.
+    SystemExit if there is no such command to repeat.
     """
     if sys.version_info >= (3, 10):
         given = sys.orig_argv

@@ -51,13 +51,11 @@ def _lead_output(descriptor: int) -> None:
 def hold_until_setup(calls_setup: bool = False) -> Callable[..., None]:
     """What comes before `setup` is printed once: by the launcher, which has run it, or else by rank 0.
 
-    Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it may as
-    well be one of somebody else's training, whose ranks all print. So its output is held only if one of the files that
-    are being run and imported has a call of `setup` in it; and it is shown after all if that call leaves the ranks to
-    the script's own DDP, or if the process ends without it (`--help`, another branch).
-
-    Args:
-        calls_setup: whether that is known to come.
+    Whether a rank other than 0 of torchrun's will ever call `setup` isn't known when it imports this package: it
+    may as well be one of somebody else's training, whose ranks all print. So, unless it is known (`calls_setup`),
+    its output is held only if one of the files that are being run and imported has a call of `setup` in it; and it
+    is shown after all if that call leaves the ranks to the script's own DDP, or if the process ends without it
+    (`--help`, another branch).
 
     Returns:
         `release(show=...)`: standard output leads where it led, where what was held is shown first, or else dropped.

@@ -98,11 +98,9 @@ class Copies:
         return is_marked or not self._lies_there(own)
 
     def refuse_written(self) -> None:
-        """After a forward.
+        """After a forward: RuntimeError if it has written into a copy while gradients are recorded.
 
-        Raises:
-            RuntimeError: it has written into a copy while gradients are recorded. `nn.DataParallel`'s replicas have
-                views, into which torch doesn't let it.
+        `nn.DataParallel`'s replicas have views, into which torch doesn't let it.
         """
         if not identical([each.grad_fn for each in self._own.values()], self._nodes):
             places = [node is each.grad_fn for each, node in zip(self._own.values(), self._nodes)]

@@ -35,12 +35,10 @@ class Inputs:
 
     @_disable_dynamo
     def cut(self, arguments: tuple[Any, Any], device: torch.device) -> Call:
-        """Each rank's part of the arguments of a call. A collective where a deferred batch isn't cut as the call is.
+        """Each rank's part of a call's arguments, on `device`. A collective where a batch isn't cut as the call is.
 
-        Args:
-            arguments: those by place, and those by name: nested values; tensors in tuples, lists and dicts are cut, as
-                `nn.DataParallel` cuts them. If some are cut into fewer parts than others, the last ranks lack them.
-            device: where the parts are wanted.
+        Tensors in tuples, lists and dicts are cut, as `nn.DataParallel` cuts them. If some are cut into fewer parts
+        than others, the last ranks lack them.
         """
         fingerprints = self._fingerprints(arguments)
         counts = [nesting.count_chunks(part, world.world_size(), self._dim) for part in arguments]

@@ -46,16 +46,8 @@ def gather_outputs(
 ) -> tuple[Any, list[Note]]:
     """The outputs of the ranks' chunks along `dim`, in rank order, differentiably, as `nn.DataParallel` gathers them.
 
-    And the ranks' notes. A collective.
-
-    Args:
-        output: this rank's output: tensors in any nesting. A rank without rows (`rank() >= count`) has run on rank 0's:
-            what it has is left out, and gets zero gradients.
-        count: how many ranks, from rank 0 on, had a chunk.
-        dim: the dimension along which outputs are concatenated. Scalars make a vector with `count` entries.
-        device: where the module lives.
-        sources: what the outputs may be made of (`adjoint`).
-        note: what else the ranks tell each other.
+    And the ranks' notes. A collective. Scalars make a vector with an entry for each of the `count` ranks that had a
+    chunk. A rank without rows has run on rank 0's: what it has is left out, and gets zero gradients.
 
     Raises:
         Divergence: the ranks' outputs don't have the same structure, or fingerprints differ.

@@ -47,13 +47,9 @@ own_temporary: set[str] = set()  # temporary files and folders of this rank's ow
 
 
 class Call(NamedTuple):
-    """A call on the disk that is the script's.
+    """A call on the disk that is the script's: what is called where, and a checksum of the path that it is about.
 
-    Args:
-        shared: whether all ranks come to it, and to the same; else rank 0 alone has hands here, and nobody waits.
-        key: what is called, where.
-        about: a checksum of the first path.
-        what: for a message.
+    If it isn't shared, not all ranks come to it, or not to the same: rank 0 alone has hands here, and nobody waits.
     """
 
     shared: bool

@@ -20,12 +20,9 @@ _real_open: Any = builtins.open
 def watch(rank: int) -> Callable[[], None]:
     """From now on what is opened for writing goes nowhere, as the launcher has written it.
 
-    Where it can't have done so, as nothing is there (a time is in the name, or the script has moved it on since), and
-    where it is no file but a device, a rank writes as ever.
-
-    Returns:
-        what `setup` calls: open files of rank 0 go on where the launcher's end. (What the launcher has not flushed by
-        then, rank 0 has not either.)
+    Where it can't have done so, as nothing is there (a time is in the name, or the script has moved it on since),
+    and where it is no file but a device, a rank writes as ever. What is returned is for `setup` to call: open files
+    of rank 0 go on where the launcher's end. (What the launcher has not flushed by then, rank 0 has not either.)
     """
     kept: list[tuple[weakref.ref[IO[Any]], Any, str]] = []
 

@@ -109,17 +109,10 @@ def _nothing(*_: Any) -> None:
 
 
 def by_main(what: str, real: Callable[[], Any], path: Any = None, told: Callable[[Any], Any] = _nothing) -> Any:
-    """`real()`, done by rank 0 alone; the others come back when it is over, with what is told of what it made.
+    """`real()`, done by rank 0 alone; the others come back when it is over, with what is `told` of what it made.
 
-    In what not all ranks do together it is done by the rank that writes there, and nobody waits.
-
-    Args:
-        what: names it in a message.
-        path: what it overwrites, if that is there.
-        told: gives what the others get.
-
-    Raises:
-        Exception: what `real` raises; on the other ranks as the nearest of Python's own exceptions.
+    In what not all ranks do together it is done by the rank that writes there, and nobody waits. What `real`
+    raises, it raises on all ranks. `path` is what it overwrites, if that is there.
     """
     if _journal is None or file_sync.shared() is None:
         return real() if file_sync.writes() else None

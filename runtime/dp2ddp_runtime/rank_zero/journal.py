@@ -164,8 +164,7 @@ class Journal:
 def _polls(store: Store, rank: int, what: str, in_collective: bool) -> Iterator[bool]:
     """Come back again and again; with True once `rank` was seen to wait for others, or to have left, since the start.
 
-    Args:
-        in_collective: whether only a collective counts, in which it has done all that it does before that.
+    With `in_collective` only a collective counts, in which it has done all that it does before that.
     """
     key, pause, looked = f"state{rank}", _FIRST_POLL, time.monotonic()
     before = counted(store, f"{key}/told")

@@ -90,8 +90,7 @@ class _Called:
 def _gathering(made: Any, closes: bool = False) -> Any:
     """The same object, whose public methods now gather deferred batches first: its class is derived from its own.
 
-    Args:
-        closes: whether other ranks wait for the end of rank 0's `close`.
+    With `closes`, other ranks wait for the end of rank 0's `close`.
     """
     kind: Any = type(made)
     if kind.__module__ == "builtins" or isinstance(made, (Absent, logging.Handler, io.IOBase)):

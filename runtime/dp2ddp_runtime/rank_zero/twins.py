@@ -31,13 +31,9 @@ def is_read_back(target: Any) -> bool:
 def make(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """`kind(*args, **kwargs)`; on ranks that write no files with a path of their own in place of the first argument.
 
-    What is appended to, or has a mode that isn't known, starts there as a copy. What is only read is the script's own.
-
-    Returns:
-        None on ranks other than 0 where that hasn't made or opened a file at its first argument.
-
-    Raises:
-        Exception: what `kind` raises on rank 0, on every rank.
+    What is appended to, or has a mode that isn't known, starts there as a copy. What is only read is the script's
+    own. None on ranks other than 0 where that hasn't made or opened a file at its first argument. What `kind`
+    raises on rank 0, it raises on every rank.
     """
     given = _bound(kind, args, kwargs)
     nothing: tuple[str, Any] = ("", None)

@@ -144,13 +144,8 @@ def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
-    """All ranks' rows along `dim`, in rank order, without autograd. A collective for much data: it travels once, from
-    where it lies to where it is wanted.
-
-    Args:
-        rows: this rank's. Whatever a rank with the size 0 has isn't sent.
-        sizes: each rank's number of rows.
-        dim: the dimension along which they lie.
+    """All ranks' rows along `dim`, of which each has its size, in rank order, without autograd. A collective for much
+    data: it travels once, from where it lies to where it is wanted. Of a rank with the size 0 nothing is sent.
     """
     own = plain(rows.movedim(dim, 0)[: sizes[world.rank()]])
     missing = max(sizes) - len(own)

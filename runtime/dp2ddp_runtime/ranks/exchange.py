@@ -57,15 +57,12 @@ _lock = threading.RLock()  # a thread that reads ahead may take part, as long as
 
 @uncompiled
 def exchange(kind: str, value: Any = None) -> list[Any]:
-    """Tell all ranks this rank's value, and be told theirs. A collective.
+    """Tell all ranks this rank's value, and be told theirs, in rank order. A collective.
 
     Args:
         kind: what is exchanged, in words for an error message; the same on all ranks.
         value: a plain value (`codec.dumps`). Tensors in it may be strided ones of any shapes and dtypes, on the CPU or
-            this rank's device.
-
-    Returns:
-        Each rank's value, in rank order. Tensors lie where they travelled: on `transport_device(device)`.
+            this rank's device; they come to `transport_device(device)`.
 
     Raises:
         Divergence: the ranks are in different exchanges; says in which, and on which lines.

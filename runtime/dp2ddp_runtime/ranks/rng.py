@@ -29,12 +29,9 @@ _EPOCH_STRIDE = 1_000_003  # a prime far above any world size, so that no two (e
 
 
 def replica_seed(seed: int, rank: int, epoch: int | None = None) -> int:
-    """The seed of a rank's own stream for forward passes, or for loading the samples of an epoch.
+    """The seed of the own stream of a rank (a replica of `nn.DataParallel`), of what `torch.manual_seed` was given.
 
-    Args:
-        seed: what the script gave `torch.manual_seed`.
-        rank: the rank, or the replica of `nn.DataParallel`.
-        epoch: None for forward passes.
+    For forward passes, or, with an `epoch`, for loading its samples.
     """
     return (seed + 1 + rank + (0 if epoch is None else (epoch + 1) * _EPOCH_STRIDE)) % _SEEDS
 
@@ -115,11 +112,8 @@ class Stream:
     """One rank's own random stream. `with stream:` makes the global generators draw from it.
 
     It starts from `torch.initial_seed()` as the script set it, and starts anew when the script sets another.
-    Entering while the generators already hold an own stream changes nothing.
-
-    Args:
-        rank: whose; this rank's by default.
-        epoch: None for the stream of the forward passes, else the epoch whose samples are being loaded.
+    Entering while the generators already hold an own stream changes nothing. `epoch`: whose samples are being
+    loaded; None for the stream of the forward passes.
     """
 
     def __init__(self, rank: int | None = None, epoch: int | None = None) -> None:
