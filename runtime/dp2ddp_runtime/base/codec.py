@@ -40,12 +40,9 @@ _KINDS: dict[str, tuple[Any, Any, Any]] = {
         lambda parts: np.frombuffer(parts[2].cpu().numpy(), parts[0]).reshape(parts[1]).copy()[()],
     ),
     "set": (set, list, set),
-    "frozenset": (frozenset, list, frozenset),
     "bytes": ((bytes, bytearray), lambda value: value.hex(), bytes.fromhex),
-    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
     "timedelta": (
         datetime.timedelta,
         lambda value: [value.days, value.seconds, value.microseconds],

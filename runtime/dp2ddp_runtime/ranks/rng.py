@@ -20,7 +20,6 @@ import torch
 from ..base import codec, world
 from ..base.location import is_of_script
 from ..base.uncompiled import uncompiled
-from . import file_sync
 from .exchange import exchange
 
 np = codec.np
@@ -151,17 +150,6 @@ class Stream:
                 begun = self._own._replace(cuda=begun.cuda)
             self._source, self._own = source, begun
 
-    @property
-    def cuda(self) -> torch.Tensor:
-        """Its state on this rank's GPU, while the generators hold another stream."""
-        self._begin()
-        return self._own.cuda  # type: ignore[no-any-return]
-
-    @cuda.setter
-    def cuda(self, state: torch.Tensor) -> None:
-        self._begin()
-        self._own = self._own._replace(cuda=state)
-
     @uncompiled
     def __exit__(self, *error: object) -> None:
         if _entered.pop():
@@ -248,40 +236,18 @@ def watch_seeding() -> None:
 
 
 def watch_states() -> None:
-    """Let what the script saves and loads of all GPUs' generators be all ranks': each sees one GPU.
-
-    The first GPU's state is the shared stream's, on which the script draws; the others' are those of the ranks'
-    forward passes. Whatever number of GPUs a file was written on, a rank takes what there is for it.
-    """
+    """Let a rank, which sees one GPU, load all GPUs' states: the first one's is the shared stream's."""
     random_module: Any = torch.cuda.random
-    real_get, real_set = random_module.get_rng_state_all, random_module.set_rng_state_all
-    if hasattr(real_get, "of_dp2ddp"):
+    real = random_module.set_rng_state_all
+    if hasattr(real, "of_dp2ddp"):
         return
 
-    @functools.wraps(real_get)
-    def get_rng_state_all() -> list[torch.Tensor]:
-        with shared():
-            found: list[torch.Tensor] = real_get()
-            if file_sync.shared() is None or _cuda_device() is None:
-                return found
-            return exchange("torch.cuda.get_rng_state_all", found[0] if world.is_main() else forward.cuda)
-
-    @functools.wraps(real_set)
+    @functools.wraps(real)
     def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-        states = list(new_states)
-        if world.device().type != "cuda":
-            real_set(states)
-            return
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        with shared():
-            real_set(states[:1])
-            for own in states[world.rank() : world.rank() + 1]:
-                forward.cuda = own
+        real(list(new_states)[: torch.cuda.device_count()])
 
-    get_rng_state_all.of_dp2ddp = True  # type: ignore[attr-defined]
-    modules: list[Any] = [torch.cuda, random_module]
-    for module in modules:
-        module.get_rng_state_all, module.set_rng_state_all = get_rng_state_all, set_rng_state_all
+    set_rng_state_all.of_dp2ddp = True  # type: ignore[attr-defined]
+    torch.cuda.set_rng_state_all = random_module.set_rng_state_all = set_rng_state_all
 
 
 def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
