@@ -6,7 +6,6 @@ which between two layers takes longer than sending some kilobytes does.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +67,9 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
 
 def broadcast(row: torch.Tensor, source: int) -> torch.Tensor:
     """A rank's row of bytes. A collective. On the others `row` is as long, and may be overwritten."""
+    if source == 0 and direct.takes(row.device, len(row), direct.MOST_OF_ONE):
+        direct.broadcast(row)
+        return row
     sent = row.to(transport_device(row.device))
     with Waiting("a rank's bytes", sent.device):
         group.whole().broadcast(sent, source).wait()
@@ -75,7 +77,7 @@ def broadcast(row: torch.Tensor, source: int) -> torch.Tensor:
 
 
 _AT_ONCE = 250 << 20  # bytes, as DistributedDataParallel sends buffers
-_KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
+_KNOWN = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)  # to all backends
 
 
 class Broadcast:
@@ -86,54 +88,32 @@ class Broadcast:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether as they are
-        #: With their room in a message, as tensors and as bytes.
-        self._small: list[tuple[list[torch.Tensor], list[torch.Tensor], memoryview]] = []
+        self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether in place
         groups: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel() and tensor.layout == torch.strided:
                 groups.setdefault(tensor.device, []).append(tensor.data)
         for device, members in groups.items():
-            if direct.takes(device, sum(map(_padded, members)), direct.MOST_OF_ONE):
-                self._small.append((members, *_room(members)))
-                continue
-            as_is = device == transport_device(device) and all(member.dtype in _KNOWN for member in members)
-            self._sends.append((members, as_is))
+            is_small = direct.takes(device, sum(each.nbytes for each in members), direct.MOST_OF_ONE)
+            known = _KNOWN if device.type == "cpu" else (*_KNOWN, torch.bfloat16)
+            is_known = device == transport_device(device) and all(each.dtype in known for each in members)
+            self._sends.append((members, is_known and not is_small))
 
     # Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
     @torch.inference_mode(False)
     @torch.no_grad()
     def send(self) -> None:
         """Overwrite the tensors. A collective."""
-        for members, parts, message in self._small:
-            if world.is_main():
-                torch._foreach_copy_(parts, members)
-            direct.broadcast(message)
+        for members, in_place in self._sends:
+            if in_place:
+                with Waiting("rank 0's parameters or buffers", members[0].device):
+                    dist._broadcast_coalesced(group.whole(), members, _AT_ONCE, 0)  # type: ignore[attr-defined]
+                continue
+            came = broadcast(torch.cat([bytes_of(plain(each)) for each in members]), 0)
             if not world.is_main():
-                torch._foreach_copy_(members, parts)
-        for members, as_is in self._sends:
-            # As bytes where not every backend knows the type.
-            sent = members if as_is else [bytes_of(plain(each).to(transport_device(each.device))) for each in members]
-            with Waiting("rank 0's parameters or buffers", sent[0].device):
-                dist._broadcast_coalesced(group.whole(), sent, _AT_ONCE, 0)  # type: ignore[attr-defined]
-            if not as_is and not world.is_main():
-                for member, came in zip(members, sent):
-                    member.copy_(came.view(member.dtype).view(member.shape))
-
-
-def _padded(tensor: torch.Tensor) -> int:
-    """Its bytes, so that the next one's numbers begin where numbers may."""
-    return -(-tensor.nbytes // 16) * 16
-
-
-def _room(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], memoryview]:
-    """Memory for all of them, one behind the other: as tensors like them, and as bytes."""
-    sizes = list(map(_padded, tensors))
-    flat = torch.empty(sum(sizes), dtype=torch.uint8)
-    places = flat.split(sizes)  # type: ignore[no-untyped-call]
-    parts = [place[: each.nbytes].view(each.dtype).view(each.shape) for place, each in zip(places, tensors)]
-    # The bytes hold no reference; the parts do.
-    return parts, memoryview((ctypes.c_char * len(flat)).from_address(flat.data_ptr())).cast("B")
+                for member, part in zip(members, torch.split(came, [each.nbytes for each in members])):
+                    # A part may begin anywhere, a number not.
+                    member.copy_(part.clone().view(member.dtype).view(member.shape))
 
 
 def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:

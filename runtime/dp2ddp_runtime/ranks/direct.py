@@ -82,8 +82,9 @@ def all_gather(row: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8).view(world.world_size(), size)
 
 
-def broadcast(part: memoryview) -> None:
-    """Rank 0's bytes, into the other ranks' `part`, which is as long. A collective, as `all_gather`."""
+def broadcast(row: torch.Tensor) -> None:
+    """Rank 0's row of bytes, into the other ranks' one, which is as long. A collective, as `all_gather`."""
+    part = memoryview((ctypes.c_char * len(row)).from_address(row.data_ptr())).cast("B")
     with _moving("rank 0's bytes"):
         _all_of([(peer.send, part) for peer in _peers.values()] if world.is_main() else [(_peers[0].recv_into, part)])
 
