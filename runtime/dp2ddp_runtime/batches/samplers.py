@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -71,8 +70,8 @@ class RankBatchSampler(Delegate):
     def __iter__(self) -> Iterator[Any]:
         self.sizes = deque()
         if not self._again:
-            self.latest = Drawn(self._draw(iter(self._inner)))
-        return map(functools.partial(self._cut, self.sizes), _Leading(self.latest, self.lead))
+            self.latest = Drawn(self._draw(iter(self._inner)), self.lead)
+        return map(functools.partial(self._cut, self.sizes), self.latest)
 
     @contextlib.contextmanager
     def again(self, drawn: Drawn) -> Iterator[None]:
@@ -110,46 +109,34 @@ class RankBatchSampler(Delegate):
             yield batch
 
 
-class _Leading:
-    """Batches that are drawn before they are taken: when one is, so are the `lead` ones behind it.
+class Drawn:
+    """The whole batches of an iteration, which are drawn ahead: when one is taken, so are the `lead` ones behind it.
 
-    An error of the sampler's comes where it is drawn; what was drawn before that is there afterwards.
+    An error of the sampler's comes where it is drawn; what was drawn before that is there afterwards. At first all are
+    kept, in case they are wanted once more.
     """
 
-    def __init__(self, batches: Iterator[list[Any]], lead: int) -> None:
+    def __init__(self, batches: Iterator[list[Any]], lead: int = 0) -> None:
         self._batches, self._lead = batches, lead
         self._ready: deque[list[Any]] = deque()
-
-    def __iter__(self) -> _Leading:
-        return self
-
-    def __next__(self) -> list[Any]:
-        self._ready.extend(itertools.islice(self._batches, self._lead + 1 - len(self._ready)))
-        if not self._ready:
-            raise StopIteration
-        return self._ready.popleft()
-
-
-class Drawn:
-    """The whole batches of an iteration, which keeps them at first, in case they are wanted once more."""
-
-    def __init__(self, batches: Iterator[list[Any]]) -> None:
-        self._batches = batches
         self._kept: list[list[Any]] | None = []
 
     def __iter__(self) -> Drawn:
         return self
 
     def __next__(self) -> list[Any]:
-        batch = next(self._batches)
-        if self._kept is not None:
-            self._kept.append(batch)
-        return batch
+        while len(self._ready) <= self._lead and (batch := next(self._batches, None)) is not None:
+            self._ready.append(batch)
+            if self._kept is not None:
+                self._kept.append(batch)
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
 
     def forget(self) -> None:
         """They aren't wanted once more."""
         self._kept = None
 
     def rewind(self) -> None:
-        """Begin anew."""
-        self._kept, self._batches = None, itertools.chain(self._kept or [], self._batches)
+        """Begin anew, and draw no more of them than are taken."""
+        self._ready, self._kept, self._lead = deque(self._kept or []), None, 0
