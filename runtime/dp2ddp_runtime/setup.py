@@ -21,7 +21,7 @@ from .batches import handover
 from .launch import devices, failure, launcher, memory, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import steps
-from .rank_zero import checkpoint, early_files, hands
+from .rank_zero import checkpoint, handles, hands
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
 _has_left = False
@@ -30,7 +30,7 @@ if file_sync.is_handless_child:
     hands.install(None)
 devices.take_own()
 _launched_as = None if launcher.JOINED in os.environ else launcher.rank_here()
-_go_on_with_files = None if _launched_as is None else early_files.watch(_launched_as)
+_go_on_with_files = None if _launched_as is None else handles.hold_early_files(_launched_as)
 
 
 def setup(

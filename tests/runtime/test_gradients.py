@@ -395,7 +395,7 @@ class Thrice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.other, self.layer = nn.Linear(2, 2), nn.Linear(2, 2)
         self.inside = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

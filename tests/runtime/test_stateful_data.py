@@ -392,7 +392,7 @@ def over_gaps(workers: int, text: bool) -> list[Any]:
         except Exception as error:  # noqa: BLE001
             # What isn't one of Python's own is told as the nearest of these, and its name.
             kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
-            line = str(error).replace("\\n", "\n").splitlines()[-1].replace("\\", "").replace("'", "")
+            line = str(error).replace("\\n", "\n").replace("\\", "").replace("'", "").strip().splitlines()[-1]
             found.append((kind, line.removeprefix("OwnError: "), getattr(error, "errno", 0)))
         else:
             found.append((batch[0].tolist(), list(batch[1])) if text else batch.tolist())

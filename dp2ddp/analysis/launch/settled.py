@@ -167,7 +167,7 @@ class Settled:
             return not may_fail and not (self._makes_folder(node) and self._asks_first(node))
         if path.startswith("shutil.copy"):
             return not self._asks_first(node)  # a file that is missing: a plain start copies it before there are others
-        if path in _OPENING:  # what all write alike, the launcher has written (`early_files`)
+        if path in _OPENING:  # what all write alike, the launcher has written (`hold_early_files`)
             mode = argument(node, 1, "mode")
             return mode is not None and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rwbtU"))
         if path == "logging.basicConfig":

@@ -16,7 +16,6 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from ..base import world
-from ..ranks import collectives
 from ..ranks.collectives import Broadcast, bit_sums, checksum
 from ..ranks.exchange import Divergence, exchange
 
@@ -58,7 +57,7 @@ class Agreement:
         if any(theirs != digest for theirs, _ in told):
             raise Divergence("the ranks' models differ in the names, shapes or dtypes of parameters or buffers")
         self.device_ids = list(dict.fromkeys(index for _, ids in told for index in ids))
-        collectives.broadcast_coalesced(list(tensors.values()))
+        Broadcast(tensors.values()).send()
 
     def join_new(self, model: nn.Module) -> None:
         """The same for layers that were added since. A collective if there are any."""

@@ -12,8 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..base import world
-from ..ranks import collectives
-from ..ranks.collectives import bit_sums
+from ..ranks.collectives import Broadcast, bit_sums
 from ..ranks.exchange import Divergence, exchange
 from . import agreement
 
@@ -61,7 +60,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if alone:
         # All ranks have computed it from whole batches, with the same result only if their kernels are deterministic.
         exchange("gradients of parameters outside of wrapped models")
-        collectives.broadcast_coalesced(alone)
+        Broadcast(alone).send()
 
 
 def _tell_of_repeated_work(place: world.World) -> None:
@@ -83,7 +82,7 @@ def _unsteady(params: Sequence[tuple[str, Any]]) -> set[int]:
     if not different:
         return set()
     main = [param.grad.clone() for _, param in different]
-    collectives.broadcast_coalesced(main)
+    Broadcast(main).send()
     apart = [float((param.grad - each).norm() / each.norm()) for (_, param), each in zip(different, main)]
     for (name, _), *ratios in zip(different, *exchange("how far gradients are apart", apart)):
         if not max(ratios) < _ROUNDING:

@@ -1,8 +1,9 @@
-"""What ranks other than 0 hold in the place of rank 0's: of files that it writes, and of folders that it has listed."""
+"""What ranks hold in the place of rank 0's: of files that it writes, or has written, and of folders that it listed."""
 
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import os
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import IO, Any, Callable
 
 _open, _scandir = builtins.open, os.scandir
@@ -153,3 +155,41 @@ def on_close(file: IO[Any], callback: Callable[[], None]) -> None:
             callback()
 
     raw.close = close
+
+
+def hold_early_files(rank: int) -> Callable[[], None]:
+    """From now on what is opened for writing goes nowhere, as the launcher has written it.
+
+    Where it can't have done so, as nothing is there (a time is in the name, or the script has moved it on since),
+    and where it is no file but a device, a rank writes as ever. What is returned is for `setup` to call: open files
+    of rank 0 go on where the launcher's end. (What the launcher has not flushed by then, rank 0 has not either.)
+    """
+    kept: list[tuple[weakref.ref[IO[Any]], Any, str]] = []
+
+    @functools.wraps(_open)
+    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        reads = isinstance(file, int) or not set(str(mode)) & set("wax+")
+        if reads or kwargs.get("opener") or not Path(os.fsdecode(file)).is_file():
+            return _open(file, mode, *args, **kwargs)
+        if rank != 0 or "+" in mode:
+            made = nowhere(file, mode, *args, **kwargs)
+        else:
+            with tempfile.TemporaryFile() as private:
+                own: Any = functools.partial(_open, opener=lambda *_: os.dup(private.fileno()))
+                made = own(file, mode, *args, **kwargs)
+        kept.append((weakref.ref(made), os.path.abspath(file), mode))
+        return made
+
+    def go_on() -> None:
+        builtins.open = io.open = _open
+        for reference, path, mode in kept if rank == 0 else ():
+            made = reference()
+            if made is None or made.closed:
+                continue
+            own = os.open(path, (os.O_RDWR if "+" in mode else os.O_WRONLY) | (os.O_APPEND if "a" in mode else 0))
+            os.lseek(own, os.lseek(made.fileno(), 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(own, made.fileno())
+            os.close(own)
+
+    builtins.open = io.open = open_file
+    return go_on

@@ -116,11 +116,6 @@ class Broadcast:
                     member.copy_(part.clone().view(member.dtype).view(member.shape))
 
 
-def broadcast_coalesced(tensors: Iterable[torch.Tensor]) -> None:
-    """Overwrite `tensors` with rank 0's. A collective."""
-    Broadcast(tensors).send()
-
-
 @torch.inference_mode(False)
 @torch.no_grad()
 def gather_rows(rows: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:

@@ -70,10 +70,7 @@ def exchange(kind: str, value: Any = None) -> list[Any]:
     """
     if os.getpid() != world.current().pid:
         raise RuntimeError(f"{kind} was called in a child process of rank {world.rank()}: the ranks meet in their own")
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            told, noted = _exchange(kind, value)
-    else:
+    with torch.inference_mode(False):
         told, noted = _exchange(kind, value)
     signals.handle(noted)
     return told
@@ -142,11 +139,6 @@ def _texts(message: torch.Tensor) -> list[bytes]:
     return ctypes.string_at(message.data_ptr() + _SIZES.size, _sizes(message)[1]).split(b"\n")
 
 
-def _fit(row: torch.Tensor, size: int) -> torch.Tensor:
-    """As many bytes of a row; zeros behind it if it has less."""
-    return pad(row, (0, size - len(row)))
-
-
 def _gather(message: bytearray) -> list[torch.Tensor]:
     """All ranks' messages, in as much as was needed lately; then the rest of those that are longer."""
     slot = sorted(_needed)[-2]
@@ -166,7 +158,7 @@ def _gather_long(own: torch.Tensor, sizes: Sequence[int]) -> dict[int, torch.Ten
     """The bytes of the ranks that have any; a single one's travel alone, and take no room for the others'."""
     senders = [rank for rank, size in enumerate(sizes) if size]
     if len(senders) > 1:
-        return dict(enumerate(all_gather(_fit(own, max(sizes))).unbind(0)))
+        return dict(enumerate(all_gather(pad(own, (0, max(sizes) - len(own)))).unbind(0)))
     return {rank: broadcast(own if rank == world.rank() else own.new_empty(sizes[rank]), rank) for rank in senders}
 
 
