@@ -21,7 +21,6 @@ import itertools
 import operator
 import random
 import sys
-import sysconfig
 import types
 import zlib
 from collections import deque
@@ -31,12 +30,12 @@ from typing import Any, Callable, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
+from ..base.location import is_of_script
 from ..ranks import rng
 
 np = rng.np
 
 _MOST, _ITEMS, _FEW = 2000, 64, 8  # objects that are looked at, items of a container, numbers of an array
-_INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _NUMBERS = (int, float, complex) if np is None else (int, float, complex, np.number, np.bool_)
 _ARRAYS = () if np is None else (np.ndarray,)
 _CHECKED = 10  # batches; after these every one whose number is a power of two: a change that goes on shows there, too
@@ -272,11 +271,6 @@ def _of_function(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
 
 def _is_scripts(value: Any) -> bool:
     """Whether a class or function is the script's own, rather than Python's, a package's or this runtime's."""
-    return _is_own_module(getattr(value, "__module__", None) or "builtins")
-
-
-@functools.cache
-def _is_own_module(name: str) -> bool:
+    name = getattr(value, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
-    own = name == "__main__" if file is None else not file.startswith(_INSTALLED)
-    return own and not name.startswith((__package__ or "").rpartition(".")[0] or "dp2ddp_runtime")
+    return name == "__main__" if file is None else is_of_script(file)

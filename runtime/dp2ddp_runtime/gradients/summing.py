@@ -140,14 +140,8 @@ class _Flat:
         self.work.wait()
         if self._sent is not self._real:
             self._real.copy_(self._sent)
-        if all(map(torch.Tensor.is_contiguous, self._like)):
-            return self._parts
-        return [*map(_in_format, self._parts, self._like)]
-
-
-def _in_format(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """In a parameter's memory format, so that optimizers take their fast ways."""
-    return total if like.is_contiguous() else torch.empty_like(like).copy_(total)
+        pairs = zip(self._parts, self._like)  # in a parameter's memory format, optimizers take their fast ways
+        return [part if like.is_contiguous() else torch.empty_like(like).copy_(part) for part, like in pairs]
 
 
 @torch.no_grad()
