@@ -42,7 +42,7 @@ from .callsites import Call, belongs_to_this_rank, call_of
 from .doors import DOORS, Door
 from .journal import Journal
 
-_real_open, _real_os_open, _real_stat, _real_mkstemp = builtins.open, os.open, os.stat, tempfile.mkstemp
+_real_open, _real_os_open, _real_stat = builtins.open, os.open, os.stat
 _journal: Journal | None = None
 _is_installed = False
 _numbers = itertools.count()  # of files that rank 0 has opened to write
@@ -70,7 +70,6 @@ def install(store: Any, load: Any = None) -> None:
         (builtins, "open", open_file),
         (io, "open", open_file),
         (os, "open", _open_descriptor),
-        (tempfile, "mkstemp", _mkstemp),
         (tempfile, "NamedTemporaryFile", temporary.named(tempfile.NamedTemporaryFile, _made_in, open_file)),
         (torch, "load", load or torch.load),
         (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
@@ -275,24 +274,18 @@ def _among_temporary_files(real: Any) -> Any:
     return sanitized
 
 
-def _made_in(suffix: Any, prefix: Any, dir: Any, text: bool = False) -> tuple[int, str] | None:
-    """A temporary file of rank 0's in a folder that the script chose: a descriptor that leads nowhere on the others.
-
-    None if it is a rank's own.
-    """
+def _made_in(suffix: Any, prefix: Any, dir: Any) -> str | None:
+    """The name of an empty temporary file of rank 0's in a folder that the script chose; None if it is a rank's own."""
     call = call_of("tempfile.mkstemp", [dir], 3)
     if call is None or not call.shared:
         return None
-    door = Door(tempfile, "mkstemp", told=lambda made: made[1], made=lambda name: (_descriptor(), name))
-    real = functools.partial(_real_mkstemp, suffix, prefix, dir, text)
-    return cast("tuple[int, str] | None", _carry_out(door, call, real))
 
+    def real() -> str:
+        descriptor, name = tempfile.mkstemp(suffix, prefix, dir)
+        os.close(descriptor)
+        return name
 
-@functools.wraps(_real_mkstemp)
-def _mkstemp(suffix: Any = None, prefix: Any = None, dir: Any = None, text: bool = False) -> tuple[int, str]:
-    """`tempfile.mkstemp`."""
-    found = None if dir is None else _made_in(suffix, prefix, dir, text)
-    return _real_mkstemp(suffix, prefix, dir, text) if found is None else found
+    return cast("str | None", _carry_out(Door(tempfile, "mkstemp"), call, real))
 
 
 def _starting(real: Any) -> Any:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import tempfile
@@ -26,28 +27,22 @@ _END_OF_NAME = "[^\0\\s\"';|&<>,]*"
 _CLOCK = 20_000_000  # nanoseconds by which a file system's clock may be late
 
 
-def named(real: Any, make: Callable[..., tuple[int, str] | None], opened: Callable[..., IO[Any]]) -> Any:
+def named(real: Any, make: Callable[..., str | None], opened: Callable[..., IO[Any]]) -> Any:
     """What stands in the place of `tempfile.NamedTemporaryFile`, by an `open` and a `mkstemp` of rank 0's."""
 
+    signature = inspect.signature(real)
+
     @functools.wraps(real)
-    def function(
-        mode: str = "w+b",
-        buffering: int = -1,
-        encoding: str | None = None,
-        newline: str | None = None,
-        suffix: Any = None,
-        prefix: Any = None,
-        dir: Any = None,
-        delete: bool = True,
-        *,
-        errors: str | None = None,
-        **more: Any,
-    ) -> Any:
-        made = None if dir is None or delete else make(suffix, prefix, dir)
-        if made is None:
-            return real(mode, buffering, encoding, newline, suffix, prefix, dir, delete, errors=errors, **more)
-        os.close(made[0])
-        return _Wrapper(opened(made[1], mode, buffering, encoding, errors, newline), made[1], delete=False)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        stays = given["dir"] is not None and not given["delete"]
+        name = make(given["suffix"], given["prefix"], given["dir"]) if stays else None
+        if name is None:
+            return real(*args, **kwargs)
+        ways = [given[each] for each in ("mode", "buffering", "encoding", "errors", "newline")]
+        return _Wrapper(opened(name, *ways), name, delete=False)
 
     return function
 
