@@ -20,7 +20,7 @@ from .base.location import here
 from .batches import handover
 from .launch import devices, failure, launcher, memory, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
-from .model import steps
+from .model import agreement
 from .rank_zero import checkpoint, handles, hands
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
@@ -152,7 +152,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     adopt_terminal(place.store)
     failure.install()
     signals.install()
-    steps.watch()
+    agreement.watch_steps()
     handover.install()
     rng.watch_seeding()
     rng.watch_states()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.model import steps
+from dp2ddp_runtime.model import agreement
 from dp2ddp_runtime.model import wrapped as models
 from rank_pool import RankPool
 from torch import Tensor, nn
@@ -125,7 +125,7 @@ def copied(original: bool, step: Callable[[Run, Tensor, Tensor], None]) -> list[
     """The lines from which something was copied to the host, each as often as it was."""
     run = Run(original)
     loader = DataLoader(TensorDataset(*data(16 * BEHIND, torch.float32)), 16, shuffle=True)
-    watching = register_optimizer_step_pre_hook(steps._before_step)  # as `setup` does for good
+    watching = register_optimizer_step_pre_hook(agreement._before_step)  # as `setup` does for good
     try:
         for number, (x, y) in enumerate(loaders.shard_loader(loader), 1):
             if number == FIRST:

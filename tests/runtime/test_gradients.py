@@ -16,7 +16,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import outputs, steps
+from dp2ddp_runtime.model import agreement, outputs
 from dp2ddp_runtime.model import wrapped as models
 from rank_pool import RankPool
 from torch import nn
@@ -474,7 +474,7 @@ def outside_of_the_model(noise: float, steps_made: int) -> Any:
     net = models.wrap_model(nn.Linear(2, 2))
     centers = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([*net.parameters(), centers], 0.1)
-    handle = register_optimizer_step_pre_hook(steps._before_step)
+    handle = register_optimizer_step_pre_hook(agreement._before_step)
     for _ in range(steps_made):
         optimizer.zero_grad()
         wrong = 1 + noise * world.rank()
@@ -497,7 +497,7 @@ def _told_apart() -> str:
     optimizer = torch.optim.SGD([*net.parameters(), *twin.parameters()], 0.1)
     (net(a_row_each()).sum() + twin(a_row_each()).sum() + world.rank() * net.module.bias.sum()).backward()
     with pytest.raises(RuntimeError) as raised:
-        steps._before_step(optimizer, (), {})
+        agreement._before_step(optimizer, (), {})
     return str(raised.value)
 
 

@@ -1,11 +1,13 @@
-"""What makes the ranks' models one: rank 0's parameters and buffers, at the start and behind each forward."""
+"""What makes the ranks' models one: rank 0's parameters and buffers behind a forward, gradients ahead of a step."""
 
 from __future__ import annotations
 
 import collections
 import hashlib
+import os
+import warnings
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from operator import attrgetter
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..base import world
 from ..ranks.collectives import Broadcast, bit_sums, checksum
@@ -144,6 +147,78 @@ def _sums(model: nn.Module) -> dict[str, int]:
 _all: weakref.WeakSet[Agreement] = weakref.WeakSet()
 
 
-def wrapped() -> dict[int, str]:
+def _wrapped() -> dict[int, str]:
     """The names of all parameters of wrapped models, by id."""
     return {place: name for each in _all for place, (name, _) in each._joined.items()}
+
+
+class _Seen:
+    """What is known of an optimizer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.unsteady: set[int] = set()  # wrapped parameters whose gradients are equal up to rounding, by id
+
+
+#: How far apart the same computation may be on two ranks by rounding alone, relative to the gradient's norm.
+_ROUNDING = 1e-3
+_seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Seen] = weakref.WeakKeyDictionary()
+
+
+def watch_steps() -> None:
+    """From now on look at the parameters of each optimizer that makes a step."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+@torch.no_grad()
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    place = world.current()
+    if place.world_size == 1 or os.getpid() != place.pid:
+        return
+    seen = _seen.setdefault(optimizer, _Seen())
+    seen.steps += 1
+    _tell_of_repeated_work(place)
+    params = [param for group in optimizer.param_groups for param in group["params"] if _is_dense(param.grad)]
+    names = _wrapped()
+    if not seen.steps & (seen.steps - 1):
+        seen.unsteady |= _unsteady([(names[id(each)], each) for each in params if id(each) in names])
+    alone: list[Any] = [each.grad for each in params if id(each) not in names or id(each) in seen.unsteady]
+    if alone:
+        # All ranks have computed it from whole batches, with the same result only if their kernels are deterministic.
+        exchange("gradients of parameters outside of wrapped models")
+        Broadcast(alone).send()
+
+
+def _tell_of_repeated_work(place: world.World) -> None:
+    """Warn once where no model is wrapped, as under a condition that didn't hold."""
+    if place.wraps or place.told_of_repeated_work:
+        return
+    place.told_of_repeated_work = True
+    line = f"; see {place.counted_at}, where the number of devices is asked for" if place.counted_at else ""
+    work = f"no model is wrapped, so each of the {place.world_size} ranks does all of the work{line}"
+    warnings.warn(work, stacklevel=4)
+
+
+def _unsteady(params: Sequence[tuple[str, Any]]) -> set[int]:
+    """Those of a wrapped model whose gradients aren't the same on all ranks, but are up to rounding. A collective."""
+    # By place: two models of one optimizer may have the same names.
+    own = bit_sums({str(place): param.grad for place, (_, param) in enumerate(params)})
+    told = exchange("the gradients of some steps", own)
+    different = [params[place] for place in range(len(params)) if len({theirs.get(str(place)) for theirs in told}) > 1]
+    if not different:
+        return set()
+    main = [param.grad.clone() for _, param in different]
+    Broadcast(main).send()
+    apart = [float((param.grad - each).norm() / each.norm()) for (_, param), each in zip(different, main)]
+    for (name, _), *ratios in zip(different, *exchange("how far gradients are apart", apart)):
+        if not max(ratios) < _ROUNDING:
+            raise Divergence(
+                f"the gradient of parameter {name!r} differs between ranks: it was used past the wrapped model by what "
+                "a rank has of its own, as in a hook or a list that forward fills. Compute it from what the model "
+                "returns"
+            )
+    return {id(param) for _, param in different}
+
+
+def _is_dense(grad: Any) -> bool:
+    return isinstance(grad, torch.Tensor) and grad.layout == torch.strided and grad.numel() > 0

@@ -280,7 +280,7 @@ def _made_in(suffix: Any, prefix: Any, dir: Any) -> str | None:
     if call is None or not call.shared:
         return None
 
-    def real() -> str:
+    def real() -> Any:
         descriptor, name = tempfile.mkstemp(suffix, prefix, dir)
         os.close(descriptor)
         return name

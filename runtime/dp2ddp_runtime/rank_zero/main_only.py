@@ -9,14 +9,18 @@ import functools
 import inspect
 import io
 import logging
-from collections.abc import Iterator
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from ..base import codec, world
 from ..batches.deferred import materialize
 from ..ranks import file_sync
-from . import hands, twins
+from . import hands
 
 T = TypeVar("T")
 
@@ -43,7 +47,7 @@ def main_only(target: T) -> T:
         return cast("T", _Later(target))
     if target is None or world.world_size() == 1:
         return target
-    present = target if file_sync.writes() or twins.is_read_back(target) else _stand_in(target)
+    present = target if file_sync.writes() or _is_read_back(target) else _stand_in(target)
     return cast("T", _Called(present) if callable(target) or inspect.ismodule(target) else _gathering(present))
 
 
@@ -72,8 +76,8 @@ class _Called:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = materialize((args, kwargs))
-        if twins.is_read_back(self._target):
-            made = twins.make(self._target, args, kwargs)
+        if _is_read_back(self._target):
+            made = _twin(self._target, args, kwargs)
             is_absent = made is None and not file_sync.writes()
             return _stand_in(self._target)(*args, **kwargs) if is_absent else _gathering(made, closes=True)
         if not self._counts or not callable(self._target) or file_sync.shared() is None:
@@ -99,7 +103,7 @@ def _gathering(made: Any, closes: bool = False) -> Any:
     def getattribute(self: Any, name: str) -> Any:
         found = kind.__getattribute__(self, name)
         if closes and name == "close":
-            return functools.partial(twins.close, found)
+            return functools.partial(_close, found)
         is_method = inspect.isroutine(found) and not name.startswith("_")
         return functools.partial(_call, found) if is_method else found
 
@@ -109,6 +113,70 @@ def _gathering(made: Any, closes: bool = False) -> Any:
     with suppress(TypeError):  # its layout is fixed in C: what is written in C looks by itself, or not at all
         made.__class__ = type(kind.__name__, (kind,), names)
     return made
+
+
+# Objects that are filled and read back (`h5py.File`): rank 0's at its path, another rank's at one of its own. What
+# writes from C++ passes no door, so only rank 0 may have the script's path. And what was written is read back on every
+# rank, by whatever functions the object has: so every rank has one.
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _is_read_back(target: Any) -> bool:
+    """Whether this is a class whose objects give back what they hold, as dictionaries do. Writers of reports don't."""
+    return inspect.isclass(target) and hasattr(target, "__getitem__")
+
+
+def _twin(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`kind(*args, **kwargs)`; on ranks that write no files with a path of their own in place of the first argument.
+
+    What is appended to, or has a mode that isn't known, starts there as a copy. What is only read is the script's
+    own. None on ranks other than 0 where that hasn't made or opened a file at its first argument. What `kind`
+    raises on rank 0, it raises on every rank.
+    """
+    given = _bound(kind, args, kwargs)
+    nothing: tuple[str, Any] = ("", None)
+    name, path = next(iter(given.items()), nothing)
+    if isinstance(path, io.IOBase):
+        return kind(*args, **kwargs)
+    is_path, mode = isinstance(path, (str, os.PathLike)), set(str(given.get("mode", "+")))
+    if not mode & set("wx"):
+        hands.by_main("ddp.main_only", lambda: None)  # which comes after all that rank 0 has written before
+        if not mode & set("a+"):
+            return kind(*args, **kwargs)
+    if file_sync.writes() or not is_path:
+        there = os.path.exists if is_path else lambda path: False
+        made = hands.by_main("ddp.main_only", lambda: kind(*args, **kwargs), path, lambda made: there(path))
+        return made if file_sync.writes() else None
+    folder = tempfile.TemporaryDirectory(prefix="dp2ddp")
+    own = os.path.join(folder.name, os.path.basename(path))
+    if not mode & set("wx"):
+        with file_sync.not_together("own"), suppress(FileNotFoundError):
+            (shutil.copytree if os.path.isdir(path) else shutil.copyfile)(path, own)
+    if not hands.by_main("ddp.main_only", lambda: None, path):
+        return None
+    made = kind(*([own, *args[1:]] if args else []), **(kwargs if args else {**kwargs, name: own}))
+    try:
+        weakref.finalize(made, folder.cleanup)
+    except TypeError:  # it can't be referred to so: the folder goes with the process
+        _kept.append(folder)
+    return made
+
+
+def _close(real: Any) -> None:
+    """An object's `close`: other ranks go on when rank 0 has done it, as they may read the file by its path then."""
+    if not file_sync.writes():
+        real()
+    hands.by_main("ddp.main_only", real)
+
+
+def _bound(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by their names, the first one first."""
+    with suppress(ValueError, TypeError):  # of a class in C they aren't known, nor with arguments that it doesn't take
+        bound = inspect.signature(kind).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+    return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
 
 
 def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
