@@ -12,7 +12,6 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.model import state_dict
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.rank_zero import checkpoint
 from rank_pool import RankError, RankPool
@@ -78,7 +77,7 @@ def load_and_go_on(original: bool, key: str, path: Path) -> Parameters:
     """The other epoch only."""
     net, optimizer = make_pair(original, seed=1)
     states = (torch.load if original else checkpoint.load)(path)
-    load: Any = nn.Module.load_state_dict if original else state_dict.load_state_dict
+    load: Any = nn.Module.load_state_dict if original else models.load_state_dict
     load(net.module if original and key == "bare" else net, states[key])
     optimizer.load_state_dict(states["optimizer"])
     train_epoch(net, optimizer)
