@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import deferred, loader
 from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import outputs
+from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.ranks import exchange, group, rng
 
 from .play import play
@@ -29,7 +29,12 @@ ORACLES = {
 #: What wraps models on ranks.
 WRAP = "dp2ddp_runtime.model.wrapped:wrap_model"
 
-_SIZES = {"LARGE": outputs.LARGE, "SMALL": deferred.SMALL, "FIRST": summing._FIRST_BUCKET, "BUCKET": summing._BUCKET}
+_SIZES = {
+    "LARGE": scatter_gather.LARGE,
+    "SMALL": deferred.SMALL,
+    "FIRST": summing._FIRST_BUCKET,
+    "BUCKET": summing._BUCKET,
+}
 
 
 def serve(pipe: Connection, rank: int, ranks: int, store: str, wrap: str) -> None:
@@ -86,7 +91,7 @@ def _as_rank(spec: Spec, wrap: Callable[..., Any]) -> Any:
 
 def _choose_sizes(options: Options) -> None:
     """Let tiny tensors be treated as large ones are, or not."""
-    outputs.LARGE, deferred.SMALL = (8, 8) if options.deferred else (_SIZES["LARGE"], _SIZES["SMALL"])
+    scatter_gather.LARGE, deferred.SMALL = (8, 8) if options.deferred else (_SIZES["LARGE"], _SIZES["SMALL"])
     sizes = (100, 200) if options.buckets else (_SIZES["FIRST"], _SIZES["BUCKET"])
     summing._FIRST_BUCKET, summing._BUCKET = sizes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dp2ddp_runtime.model import inputs
+from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model.wrapped import wrap_model
 from torch import nn
 
@@ -87,14 +87,14 @@ def unused_stay_none(module: nn.Module, dim: int = 0) -> Any:
 
 def another_row(module: nn.Module, dim: int = 0) -> Any:
     """Wrap a model so that the first rank has the second row twice."""
-    if inputs._take_rows.__name__ == "_take_rows":
-        take = inputs._take_rows
+    if scatter_gather._take_rows.__name__ == "_take_rows":
+        take = scatter_gather._take_rows
 
         def wrong(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
             rows, tokens = take(tensor, *args)
             return (torch.cat([rows[1:2], rows[1:]]) if len(rows) > 1 else rows), tokens
 
-        inputs._take_rows = wrong  # type: ignore[assignment]
+        scatter_gather._take_rows = wrong  # type: ignore[assignment]
     return wrap_model(module, dim)
 
 

@@ -16,7 +16,7 @@ import torch
 from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import deferred, loader
-from dp2ddp_runtime.model import outputs
+from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model import wrapped as model
 from dp2ddp_runtime.rank_zero import checkpoint
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
@@ -57,11 +57,11 @@ class Large:
     """Makes everything large: nothing travels along, and outputs stay deferred."""
 
     def __enter__(self) -> None:
-        self.before = deferred.SMALL, outputs.LARGE
-        deferred.SMALL, outputs.LARGE = 0, 0
+        self.before = deferred.SMALL, scatter_gather.LARGE
+        deferred.SMALL, scatter_gather.LARGE = 0, 0
 
     def __exit__(self, *error: object) -> None:
-        deferred.SMALL, outputs.LARGE = self.before
+        deferred.SMALL, scatter_gather.LARGE = self.before
 
 
 def is_the_whole_batch() -> bool:

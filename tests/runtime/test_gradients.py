@@ -16,7 +16,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
-from dp2ddp_runtime.model import agreement, outputs
+from dp2ddp_runtime.model import agreement, scatter_gather
 from dp2ddp_runtime.model import wrapped as models
 from rank_pool import RankPool
 from torch import nn
@@ -355,7 +355,7 @@ class Severing(nn.Module):
 
 def led_to_as_the_rows_say(by_hand: bool) -> None:
     torch.manual_seed(0)
-    before, outputs.LARGE = outputs.LARGE, 0
+    before, scatter_gather.LARGE = scatter_gather.LARGE, 0
     try:
         alone = [nn.Linear(2, 4), Severing()]
         ours = [models.wrap_model(copy.deepcopy(net)) for net in alone]
@@ -382,7 +382,7 @@ def led_to_as_the_rows_say(by_hand: bool) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     finally:
-        outputs.LARGE = before
+        scatter_gather.LARGE = before
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

@@ -25,9 +25,8 @@ from ..launch import devices
 from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
-from .inputs import Inputs
-from .outputs import Note, gather_outputs
 from .replica import Replica
+from .scatter_gather import Inputs, Note, gather_outputs
 
 _NOTHING: dict[str, torch.Tensor] = {}
 _PREFIX = "module."
