@@ -7,7 +7,7 @@ logger) do nothing on ranks other than 0, and no sink contains a collective.
 from typing import NoReturn
 
 from .base.world import device, device_count, is_main, local_rank, rank, world_size
-from .batches import differentiated, losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
+from .batches import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
 from .batches.loader import set_epoch, shard_loader
 from .model.wrapped import WrappedModel, data_parallel, load_state_dict, wrap_model
 from .operations import barrier, broadcast, gather

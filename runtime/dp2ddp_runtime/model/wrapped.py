@@ -35,13 +35,7 @@ _CPU = torch.device("cpu")
 _CASTS_ALONE = hasattr(importlib.import_module("torch.nn.parallel.parallel_apply"), "autocast")
 
 
-def wrap_model(
-    module: nn.Module,
-    dim: int = 0,
-    sync_bn: bool = False,
-    find_unused_parameters: bool | None = None,
-    device_ids: Any = None,
-) -> WrappedModel:
+def wrap_model(module: nn.Module, dim: int = 0, sync_bn: bool = False, device_ids: Any = None) -> WrappedModel:
     """Wrap a model for training on all ranks, as `nn.DataParallel` wraps it for all devices. A collective.
 
     The module takes rank 0's parameters and buffers. It stays where it is, as under `nn.DataParallel`: what the script
@@ -54,8 +48,6 @@ def wrap_model(
         sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
             chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`. So do layers that
             are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
-        find_unused_parameters: accepted because `DistributedDataParallel` has it. Parameters that get no gradient are
-            always allowed, at no cost.
         device_ids: the devices that the original wraps it for. Each rank has its own one; that there are as many is
             looked at. None, or empty: all of them.
 
@@ -118,13 +110,7 @@ class WrappedModel(DistributedDataParallel):
     Pickled, it becomes a plain `nn.DataParallel`, which the unconverted script can load.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        device_ids: Any = None,
-        output_device: Any = None,
-        dim: int = 0,
-    ) -> None:
+    def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         nn.Module.__init__(self)
         devices.compare_wrap(device_ids)
         module = _plain(module)
