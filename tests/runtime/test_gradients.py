@@ -1,4 +1,4 @@
-"""Gradients over the ranks: buckets, their order, `no_sync`, pieces, failures; and what a model leaves behind."""
+"""Gradients over the ranks: buckets, their order, pieces, failures; and what a model leaves behind."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def what_lasts() -> list[Any]:
     fresh.module.writes = True  # on the rank that has the row for it
     for _ in range(3):
         fresh(a_row_each()).sum().backward()
-    with fresh.no_sync():
-        kept = fresh(a_row_each()).sum()
+    kept = fresh(a_row_each()).sum()
+    with fresh.no_sync():  # which changes nothing
         kept.backward(retain_graph=True)
     fresh.module.weight.data = fresh.module.weight.data.clone()
     (kept + fresh(a_row_each()).sum()).backward()
@@ -175,30 +175,6 @@ def a_rank_whose_rows_use_nothing() -> list[Any]:
 
 def test_a_rank_that_reaches_no_parameter_takes_part(ranks: RankPool) -> None:
     assert ranks(2, a_rank_whose_rows_use_nothing) == [[[[1.0] * 2] * 3, [[2.0] * 2] * 3]] * 2
-
-
-def without_sync() -> list[Any]:
-    net = models.wrap_model(nn.Linear(2, 1, bias=False))
-    weight = net.module.weight
-    x = a_row_each()
-    history: list[Any] = []
-    with net.no_sync():
-        net(x).sum().backward()
-        history.append(weight.grad)
-    for _ in range(2):
-        net(x).sum().backward()
-        history.append(weight.grad.tolist())
-    with net.no_sync():
-        net(x).sum().backward()
-    (net(x) * 0).sum().detach()
-    with torch.no_grad():
-        weight.mul_(1)  # the copies are made anew
-    net(x * 0).sum().backward()
-    return [*history, weight.grad.tolist()]
-
-
-def test_no_sync_sends_later_what_was_set_aside(ranks: RankPool) -> None:
-    assert ranks(2, without_sync) == [[None, [[6.0] * 2], [[9.0] * 2], [[12.0] * 2]]] * 2
 
 
 def after_a_failure() -> list[float]:

@@ -322,8 +322,8 @@ class Copy(Function):
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor | None, *grads: torch.Tensor | None) -> Any:
         bucket, nothing = ctx.bucket, (None,) * len(grads)
-        if token is None or bucket.holds_back():
-            if token is None and are_hooked(bucket.model() or ctx.tensors):
+        if token is None:
+            if are_hooked(bucket.model() or ctx.tensors):
                 raise RuntimeError(
                     "a parameter with a hook got a gradient inside of the wrapped model's forward, or of a reentrant "
                     "torch.utils.checkpoint, where no rank has all of it: pass use_reentrant=False to that, or call "

@@ -47,7 +47,7 @@ class Bucket:
     Args:
         sparse: whether the gradients are sparse tensors (`nn.Embedding(sparse=True)`).
         root: a node that every backward of all ranks reaches, unless it is one for some tensors only.
-        holder: what says, by its attribute `enabled`, whether gradients are sent (`no_sync`).
+        holder: what has these buckets, and is told what comes.
         originals: the tensors, if `Copy` gets them by way of `Root`.
         nodes: where the gradients of these arrive.
     """
@@ -73,11 +73,6 @@ class Bucket:
         """What is in this bucket, and in the others of the same model."""
         holder = self._holder()
         return [] if holder is None else holder.originals
-
-    def holds_back(self) -> bool:
-        """Whether the script wants no gradients sent now."""
-        holder = self._holder()
-        return holder is not None and not holder.enabled
 
     def set_aside(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Keep gradients of which the other ranks don't know."""

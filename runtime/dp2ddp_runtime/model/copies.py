@@ -22,11 +22,9 @@ class Copies:
     Attributes:
         source: what outputs are made of, if of them.
         originals: what they are copies of.
-        enabled: whether gradients are sent; if not, they are set aside until they are (`no_sync`).
     """
 
     def __init__(self) -> None:
-        self.enabled = True
         self._groups: list[list[int]] = []  # places of the buckets' tensors
         self._tensors: Mapping[str, torch.Tensor] = {}
         self.originals: list[torch.Tensor] = []
@@ -71,16 +69,12 @@ class Copies:
             self._overlaps = not any(exchange("whether a model's gradients come in pieces", self.has_pieces))
             self._told.update(self._own)
         if not is_known or self._is_outdated:
-            waiting = [(bucket.aside, bucket.originals) for bucket in self._buckets if bucket.aside]
-            self.forget_aside()
             self.originals = list(tensors.values())
             kinds = [(each.dtype, each.device) for each in self.originals]
             if not is_known or kinds != self._kinds:
                 self._kinds = kinds
                 self._plan(tensors, sparse)
             self._copy(list(tensors), sparse)
-            for aside, originals in waiting:
-                self._keep(aside, originals)
         self._tensors = tensors
         return self._own
 
@@ -159,15 +153,9 @@ class Copies:
         self._computed = [(each, each.grad_fn) for each in self.originals if not each.is_leaf]
         self.source = Source(set(self._nodes), [self._token])
 
-    def _keep(self, aside: list[torch.Tensor | None], originals: Sequence[torch.Tensor]) -> None:
-        """Hand what was set aside for tensors that were copied anew to their buckets."""
-        grads = {id(tensor): grad for tensor, grad in zip(originals, aside)}
-        for bucket in self._buckets:
-            bucket.set_aside([grads.get(id(tensor)) for tensor in bucket.originals])
-
     def has_aside(self) -> bool:
         """Whether a backward of this rank's own has reached a copy."""
-        return self.enabled and any(bucket.aside for bucket in self._buckets)
+        return any(bucket.aside for bucket in self._buckets)
 
     def forget_aside(self) -> None:
         """As a rank without rows does, which ran on rank 0's."""

@@ -229,15 +229,8 @@ class WrappedModel(DistributedDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside send no gradients: the next one outside sends the sums of all."""
-        if world.world_size() == 1 or self._inside:
-            yield
-            return
-        before, self._copies.enabled = self._copies.enabled, False
-        try:
-            yield
-        finally:
-            self._copies.enabled = before
+        """Changes nothing: each backward sends its gradients, whose sum is what one backward would send in the end."""
+        yield
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedModel:
         new = type(self).__new__(type(self))
