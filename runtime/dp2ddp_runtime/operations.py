@@ -14,16 +14,10 @@ def gather(value: Any) -> list[Any]:
     """What each rank has, in the order of the ranks, the same on every rank. A collective.
 
     For values that differ between ranks: `sum(ddp.gather(x))`, `max(ddp.gather(x))`, `torch.cat(ddp.gather(rows))`.
-    What comes from whole batches is over all ranks already.
-
-    Args:
-        value: as `broadcast` takes it.
-
-    Returns:
-        A list with an entry for each rank; tensors are detached, and on the CPU or this rank's device.
+    What comes from whole batches is over all ranks already. Tensors come detached, on the CPU or this rank's device.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it isn't a value as `broadcast` takes it.
     """
     value = materialize(value)
     return [value] if _is_alone("ddp.gather") else exchange("ddp.gather", value)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from .base import waiting, world
 from .base.location import here
-from .batches import handover
-from .launch import devices, failure, launcher, memory, watchdog
+from .batches import deferred
+from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import agreement
 from .rank_zero import checkpoint, handles, hands
@@ -147,13 +147,13 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
         group.join(backend, place)
         direct.join(place)
     if place.device.type == "cpu":
-        memory.keep()
+        devices.keep_memory()
     group.hide_variables()
     adopt_terminal(place.store)
     failure.install()
     signals.install()
     agreement.watch_steps()
-    handover.install()
+    deferred.watch_handover()
     rng.watch_seeding()
     rng.watch_states()
     hands.install(place.store, checkpoint.onto_own_device(torch.load))

@@ -11,9 +11,9 @@ import pytest
 
 _PROGRAM = """
 import resource, torch
-from dp2ddp_runtime.launch import memory
+from dp2ddp_runtime.launch import devices
 torch.set_num_threads(1)
-memory.keep()
+devices.keep_memory()
 for step in range(20):
     held = [torch.ones(10_000_000) for _ in range(2)]  # glibc by itself maps what is over 32 MB anew each time
     del held

@@ -7,7 +7,13 @@ there together, because every rank runs every line; a rank that looks alone ends
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import math
+import multiprocessing.process
+import multiprocessing.queues
+import queue
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -274,3 +280,40 @@ class _Unwrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
+
+
+#: The classes and their methods that are given something for another thread or process.
+_DOORS: tuple[tuple[Any, str], ...] = (
+    (concurrent.futures.ThreadPoolExecutor, "submit"),
+    (concurrent.futures.ProcessPoolExecutor, "submit"),
+    (queue.Queue, "put"),
+    (threading.Thread, "__init__"),
+    (multiprocessing.queues.Queue, "put"),
+    (multiprocessing.queues.SimpleQueue, "put"),
+    (multiprocessing.process.BaseProcess, "__init__"),
+)
+
+
+def watch_handover() -> None:
+    """From now on what the main thread hands to threads and other processes comes there whole.
+
+    These can't ask the other ranks for it: each would do so at another time.
+    """
+    for owner, name in _DOORS:
+        real = getattr(owner, name)
+        if not hasattr(real, "of_dp2ddp"):
+            setattr(owner, name, _gathering(real))
+
+
+def _gathering(real: Any) -> Any:
+    @functools.wraps(real)
+    def hand_over(*args: Any, **kwargs: Any) -> Any:
+        # Another thread's (one that reads batches ahead) is in its own turn, and what it hands on stays deferred.
+        if threading.get_ident() == threading.main_thread().ident:  # (`current_thread` may make a `Thread`)
+            for tensor in nesting.tensors([args[1:], kwargs]):
+                if isinstance(tensor, Deferred):
+                    tensor.materialize()
+        return real(*args, **kwargs)
+
+    hand_over.of_dp2ddp = True  # type: ignore[attr-defined]
+    return hand_over

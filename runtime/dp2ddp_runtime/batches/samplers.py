@@ -51,11 +51,9 @@ class RankBatchSampler(Delegate):
         lead: by how many batches the original's workers are further ahead than this rank's. So far `inner` is ahead of
             what is taken here: a sampler that learns is asked for each batch when the original's is.
 
-    Attributes:
-        sizes: each rank's number of samples, for each batch that the latest iteration has yielded. The reader takes
-            them off.
-        drawn: is called when a batch is drawn, before its samples are loaded, with whether all of them will be.
-        latest: the whole batches of the latest iteration.
+    Attributes: sizes: each rank's number of samples, for each batch that was yielded and not yet read. drawn: is
+    called when a batch is drawn, before its samples are loaded, with whether all of them will be. latest: the whole
+    batches of the latest iteration.
     """
 
     def __init__(self, inner: Any, splits: bool, lead: int) -> None:

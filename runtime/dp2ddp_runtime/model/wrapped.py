@@ -290,19 +290,18 @@ _wrapped: MutableMapping[nn.Module, dict[int, WrappedModel]] = weakref.WeakKeyDi
 
 
 def data_parallel(module: nn.Module, inputs: Any, dim: int = 0, module_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs.
+    """`torch.nn.parallel.data_parallel` over ranks: splits the inputs, runs the module, gathers the outputs along
+    `dim`.
 
-    The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on its
-    gradients are summed over the ranks. All ranks call it with the same inputs. With a single rank it calls the module.
+    The module takes part from its first call on: then it takes rank 0's parameters and buffers, and from then on
+    its gradients are summed over the ranks. All ranks call it with the same inputs. With a single rank it calls the
+    module.
 
     Args:
         module: the module; it moves to this rank's device, if it isn't there.
         inputs: a tensor, or a tuple of positional arguments.
         dim: the dimension along which inputs are split and outputs concatenated.
         module_kwargs: keyword arguments.
-
-    Returns:
-        What the module returns, gathered along `dim`.
     """
     arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
     if world.world_size() == 1:

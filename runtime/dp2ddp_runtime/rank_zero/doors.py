@@ -23,8 +23,7 @@ class Door:
 
     Args:
         owner, name: where it is.
-        paths: where its arguments have the paths that it asks about or changes, which say whose the call is: places
-            and names.
+        paths: where its arguments have the paths that say whose the call is: places and names.
         asks: whether it changes nothing.
         removes: whether others may still read what it changes.
         moves: whether it takes away what its first path names.
