@@ -88,7 +88,8 @@ class Broadcast:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._sends: list[tuple[list[torch.Tensor], bool]] = []  # of each device: the tensors, and whether in place
+        #: Of each device: the tensors, and their room in a message, as such and whole; none if they travel in place.
+        self._sends: list[tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]] = []
         groups: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel() and tensor.layout == torch.strided:
@@ -97,23 +98,33 @@ class Broadcast:
             is_small = direct.takes(device, sum(each.nbytes for each in members), direct.MOST_OF_ONE)
             known = _KNOWN if device.type == "cpu" else (*_KNOWN, torch.bfloat16)
             is_known = device == transport_device(device) and all(each.dtype in known for each in members)
-            self._sends.append((members, is_known and not is_small))
+            self._sends.append((members, [], None) if is_known and not is_small else (members, *_room(members)))
 
     # Out of inference mode: gloo writes from a thread of its own, which inference tensors don't allow.
     @torch.inference_mode(False)
     @torch.no_grad()
     def send(self) -> None:
         """Overwrite the tensors. A collective."""
-        for members, in_place in self._sends:
-            if in_place:
+        for members, parts, room in self._sends:
+            if room is None:
                 with Waiting("rank 0's parameters or buffers", members[0].device):
                     dist._broadcast_coalesced(group.whole(), members, _AT_ONCE, 0)  # type: ignore[attr-defined]
                 continue
-            came = broadcast(torch.cat([bytes_of(plain(each)) for each in members]), 0)
-            if not world.is_main():
-                for member, part in zip(members, torch.split(came, [each.nbytes for each in members])):
-                    # A part may begin anywhere, a number not.
-                    member.copy_(part.clone().view(member.dtype).view(member.shape))
+            if world.is_main():
+                torch._foreach_copy_(parts, members)
+                broadcast(room, 0)
+            else:
+                room.copy_(broadcast(room, 0))
+                torch._foreach_copy_(members, parts)
+
+
+@torch.inference_mode(False)
+def _room(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Memory for all of them, one behind the other, each where numbers may begin: as tensors like them, and whole."""
+    sizes = [-(-each.nbytes // 16) * 16 for each in tensors]
+    room = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+    places = zip(torch.split(room, sizes), tensors)
+    return [place[: each.nbytes].view(each.dtype).view(each.shape) for place, each in places], room
 
 
 @torch.inference_mode(False)
