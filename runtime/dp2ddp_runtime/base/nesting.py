@@ -100,8 +100,8 @@ def concatenate(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 def count_chunks(value: Any, parts: int, dim: int) -> int | None:
     """How many replicas `nn.DataParallel` has arguments for: the fewest chunks that any tensor has along `dim`.
 
-    As in `torch.nn.parallel.scatter`, tensors are cut inside tuples, lists, dicts and namedtuples; anything else, and
-    a tensor without dimensions, goes to each replica as it is. None if there is nothing else.
+    As in `torch.nn.parallel.scatter`, anything but tensors with dimensions in tuples, lists, dicts and namedtuples
+    goes to each replica as it is. None if there is nothing else.
     """
     cut = [leaf for leaf in leaves(value, _is_not_scattered) if _is_cut(leaf)]
     return min((sum(map(bool, chunk_sizes(leaf.size(dim), parts))) or parts for leaf in cut), default=None)

@@ -79,11 +79,7 @@ class Collate:
         self._watch: kept.Watch | None = None  # of what it keeps from one batch to the next
 
     def __call__(self, samples: Any) -> Any:
-        """The batch of this rank's samples.
-
-        Raises:
-            ValueError: rows don't stay apart; says what doesn't.
-        """
+        """The batch of this rank's samples. ValueError if rows don't stay apart, which says what doesn't."""
         number = self._batches
         if number < _CHECKED or number & (number - 1) == 0:
             with voice.heard(False):

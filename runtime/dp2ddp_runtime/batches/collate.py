@@ -136,11 +136,7 @@ class RankIterator(samplers.Delegate):
         return batch
 
     def _next_in_a_thread(self) -> Any:
-        """A whole batch. The ranks can't meet where a thread reads ahead, so each loads all of them.
-
-        Raises:
-            RuntimeError: the main thread has begun this pass.
-        """
+        """A whole batch: the ranks can't meet where a thread reads ahead. RuntimeError if the main thread has begun."""
         if self._sampler.splits:
             if self._batches:
                 raise RuntimeError(
@@ -159,8 +155,7 @@ class RankIterator(samplers.Delegate):
     def _meet(self, share: Share, is_first: bool) -> tuple[Share, list[Any]]:
         """Agree on a batch: the ranks' strings, with this rank's share, which is another one if all load it anew.
 
-        Raises:
-            Exception: the first rank's that can't load it.
+        Raises what the first rank raised that can't load it.
         """
         errors = [told(error) for error in self._failed]
         ranks = exchange(f"a batch of a {self._name}", [errors, travelling(share.rows), share.shapes, share.changes])

@@ -79,10 +79,9 @@ class Deferred(torch.Tensor):
 
     @property
     def is_rows(self) -> bool:
-        """Whether what is done to the rows is done to the whole batch.
+        """Whether what is done to the rows is done to the whole batch: not once that is here.
 
-        Not once it is materialized; and not if autograd knows more of it than of its rows: a function of the script's
-        (`torch.autograd.Function`) has made it, from others.
+        Nor if autograd knows more of it than of its rows: a function of the script's has made it, from others.
         """
         return self._data is None and _grad_fn(self) is self._node
 

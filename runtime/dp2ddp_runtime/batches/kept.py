@@ -135,8 +135,8 @@ def watch(root: Any) -> None:
 def not_apart(changes: Sequence[Changes]) -> str:
     """Which of the ranks' `changes` the ranks did not begin with in a state of their own each; empty if there is none.
 
-    Generators that are seeded otherwise on every rank draw for each row what the original could have drawn, as those
-    of workers do. From the same state, ranks draw the same for several rows.
+    Generators that are seeded otherwise on every rank draw for each row what the original could have drawn, as
+    workers' do. From the same state, ranks draw the same for several rows.
     """
     for name in dict.fromkeys(itertools.chain(*changes)):
         before = [each[name] for each in changes if name in each]

@@ -162,9 +162,8 @@ _begun: dict[int, list[_Begun]] = {}  # by the number of the backward that they 
 
 @torch.no_grad()
 def later(grads: Tensors, leaves: Tensors, wanted: Sequence[bool], bucket: Bucket) -> None:
-    """Sum gradients over the ranks while this backward goes on; at its end they are added to the leaves' `.grad`.
-
-    To that of the leaves for which this backward was called (`wanted`).
+    """Sum gradients over the ranks meanwhile; at this backward's end the `wanted` ones are added to the leaves'
+    `.grad`.
     """
     if bucket.sparse:
         accumulate([leaf for leaf, is_wanted in zip(leaves, wanted) if is_wanted], sum_over_ranks(grads, True))

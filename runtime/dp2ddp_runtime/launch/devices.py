@@ -123,11 +123,9 @@ def compare_wrap(device_ids: DeviceIds) -> None:
 def choose_device(device_ids: Sequence[int] | None, place: world.World) -> torch.device:
     """This rank's device, of which it is made the current one.
 
-    Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has read the environment
-    already, this process's command starts again to that end, as a plain start does.
-
-    Raises:
-        SystemExit: an accelerator that isn't CUDA, for several ranks; CUDA was asked for its devices too early.
+    Where a launcher shows a rank several GPUs, it sees its own one only from here on. If CUDA has read the
+    environment already, this process's command starts again to that end, as a plain start does. SystemExit for
+    several ranks on an accelerator that isn't CUDA, and where CUDA was asked for its devices too early.
     """
     if world.wants_cpu() or device_ids == []:
         return torch.device("cpu")

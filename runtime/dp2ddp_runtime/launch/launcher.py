@@ -52,9 +52,6 @@ def launch(own: Sequence[Mapping[str, str]]) -> NoReturn:
 
     Signals are passed on to the ranks; a second one that asks for the end (Ctrl-C, SIGTERM, SIGHUP) ends them. Exits
     with 0, or with the exit code of the first rank that failed: 128 + n if signal n ended it (130 for Ctrl-C).
-
-    Raises:
-        SystemExit: this process's command can't be told, because it reads its script from a terminal or a pipe.
     """
     started_by = command()
     received: list[int] = []

@@ -45,11 +45,7 @@ State = Optional["dict[str, Any]"]
 
 
 def start(store: Store) -> None:
-    """Look after this rank from now on.
-
-    Raises:
-        SystemExit: `DP2DDP_STUCK_AFTER` is no number.
-    """
+    """Look after this rank from now on. SystemExit if `DP2DDP_STUCK_AFTER` is no number."""
     given = os.environ.get(STUCK_AFTER, "60")
     try:
         stuck_after = max(0.0, float(given))

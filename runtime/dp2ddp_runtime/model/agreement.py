@@ -45,11 +45,7 @@ class Agreement:
         return new
 
     def join(self, model: nn.Module) -> None:
-        """Check that all ranks have the same model; take rank 0's values where that wasn't done before. A collective.
-
-        Raises:
-            Divergence: the ranks' models differ in names, shapes or dtypes.
-        """
+        """Check that all ranks have the same model; take rank 0's values of what is new. A collective."""
         params = dict(model.named_parameters())
         new = {name: param for name, param in params.items() if id(param) not in self._joined}
         self._joined = {id(param): (name, param) for name, param in params.items()}

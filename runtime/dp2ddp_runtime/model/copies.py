@@ -92,9 +92,8 @@ class Copies:
         return is_marked or not self._lies_there(own)
 
     def refuse_written(self) -> None:
-        """After a forward: RuntimeError if it has written into a copy while gradients are recorded.
-
-        `nn.DataParallel`'s replicas have views, into which torch doesn't let it.
+        """After a forward: RuntimeError if it has written into a copy while gradients are recorded, as torch has it
+        for views.
         """
         if not identical([each.grad_fn for each in self._own.values()], self._nodes):
             places = [node is each.grad_fn for each, node in zip(self._own.values(), self._nodes)]

@@ -101,11 +101,7 @@ def _folder_beside(path: str, name: str) -> Iterator[str]:
 
 
 def _lock(folder: str, wait: bool) -> int:
-    """An open file, as long as which no other process gets the folder's lock.
-
-    Raises:
-        OSError: another one has it, or locks aren't to be had here.
-    """
+    """An open file, as long as which no other process gets the folder's lock. OSError if another one has it."""
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "no locks")
     file = os.open(folder, os.O_RDONLY)
@@ -120,16 +116,9 @@ def _lock(folder: str, wait: bool) -> int:
 def load(f: File, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`torch.load`, onto this rank's device. After `setup` `torch.load` itself does so, where there are several ranks.
 
-    Args:
-        f, *args, **kwargs: as `torch.load` takes them.
-        map_location: as there. None: what was saved from CUDA comes to this rank's device, the rest to the CPU.
-
-    Returns:
-        What was saved. A whole `nn.DataParallel` that was pickled comes back wrapped for the ranks
-        (`wrap_model`), also as a value of a dictionary.
-
-    Raises:
-        RuntimeError, OSError, ...: as `torch.load`.
+    Arguments and errors are those of `torch.load`. With `map_location=None` what was saved from CUDA comes to this
+    rank's device, the rest to the CPU. A whole `nn.DataParallel` that was pickled comes back wrapped for the ranks,
+    also as a value of a dictionary.
 
     See https://pytorch.org/docs/stable/generated/torch.load.html.
     """

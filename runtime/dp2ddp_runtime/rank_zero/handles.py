@@ -115,11 +115,7 @@ class Nowhere(io.FileIO):
 def nowhere(
     path: Any, mode: str, buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None, *_: Any
 ) -> IO[Any]:
-    """What `open` gives, of the same kind and name, that leads nowhere; one that reads as well has a copy of its own.
-
-    Raises:
-        ValueError: as `open`.
-    """
+    """What `open` gives, of the same kind, that leads nowhere; one that reads as well has a copy of its own."""
     mode = mode.replace("x", "w")
     if "+" in mode:
         with tempfile.TemporaryFile() as copy:

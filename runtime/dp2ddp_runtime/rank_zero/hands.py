@@ -51,9 +51,8 @@ _numbers = itertools.count()  # of files that rank 0 has opened to write
 def install(store: Any, load: Any = None) -> None:
     """From now on this rank has no hands; rank 0 tells what it does. Also under names that modules have imported.
 
-    Args:
-        store: the ranks'; None in a child of a rank that has no hands, which asks nobody.
-        load: what stands in the place of `torch.load`, if anything does.
+    Without a store this is a child of a rank that has no hands, and asks nobody. `load` is in the place of
+    `torch.load`.
     """
     global _journal, _is_installed
     if _is_installed:

@@ -31,14 +31,10 @@ _ENTRIES, _READERS_AT = "files", "files/at"
 
 
 class Entry(NamedTuple):
-    """What a call came to.
+    """What a call, about a path, came to.
 
-    Args:
-        call: its key.
-        about: a checksum of its path.
-        how: "ok", with the answer; "error", with what was raised; "turn", with the number of a change for which rank 0
-            waits until the others are at it.
-        value: as JSON has it.
+    How: "ok", with the answer; "error", with what was raised; "turn", with the number of a change for which rank 0
+    waits until the others are at it. The value is as JSON has it.
     """
 
     call: str
