@@ -196,7 +196,7 @@ def test_signals_end_the_whole_job(warm: Warm, tmp_path: Path, name: str) -> Non
     assert time.monotonic() - begin < 10
     assert done.returncode == (-9 if name == "SIGKILL" else 128 + number)
     assert wait_for_end(list(ranks)) == []
-    assert wait_for_end(list(workers), 2) == [], "torch itself looks every 5 seconds"
+    assert wait_for_end(list(workers), 12) == [], "torch looks every 5 seconds"
     assert done.stderr.count("KeyboardInterrupt\n") == (1 if name == "SIGINT" else 0)
 
 
