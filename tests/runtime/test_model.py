@@ -199,6 +199,19 @@ def test_only_modules_are_wrapped() -> None:
     assert models.wrap_model(nn.DataParallel(module)).module is module
 
 
+class _Conditional(nn.BatchNorm1d):
+    def forward(self, input: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
+        normalised = super().forward(input)
+        return normalised if gain is None else normalised * gain
+
+
+def test_sync_bn_for_a_layer_that_takes_more_than_its_input_is_an_error_without_cuda_too() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), _Conditional(2))
+    with pytest.raises(TypeError, match=r"can't take the place of 1 \(_Conditional\): its forward takes more than"):
+        models.wrap_model(module, sync_bn=True)
+    models.wrap_model(module)
+
+
 def layers_of_its_own() -> list[str]:
     """A model that has `SyncBatchNorm` layers stays what it is: keys, copies, pickles, compiled."""
     module = nn.Sequential(nn.Linear(3, 2), nn.SyncBatchNorm(2))

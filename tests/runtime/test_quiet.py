@@ -196,10 +196,15 @@ thread.join()
 
 
 TERMINAL = """
-import os, shutil, sys
+import array, os, shutil, struct, sys
+from fcntl import ioctl
+from termios import TIOCGWINSZ
 import dp2ddp_runtime as ddp
 ddp.setup()
 assert [sys.stdout.isatty(), sys.stderr.isatty()] == [True, False], ddp.rank()
+assert struct.unpack("4H", ioctl(sys.__stdout__, TIOCGWINSZ, "\\0" * 8))[:2] == (41, 93), ddp.rank()
+size = array.array("H", [0] * 4)
+assert (ioctl(1, TIOCGWINSZ, size, True), size[1]) == (0, 93), ddp.rank()
 assert os.get_terminal_size() == os.get_terminal_size(1) == shutil.get_terminal_size() == (93, 41), ddp.rank()
 try:
     os.get_terminal_size(2)

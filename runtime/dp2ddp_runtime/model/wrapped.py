@@ -6,6 +6,7 @@ import contextlib
 import copy
 import copyreg
 import importlib
+import inspect
 import itertools
 import warnings
 import weakref
@@ -52,7 +53,7 @@ def wrap_model(module: nn.Module, dim: int = 0, sync_bn: bool = False, device_id
             looked at. None, or empty: all of them.
 
     Raises:
-        TypeError: `module` is no `nn.Module`.
+        TypeError: `module` is no `nn.Module`; with `sync_bn`, one of its BatchNorm layers takes more than its input.
         RuntimeError: the ranks' models differ in names, shapes or dtypes; there are more or fewer ranks on this
             machine than `device_ids`.
     """
@@ -73,6 +74,8 @@ def _plain(module: Any) -> nn.Module:
 
 def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
     """The module with `SyncBatchNorm` layers that synchronise if that is `wanted`, and else don't."""
+    if wanted:
+        _refuse_more_than_input(module)
     if wanted and world.device().type != "cuda":
         warnings.warn("SyncBatchNorm needs CUDA: BatchNorm stays as it is", stacklevel=3)
         wanted = False
@@ -83,6 +86,16 @@ def _with_sync_bn(module: nn.Module, wanted: bool) -> nn.Module:
     for layer in layers:
         layer.synchronises = wanted
     return module
+
+
+def _refuse_more_than_input(module: nn.Module) -> None:
+    """On every device, so that it is found before there are GPUs."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and len(inspect.signature(layer.forward).parameters) > 1:
+            raise TypeError(
+                f"sync_bn=True can't take the place of {name or 'the model'} ({type(layer).__name__}): its forward "
+                "takes more than its input, and SyncBatchNorm's doesn't; wrap the model without sync_bn"
+            )
 
 
 # Its method is exchanged, and not the layers, so that these print, save and pickle themselves as in the original.

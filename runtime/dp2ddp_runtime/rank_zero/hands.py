@@ -42,6 +42,12 @@ from .callsites import Call, belongs_to_this_rank, call_of
 from .doors import DOORS, Door
 from .journal import Journal
 
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _real_open, _real_os_open, _real_stat = builtins.open, os.open, os.stat
 _journal: Journal | None = None
 _is_installed = False
@@ -74,6 +80,8 @@ def install(store: Any, load: Any = None) -> None:
         (subprocess.Popen, "__init__", _starting(subprocess.Popen.__init__)),
         (os, "popen", _popen(os.popen)),
     ]
+    if fcntl is not None:
+        stand_ins.append((fcntl, "ioctl", _asking_for_size(fcntl.ioctl)))
     made = {id(getattr(owner, name)): stand_in for owner, name, stand_in in stand_ins}
     for owner, name, stand_in in stand_ins:
         setattr(owner, name, stand_in)
@@ -321,3 +329,21 @@ def _popen(real: Any) -> Any:
         return handles.Output(stream, functools.partial(by_main, told=lambda made: made))
 
     return popen
+
+
+def _asking_for_size(real: Any) -> Any:
+    """`fcntl.ioctl`: how large a terminal is, is asked on rank 0; other ranks have none."""
+    ask = _stand_in_for(Door(fcntl, "ioctl", asks=True, told=list, made=bytes), real)
+
+    @functools.wraps(real)
+    def ioctl(fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True) -> Any:
+        if request != termios.TIOCGWINSZ or isinstance(arg, int):
+            return real(fd, request, arg, mutate_flag)
+        room = memoryview(arg.encode() if isinstance(arg, str) else arg)
+        size = ask(fd, request, bytes(room.nbytes))
+        if room.readonly or not mutate_flag:
+            return size
+        room.cast("B")[:] = size
+        return 0
+
+    return ioctl

@@ -9,6 +9,7 @@ import functools
 import inspect
 import io
 import logging
+import sys
 import os
 import shutil
 import tempfile
@@ -184,6 +185,16 @@ def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def _close_figures(tag: Any, figure: Any, *args: Any, close: bool = True, **kwargs: Any) -> None:
+    """`SummaryWriter.add_figure` closes what it has drawn; figures that stay open fill the memory of other ranks.
+
+    https://docs.pytorch.org/docs/stable/tensorboard.html#torch.utils.tensorboard.writer.SummaryWriter.add_figure
+    """
+    if (args[1] if len(args) > 1 else close) and "matplotlib.pyplot" in sys.modules:
+        for each in figure if isinstance(figure, list) else [figure]:
+            sys.modules["matplotlib.pyplot"].close(each)
+
+
 class Absent:
     """What other ranks hold in place of an object that only rank 0 has.
 
@@ -198,6 +209,8 @@ class Absent:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Absent:
         materialize((args, kwargs))
+        if self._absent_name.endswith(".add_figure"):
+            _close_figures(*args, **kwargs)
         return Absent(f"{self._absent_name}(...)")
 
     def __getattr__(self, attribute: str) -> Any:
