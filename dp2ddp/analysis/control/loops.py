@@ -188,7 +188,8 @@ class Loops:
         for node in self.reached(*loop.body):
             if isinstance(node, ast.Call) and not self._is_training_switch(node):
                 called = _called(node)
-                if self.resolver.holds(called, Wrapped, Module):
+                is_functional = self.names.qualified(called) == "torch.nn.parallel.data_parallel"
+                if is_functional or self.resolver.holds(called, Wrapped, Module):
                     yield called
         yield from self._given_with_the_batch(loop)
 
