@@ -65,12 +65,13 @@ net(torch.randn(8, 4))
         for call in facts.source.calls if facts.parallel else ():
             if not isinstance(call.func, ast.Attribute) or call.func.attr not in _REGISTERING or not call.args:
                 continue
-            is_inside = not facts.resolver.holds(call.func.value, Wrapped)  # (the wrapper's own sees whole batches)
-            if is_inside and any(_keeps(facts, each) for each in _called(facts, call.args[0])):
-                if _is_wrapped(facts, call.func.value):
-                    what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
-                    todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
-                    yield Note(self.id, facts.source.span(call), what, todo)
+            if facts.resolver.holds(call.func.value, Wrapped):
+                continue  # the wrapper's own hook sees whole batches
+            keeps = any(_keeps(facts, each) for each in _called(facts, call.args[0]))
+            if keeps and _is_wrapped(facts, call.func.value):
+                what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
+                todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
+                yield Note(self.id, facts.source.span(call), what, todo)
 
 
 def _called(facts: Facts, hook: ast.expr) -> Iterator[FunctionNode | ast.Lambda]:

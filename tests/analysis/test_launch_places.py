@@ -30,8 +30,8 @@ PLACES = {
         "args = argparse.ArgumentParser().parse_args()\n\nids = args.ids.split()\n<net = nn.DataParallel(Net(), ids)>",
         "ddp.setup(device_ids=ids)",
     ),
-    "in main, below what only chooses colours": (
-        "import matplotlib.pyplot as plt\nplt.set_cmap('jet')\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
+    "in main, below a logger and what only chooses colours": (
+        "import logging\nimport matplotlib.pyplot as plt\nplt.set_cmap('jet')\nlog = logging.getLogger()\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
     ),
     "below a file that is read, and a table": (
         "import json\nwith open('names.json') as file:\n    names = json.load(file)\ntable = torch.tensor([1, 2])\n"
