@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_675,
     "runtime/dp2ddp_runtime/ranks": 1_250,
     "tests": 1_475,
-    "tests/analysis": 2_375,
+    "tests/analysis": 2_425,
     "tests/benchmarks": 475,
     "tests/codemods": 100,
     "tests/command": 325,

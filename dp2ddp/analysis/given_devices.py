@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby, permutations
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import negated, terms
@@ -156,7 +157,11 @@ def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
         return f"{otherwise} if {found[None][0][len('not ') :]} else None"
     if otherwise is None and [[each] for each in found] == [*found.values()]:
         return f"{next(iter(found))} or None"
-    return "".join(f"{ids} if {' or '.join(tests)} else " for ids, tests in found.items()) + str(otherwise)
+    return "".join(f"{ids} if {_any(tests)} else " for ids, tests in found.items()) + str(otherwise)
+
+
+def _any(tests: list[str]) -> str:
+    return " or ".join(f"({test})" if " and " in test and len(tests) > 1 else test for test in tests)
 
 
 def _opposite(test: str) -> str:
@@ -164,29 +169,65 @@ def _opposite(test: str) -> str:
 
 
 def _merged(cases: list[_Case]) -> list[_Case]:
-    """Cases one behind the other with the same devices as one: `a and b` and `a and not b` are `a`."""
+    """Cases one behind the other with the same devices, as few and with as few tests as say the same."""
     merged: list[_Case] = []
-    for case in cases:
-        one = case
-        while merged and merged[-1].ids == one.ids:
-            tests = _either(merged[-1].tests, one.tests)
-            if tests is None:
-                break
-            one = replace(merged.pop(), tests=tests)
-        merged.append(one)
+    for _, group in groupby(cases, key=lambda case: case.ids):
+        alike = list(group)
+        merged += [replace(alike[0], tests=tests) for tests in _simplest([case.tests for case in alike])]
     return merged
 
 
-def _either(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The tests that are true where all of `first` or all of `second` are; None where `or` has to say it."""
-    if not first:
-        return first
-    second = tuple(test for test in second if test != _opposite(" and ".join(first)))
+def _simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Tests all of which are true in one of the `ways`."""
+    ways = list(map(_without_implied, ways))
+    for one, other in permutations(range(len(ways)), 2):
+        together = _together(ways[one], ways[other])
+        if together is not None:
+            left = [way for number, way in enumerate(ways) if number not in (one, other)]
+            return _simplest([*left[: min(one, other)], *together, *left[min(one, other) :]])
+    return ways
+
+
+def _without_implied(tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Tests without `mode != "eval"` where `mode == "train"` stands."""
+    values = dict(filter(None, map(_values_of, tests)))
+
+    def is_implied(test: str) -> bool:
+        excluded = _values_of(_opposite(test))
+        return excluded is not None and excluded[0] in values and values[excluded[0]].keys().isdisjoint(excluded[1])
+
+    return tuple(test for test in tests if not is_implied(test))
+
+
+def _together(first: tuple[str, ...], second: tuple[str, ...]) -> list[tuple[str, ...]] | None:
+    """Two ways with fewer tests that say the same; None where there are none."""
+    if set(first) <= set(second):
+        return [first]
+    rest = tuple(test for test in second if test != _opposite(" and ".join(first)))
+    if rest != second:
+        return [first, rest]
     only, other = set(first) - set(second), set(second) - set(first)
-    if not only or not other:
-        return second if other == set() else first
-    is_choice = len(only) == len(other) == 1 and {_opposite(test) for test in only} == other
-    return tuple(test for test in first if test in second) if is_choice else None
+    if len(only) != 1 or len(other) != 1:
+        return None
+    (test,), (against,) = only, other
+    if test == _opposite(against):
+        return [tuple(each for each in first if each != test)]
+    of, of_other = _values_of(test), _values_of(against)
+    if of is None or of_other is None or of[0] != of_other[0]:
+        return None
+    either = f"{of[0]} in ({', '.join({**of[1], **of_other[1]})})"
+    return [tuple(either if each == test else each for each in first)]
+
+
+def _values_of(test: str) -> tuple[str, dict[str, None]] | None:
+    """`mode` and its values of `mode == "train"` or `mode in ("train", "eval")`."""
+    node = ast.parse(test, mode="eval").body
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.In)):
+        return None
+    values = [node.comparators[0]] if isinstance(node.ops[0], ast.Eq) else getattr(node.comparators[0], "elts", [])
+    if not values or not all(isinstance(value, ast.Constant) for value in values):
+        return None
+    return ast.unparse(node.left), dict.fromkeys(map(ast.unparse, values))
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:

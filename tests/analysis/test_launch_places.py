@@ -31,7 +31,8 @@ PLACES = {
         "ddp.setup(device_ids=ids)",
     ),
     "in main, below a logger and what only chooses colours": (
-        "import logging\nimport matplotlib.pyplot as plt\nplt.set_cmap('jet')\nlog = logging.getLogger()\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
+        "import logging\nimport matplotlib.pyplot as plt\nplt.set_cmap('jet')\nlog = logging.getLogger()\n"
+        "def main():\n    <net = nn.DataParallel(Net())>\nmain()"
     ),
     "below a file that is read, and a table": (
         "import json\nwith open('names.json') as file:\n    names = json.load(file)\ntable = torch.tensor([1, 2])\n"
