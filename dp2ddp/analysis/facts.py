@@ -154,7 +154,7 @@ class Facts:
     @cached_property
     def before(self) -> BeforeLaunch:
         """Finds what runs before the processes start."""
-        return BeforeLaunch(self.loops)
+        return BeforeLaunch(self.loops, self.callers)
 
     @cached_property
     def parallel_entries(self) -> list[ast.Module]:

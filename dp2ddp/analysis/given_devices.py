@@ -71,17 +71,62 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
+    cases = [replace(case, ids=_among(facts, launch, case.ids)) for case in cases]
     visible = {case.call: _visible_there(facts, launch, case.call) for case in cases}
     if not any(case.ids and visible[case.call] for case in cases):  # which are counted among those
         cases = [replace(case, ids=case.ids or visible[case.call]) for case in cases]
     cases = _sized(cases)
+    chosen_from = _chosen_from(facts, launch)
+    are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     if cases and all(case.tests and case.is_known for case in cases):
         ids = _by_condition(cases, _single(facts, launch, _merged(cases)) or _ONE_PROCESS)
-        return Given(ids, are_chosen=ids is not None and "None" not in ids)
+        return Given(ids, are_chosen=are_chosen)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
     others = [case for case in cases if not case.is_known or case.ids != ids]
-    return Given(ids, others[-1].call if others else None, ids, are_chosen=ids is not None)
+    return Given(ids, others[-1].call if others else None, ids, are_chosen=are_chosen)
+
+
+def _chosen_from(facts: Facts, launch: Launch) -> list[ast.AST]:
+    """What makes GPUs visible behind the launch."""
+    return [node for kind, node in launch.late if kind == DEVICES]
+
+
+def _speaks_of(ids: str, chosen_from: list[ast.AST]) -> bool:
+    """Whether `device_ids` are made of what the visible GPUs are made of, too: `args.gpus`, or numbers among theirs."""
+    given = ast.parse(ids, mode="eval").body
+
+    def is_among(value: ast.expr) -> bool:
+        numbers, visible = _numbers(given), _numbers(value)
+        is_same = ids == ast.unparse(value) or bool(_read(given) & _read(value))
+        return is_same if numbers is None or visible is None else {*numbers} <= {*visible}
+
+    return all(isinstance(node, ast.Assign) and is_among(node.value) for node in chosen_from)
+
+
+def _read(node: ast.AST) -> set[str]:
+    """The names, and the attributes of names, that an expression reads."""
+    parts = {ast.unparse(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    return parts | names_in(node)
+
+
+def _among(facts: Facts, launch: Launch, ids: str | None) -> str | None:
+    """Numbers that count the GPUs of `CUDA_VISIBLE_DEVICES = "2,3"`, behind the launch, as what these are."""
+    visible = [_numbers(each.value) if isinstance(each, ast.Assign) else None for each in _chosen_from(facts, launch)]
+    counted = None if ids is None else _numbers(ast.parse(ids, mode="eval").body)
+    if not counted or len(visible) != 1 or not visible[0] or max(counted) >= len(visible[0]):
+        return ids
+    return str([visible[0][number] for number in counted])
+
+
+def _numbers(node: ast.expr) -> list[int] | None:
+    """The GPUs of `[0, 1]`, `range(2)` or `"0,1"`."""
+    try:
+        value = ast.literal_eval(node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else node)
+        given = value.split(",") if isinstance(value, str) else range(value) if isinstance(node, ast.Call) else value
+        return [int(each) for each in given]
+    except (ValueError, TypeError):
+        return None
 
 
 def _is_never_reached(case: _Case) -> bool:

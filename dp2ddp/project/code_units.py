@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.project.importing import STAR, Import
-from dp2ddp.source.nodes import is_main_guard, last_name, names_in
+from dp2ddp.source.nodes import is_main_guard, last_name, names_in, parameters
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Decorators that keep what they are given to themselves; any other may hand it on to anybody.
@@ -128,9 +128,8 @@ _EVALUATED = re.compile(r"(\w+(?:\\\.\w+)*)\\\.((?:\w|\.\*)+)(?:\\\(\\\))?")
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The names that mean what a function is given, and nothing else that its definition says."""
     given = function.args
-    names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     before = [*function.decorator_list, *given.defaults, *(each for each in given.kw_defaults if each is not None)]
-    return names - {name for each in before for name in names_in(each)}
+    return parameters(function) - {name for each in before for name in names_in(each)}
 
 
 def _pattern(text: ast.expr) -> str:

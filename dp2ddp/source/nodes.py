@@ -46,6 +46,12 @@ def given_to(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(k.value for k in call.keywords)]
 
 
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The names by which a function is given something; not `*args` and `**kwargs`."""
+    given = function.args
+    return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
 def names_in(node: ast.AST) -> set[str]:
     """The names that stand in a node."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

@@ -380,6 +380,35 @@ def test_gpus_that_are_not_known_at_the_start_are_noted(sets: str) -> None:
     assert "CUDA_VISIBLE_DEVICES is set after the processes have started" in result.notes[0].what
 
 
+@pytest.mark.parametrize(
+    ("sets", "ids", "given"),
+    [
+        ("args.gpu", "[0, 1]", None),
+        ("'2,3'", "range(2)", "[2, 3]"),
+        ("'2,3,4'", "[0, 2]", "[2, 4]"),
+        ("'0,1'", "[0, 1, 2]", None),
+        ("args.gpu", "[int(i) for i in args.gpu.split(',')]", "[int(i) for i in args.gpu.split(',')]"),
+        ("','.join(map(str, args.gpu))", "args.gpu", "args.gpu"),
+    ],
+)
+def test_devices_count_those_that_are_made_visible_behind_the_start(sets: str, ids: str, given: str | None) -> None:
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nos.environ['CUDA_VISIBLE_DEVICES'] = {sets}\n"
+    result = converted(f"{script}net = nn.DataParallel(net, device_ids={ids})\n")
+    assert f"ddp.setup(device_ids={given or ids})\nnet = nn.Linear" in result.new_text
+    assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"] * (given is None)
+
+
+def test_what_fire_calls_may_set_the_devices() -> None:
+    script = (
+        "import fire\nclass Settings:\n    def parse(self):\n        self.to, self.ids = choose()\nopt = Settings()\n"
+        "def build():\n    return nn.DataParallel(nn.Linear(4, 2), device_ids=opt.ids)\n"
+        "def train():\n    opt.parse()\n    build()\nfire.Fire(train)\n"
+    )
+    result = converted(script)
+    assert "    ddp.setup()\n" in result.new_text
+    assert "not known where the processes start" in result.notes[0].what
+
+
 # What a function does besides giving the devices; where it may be called once more.
 DOING = {
     "return [int(i) for i in args.gpus.split(',')]": True,

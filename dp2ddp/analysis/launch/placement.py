@@ -12,7 +12,7 @@ from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.launch.settled import DEVICES, Settled
 from dp2ddp.analysis.roles import Resolver
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.nodes import given_to, is_main_guard
+from dp2ddp.source.nodes import given_to, is_main_guard, parameters
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 _DECLARING = (ast.Global, ast.Nonlocal)
@@ -108,7 +108,7 @@ class LaunchFinder:
         several = [] if names else self._commands(entry)
         if several:
             bound = self._bound_at_end(entry)
-            ways = [self._steps(one.body, _Bound(bound | _parameters(one)), (one,)) for one in several]
+            ways = [self._steps(one.body, _Bound(bound | parameters(one)), (one,)) for one in several]
             return _once(self._find(entry, way, unknown) for way in ways)
         if not names:
             return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
@@ -198,7 +198,7 @@ class LaunchFinder:
             else:
                 yield _Step(statement, bound, inside.before)
                 function = inside.function
-                within = bound if function is None else _Bound(_parameters(function), bound)
+                within = bound if function is None else _Bound(frozenset(parameters(function)), bound)
                 yield from self._steps(inside.block, within, calls if function is None else (*calls, function))
             bound = _Bound(bound_names(statement), bound)
 
@@ -287,7 +287,7 @@ class LaunchFinder:
                 yield from self._places(entry, statement.body, bound, calls)
             entered = self._entered(statement) or self._constructed(statement)
             if entered is not None and entered not in calls and self._is_main(entered):
-                yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
+                yield from self._places(entry, entered.body, bound | parameters(entered), (*calls, entered))
             bound |= bound_names(statement)
 
     def _entered(self, statement: ast.stmt) -> FunctionNode | None:
@@ -333,10 +333,6 @@ def _calls_in(statement: ast.stmt) -> list[ast.Call]:
     return sorted(
         (n for n in ast.walk(statement) if isinstance(n, ast.Call)), key=lambda n: (n.end_lineno, n.end_col_offset)
     )
-
-
-def _parameters(function: FunctionNode) -> frozenset[str]:
-    return frozenset(a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs))
 
 
 def bound_names(statement: ast.stmt) -> frozenset[str]:
