@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 from typing import NamedTuple, Union
 
 from dp2ddp.source.nodes import attribute_got
@@ -127,7 +128,7 @@ class Names:
         scopes = self.source.scopes(node) if isinstance(node, ast.Name) and self._others else ()
         scope = next((scope for scope in scopes if node.id in self._imported.get(scope, {})), None)  # type: ignore[attr-defined]
         found = self._others.get((scope, node.id), ()) if scope is not None else ()  # type: ignore[attr-defined]
-        return [end for target in found for end in [self._followed(target, frozenset())] if end is not None]
+        return [end for target in found for end in [self._followed(target, set())] if end is not None]
 
     def qualified(self, node: ast.AST) -> str | None:
         """The dotted path that an expression names, None where it isn't a name that was imported from elsewhere."""
@@ -155,7 +156,7 @@ class Names:
         if isinstance(base, str):
             return _canonical(f"{base}.{name}")
         if isinstance(base, OwnModule):
-            own = None if base.tree is None else self._own(base.tree, name, frozenset())
+            own = None if base.tree is None else self._own(base.tree, name, set())
             return own or self._within(base, name)
         return None
 
@@ -163,16 +164,16 @@ class Names:
         for scope in self.source.scopes(node):
             target = self._imported.get(scope, {}).get(node.id)
             if target is not None:
-                return self._followed(target, frozenset())
+                return self._followed(target, set())
             if node.id in self._bound.get(scope, ()) and not isinstance(scope, ast.ClassDef):
                 return None
             if isinstance(scope, ast.Module) and scope in self._stars:
-                starred = self._from_stars(scope, node.id, frozenset())
+                starred = self._from_stars(scope, node.id, set())
                 if starred is not None:
                     return starred
         return f"builtins.{node.id}" if node.id in _BUILTINS else None
 
-    def _followed(self, target: Target, seen: frozenset[Own]) -> Target | None:
+    def _followed(self, target: Target, seen: set[Own]) -> Target | None:
         """The end of a chain of imports between the program's modules."""
         if isinstance(target, str):
             return _canonical(target)
@@ -180,9 +181,10 @@ class Names:
             return target
         if target in seen:  # `from package import module` in the package itself
             return self._submodule(target.module, target.name)
-        return self._own(target.module, target.name, seen | {target})
+        seen.add(target)
+        return self._own(target.module, target.name, seen)
 
-    def _own(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+    def _own(self, module: ast.Module, name: str, seen: set[Own]) -> Target | None:
         """What `name` stands for in one of the program's modules, None where nothing there binds it."""
         imported = self._imported.get(module, {}).get(name)
         if imported is not None:
@@ -191,13 +193,14 @@ class Names:
             return Own(module, name)
         return self._from_stars(module, name, seen) or self._submodule(module, name)
 
-    def _from_stars(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+    def _from_stars(self, module: ast.Module, name: str, seen: set[Own]) -> Target | None:
         here = Own(module, f"{name} by *")
         if here in seen or name.startswith("_"):
             return None
+        seen.add(here)  # where it was looked once and not found it isn't
         for node in self._stars.get(module, ()):
             tree = self.source.imported(node, node.module or "", node.level)
-            found = None if tree is None else self._own(tree, name, seen | {here})
+            found = None if tree is None else self._own(tree, name, seen)
             if found is not None:
                 return found
         others = (starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
@@ -226,20 +229,26 @@ class Names:
             module = todo.pop()
             if module not in found:
                 found.add(module)
-                inner = (n for n in self._modules if self.source.module(n) is module)
-                todo += [tree for n in inner for tree in self._modules[n]]
+                todo += [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
+        return found
+
+    @cached_property
+    def _imports(self) -> dict[ast.Module, list[ast.AST]]:
+        """The import statements of each module that run others of the program's own."""
+        found: dict[ast.Module, list[ast.AST]] = {}
+        for node in self._modules:
+            found.setdefault(self.source.module(node), []).append(node)
         return found
 
     def reachable(self, entry: ast.Module) -> set[ast.Module]:
         """A module and those of the program's own that it imports, directly or not."""
-        imports = [n for n in self._modules if self.source.module(n) is entry]
-        found = {entry}.union(*(self.modules_behind(n) for n in imports))  # type: ignore[arg-type]
+        found = {entry}.union(*(self.modules_behind(n) for n in self._imports.get(entry, ())))  # type: ignore[arg-type]
         reached = self.source.reached.get(self.source.file(entry).name, ())
         return found.union(file.tree for file in self.source.files if file.name in reached)
 
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""
-        return self._own(module, name, frozenset())
+        return self._own(module, name, set())
 
 
 def _canonical(path: str) -> str:
