@@ -112,6 +112,12 @@ class _Search:
         self.live: set[Unit] = set()
         self._waiting: list[Unit] = []
         self._made: dict[ClassUnits, bool] = {}  # and whether others may call its methods
+        self._methods: dict[str, list[Unit]] = {}  # of these classes, by name
+        # Where names are found: most names that code says none of its modules has.
+        self._places: dict[str, set[str]] = {}
+        for path, file in files.items():
+            for name in (*file.functions, *file.classes, *file.imports):
+                self._places.setdefault(name, set()).add(path)
         self._said: set[str] = set()
         self._values: set[str] = set()  # modules that are handed on
         self._used: set[tuple[str, str]] = set()
@@ -178,11 +184,10 @@ class _Search:
         if name in self._said:
             return
         self._said.add(name)
-        for made in list(self._made):
-            for method in made.methods.get(name, ()):
-                self._run(method)
-        for module in list(self._values):
-            self._use(module, name)
+        for method in self._methods.get(name, ()):
+            self._run(method)
+        for module in list(self._values) if name in self._places else ():
+            self._use_of_value(module, name)
 
     def _say_any(self, pattern: str) -> None:
         """Any name that fits may be said."""
@@ -303,11 +308,18 @@ class _Search:
             for pattern in list(self._patterns):
                 self._take(path, pattern)
             for name in list(self._said):
-                self._use(path, name)
+                self._use_of_value(path, name)
+
+    def _use_of_value(self, path: str, name: str) -> None:
+        places = self._places.get(name, ())
+        if path in places or (places and path in self._files and self._files[path].stars):
+            self._use(path, name)
 
     def _make(self, made: ClassUnits) -> None:
         if made not in self._made:
             self._made[made] = self._is_called_by_others(made, set())
+            for name, methods in made.methods.items():
+                self._methods.setdefault(name, []).extend(methods)
             self._run(made.header)
             for method in made.handed_on:
                 self._run(method)
