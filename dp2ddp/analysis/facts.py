@@ -35,6 +35,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
@@ -148,8 +149,12 @@ class Facts:
     @cached_property
     def picked(self) -> list[ast.expr]:
         """What names a GPU for what is moved there."""
-        picking = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
-        return [call.args[0] for call in picking if call.func.attr in ("cuda", "set_device")]  # type: ignore[attr-defined]
+        return [call.args[0] for call in self.picking]
+
+    @cached_property
+    def picking(self) -> list[ast.Call]:
+        """The calls that move something to a GPU which they name, or make it the current one."""
+        return [call for call in self.source.calls if call.args and last_name(call.func) in ("cuda", "set_device")]
 
     @cached_property
     def before(self) -> BeforeLaunch:

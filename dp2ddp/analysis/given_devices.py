@@ -18,7 +18,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import OnGpus
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
-from dp2ddp.source.nodes import names_in
+from dp2ddp.source.nodes import last_name, names_in
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -28,8 +28,6 @@ _MANY = 64  # GPUs, more than a script asks for by number
 #: What a condition may consist of to be written once more; of calls, those that only look.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
-#: What says of a GPU's number that none is given.
-_NO_NUMBER = (" is None", " == -1", " < 0")
 #: What calls may only look at something.
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
 
@@ -79,7 +77,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen_from = _chosen_from(facts, launch)
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     if cases and all(case.tests and case.is_known for case in cases):
-        ids = _by_condition(cases, _single(facts, launch, _merged(cases)) or _ONE_PROCESS)
+        ids = _by_condition([*cases, *_picks(facts, launch)], _ONE_PROCESS)
         return Given(ids, are_chosen=are_chosen)
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
@@ -151,17 +149,22 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
     return _by_condition(cases[::-1], None) if cases else None
 
 
-def _single(facts: Facts, launch: Launch, cases: list[_Case]) -> str | None:
-    """`[args.gpu]` where nothing is wrapped, and what is trained goes there then: `net.cuda(args.gpu)`."""
-    if any(len(case.tests) != 1 for case in cases):
-        return None
-    tests = {case.tests[0] for case in cases}
-    given = {test.removesuffix(end) for test in tests for end in _NO_NUMBER if test.endswith(end)}
-    found = given & facts.picked_devices
-    if not found:  # it is picked on the opposite condition
-        picks = (told(facts, launch, pick) for pick in _picked_apart(facts, launch, tests))
-        found = {ast.unparse(there) for there in picks if there is not None}
-    return f"[{next(iter(found))}]" if len(found) == 1 else None
+def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
+    """The GPUs to which the script goes where nothing is wrapped: `net.cuda(args.gpu)`, and on which condition."""
+    for call in facts.picking:
+        pick = call.args[0]
+        there = told(facts, launch, pick)
+        if not isinstance(there, (ast.Name, ast.Attribute)) or not facts.running.comes_to(launch.entry, call):
+            continue
+        text = ast.unparse(there)
+        parts = [part for _, part in _parts(facts, launch, call, text)]
+        tests = [_as_ranks_see_it(ast.unparse(part)) for part in reversed(parts) if part is not None]
+        is_told = len(tests) == len(parts) and all(part is None or _is_plain(facts, part) for part in parts)
+        # (`x.cuda(None)` is for the current one: is it a number, a condition says so.)
+        is_number = last_name(call.func) == "set_device" or any(text in test for test in tests)
+        asking = [test for test in tests if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
+        if is_told and is_number and all(test.startswith("not ") for test in asking):
+            yield _Case(call, f"[{text}]", True, tuple(dict.fromkeys(test for test in tests if test not in asking)))
 
 
 def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
@@ -184,18 +187,19 @@ def _picked_apart(facts: Facts, launch: Launch, tests: set[str]) -> list[ast.exp
 def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
     """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and others where none is."""
     found: dict[str | None, list[str]] = {}
-    passed: set[str] = set()  # what isn't true any more behind the `else`
+    passed: list[set[str]] = []  # what isn't all true any more behind the `else`
     for case in _merged(cases):
+        if any(each <= {*case.tests} for each in passed):
+            continue
         is_next = case.ids not in found or case.ids == [*found][-1]
-        tests = [test for test in case.tests if test not in passed or not is_next]
+        tests = [test for test in case.tests if not is_next or not _follows(test, case.tests, passed)]
         if not tests:
             otherwise = case.ids
             break
         text = " and ".join(f"({test})" if " or " in test and len(tests) > 1 else test for test in tests)
         if text not in found.setdefault(case.ids, []):
             found[case.ids].append(text)
-        if len(tests) == 1:
-            passed.add(_opposite(tests[0]))
+        passed.append({*case.tests})
     if {otherwise, *found} == {otherwise}:
         return otherwise
     if [*found] == [None] and len(found[None]) == 1 and found[None][0].startswith("not ") and otherwise is not None:
@@ -203,6 +207,11 @@ def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
     if otherwise is None and [[each] for each in found] == [*found.values()]:
         return f"{next(iter(found))} or None"
     return "".join(f"{ids} if {_any(tests)} else " for ids, tests in found.items()) + str(otherwise)
+
+
+def _follows(test: str, tests: tuple[str, ...], passed: list[set[str]]) -> bool:
+    """Whether a test is true where the others are, as otherwise a condition before had been true."""
+    return any(each <= {*tests, _opposite(test)} - {test} for each in passed)
 
 
 def _any(tests: list[str]) -> str:

@@ -281,6 +281,29 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
     assert result.new_text.endswith("torch.cuda.set_device(args.gpu)\n")  # of the one process that there is then
 
 
+@pytest.mark.parametrize(
+    ("script", "given"),
+    [
+        (
+            "if args.cuda:\n    if args.gpu != -1:\n        torch.cuda.set_device(args.gpu)\n        net.cuda()\n"
+            "    else:\n        net = nn.DataParallel(net, device_ids=[0, 1]).cuda()\n",
+            "[0, 1] if args.cuda and args.gpu == -1 else [args.gpu] if args.cuda else [0]",
+        ),
+        (
+            "torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net).cuda()\n",
+            "None if args.parallel else [args.gpu]",
+        ),
+        ("net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n", "None if args.parallel else [0]"),
+        (
+            "if pick(net):\n    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
+            "None if args.parallel else [0]",
+        ),
+    ],
+)
+def test_the_gpu_that_is_picked_is_given_where_nothing_is_wrapped(script: str, given: str) -> None:
+    assert f"ddp.setup(device_ids={given})\n" in converted(f"{_ARGS}net = nn.Linear(4, 2)\n{script}").new_text
+
+
 def test_a_default_that_nobody_changes_wraps_nothing() -> None:
     build = "def build(gpus=None):\n    if gpus:\n        nn.DataParallel(nn.Linear(4, 2), device_ids=gpus)\n"
     assert "ddp.setup(device_ids=[0])\n" in converted(f"{build}print(1)\nbuild()\n").new_text
@@ -552,9 +575,7 @@ def test_one_gpu_that_another_branch_makes_visible_is_the_same_as_a_list_of_one(
     chosen = converted(script.format('os.environ["CUDA_VISIBLE_DEVICES"] = str(args.ids[0])\n        '))
     assert "ddp.setup(device_ids=args.ids if not args.cpu else [0])" in chosen.new_text
     assert not chosen.notes
-    given = (
-        "args.ids if not args.cpu and len(args.ids) > 1 else None if not args.cpu and not len(args.ids) > 1 else [0]"
-    )
+    given = "args.ids if not args.cpu and len(args.ids) > 1 else None if not args.cpu else [0]"
     assert f"ddp.setup(device_ids={given})" in converted(script.format("")).new_text
 
 

@@ -35,8 +35,8 @@ PLACES = {
         "def main():\n    <net = nn.DataParallel(Net())>\nmain()"
     ),
     "above functions that call one another": (
-        "net = Net().cuda()\ndef one(x):\n    return two(x) if len(x) - 4 else nn.parallel.data_parallel(net, x)\n"
-        "def two(x):\n    return torch.cat([one(x[:4]), one(x[4:])])\nif __name__ == '__main__':\n    <one(x)>"
+        "<net = Net().cuda()>\ndef one(x):\n    return two(x) if len(x) - 4 else nn.parallel.data_parallel(net, x)\n"
+        "def two(x):\n    return torch.cat([one(x[:4]), one(x[4:])])\none(x)"
     ),
     "below a file that is read, and a table": (
         "import json\nwith open('names.json') as file:\n    names = json.load(file)\ntable = torch.tensor([1, 2])\n"

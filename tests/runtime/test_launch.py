@@ -367,6 +367,7 @@ def test_a_training_that_was_started_again_comes_out_the_same(warm: Warm, tmp_pa
         (1, [1]),
         (torch.device("cuda:1"), [1]),
         ([torch.device("cuda"), 0, "1"], [0, 1]),
+        ([-1], [0]),
     ],
 )
 def test_device_ids(given: Any, wanted: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +376,7 @@ def test_device_ids(given: Any, wanted: list[int] | None, monkeypatch: pytest.Mo
     assert os.environ["CUDA_VISIBLE_DEVICES"] == (given if given in ("2,3", "0") else "5")
 
 
-@pytest.mark.parametrize("given", [[-1], "cpu", "two", [1.5, None], "cuda:x"])
+@pytest.mark.parametrize("given", [[-2], "cpu", "two", [1.5, None], "cuda:x"])
 def test_device_ids_that_are_none(given: Any) -> None:
     with pytest.raises(SystemExit, match="device_ids must name CUDA devices"):
         devices.parse_device_ids(given)
