@@ -24,7 +24,6 @@ class Group(click.Group):
     """Commands; a user's mistakes come out as one line, our own as one message, each with its exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
-        terminal.complete_streams()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):

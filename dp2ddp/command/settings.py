@@ -38,11 +38,11 @@ class Settings:
     text: str
     table: Mapping[str, Any]
 
-    def error(self, keys: Sequence[str], what: str, todo: str = "", inside: str = "") -> BadInput:
-        """An error about what the file says at `keys`, below `[tool.dp2ddp]`; at the line that has `inside`."""
+    def error(self, keys: Sequence[str], what: str, todo: str = "") -> BadInput:
+        """An error about what the file says at `keys`, below `[tool.dp2ddp]`."""
         shown = os.path.relpath(self.path)
         name = str(self.path) if shown.startswith(os.pardir) else shown
-        return BadInput(name, line=_line(self.text, ("tool", TOOL, *keys), inside), what=what, todo=todo)
+        return BadInput(name, line=_line(self.text, (TOOL, *keys)), what=what, todo=todo)
 
 
 def nearest(place: Path) -> Settings | None:
@@ -93,25 +93,13 @@ def _parsed(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _line(text: str, keys: Sequence[str], inside: str = "") -> int | None:
-    """The line where a file says what stands at `keys`: as far as there it can be read without, and from there with.
-
-    With `inside`, the line of the same entry that has this text, such as an element of a list.
-    """
-    lines = [f"{line}\n" for line in text.split("\n")]
-    start = 0
-    for end in range(len(lines) + 1):
-        try:
-            found: Any = _parsed("".join(lines[:end]))
-        except ValueError:
-            continue
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None:
-            entry = range(start + 1, end + 1)
-            return next((number for number in entry if inside and inside in lines[number - 1]), entry[0])
-        start = end
-    return None
+def _line(text: str, words: Sequence[str]) -> int:
+    """The line where a file says the last of some words: each of them is looked for from the one before on."""
+    lines, at = text.split("\n"), 0
+    for word in words:
+        said = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+        at = next((number for number in range(at, len(lines)) if said.search(lines[number])), at)
+    return at + 1
 
 
 #: Which options don't apply to what was asked for on the command line, by the option's name.
@@ -139,7 +127,7 @@ def apply(context: click.Context, inputs: Iterable[str], commands: Mapping[str, 
         parameter = _options(context.command).get(key)
         if parameter is None or parameter.name is None or own not in ([], [context.command.name]):
             continue
-        if _is_given(context, parameter.name):
+        if context.get_parameter_source(parameter.name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             continue
         if parameter.name in idle and idle[parameter.name](context.params):
             continue
@@ -155,10 +143,6 @@ def _for_all(inputs: Iterable[str]) -> Settings | None:
         said = ", ".join(f"{os.path.relpath(path) if path else 'none'} for {name}" for path, name in different.items())
         raise BadInput(FILE, what=f"the inputs have different settings: {said}", todo="give them one by one")
     return next(iter(by_input.values()), None)
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
@@ -196,46 +180,35 @@ def _value(
         meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else suggestion(key, [*options, *commands])
         raise found.error(keys, f"no setting {key!r}", meant)
     option = options[key]
-    wanted, fits = _kind(option)
-    if not fits(value):
+    wanted, kind = next(((words, kind) for words, kind, is_it in _KINDS if is_it(option)), ("a string", str))
+    is_one = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+    if not is_one or (kind is list and not all(isinstance(each, str) for each in value)):
         raise found.error(keys, f"{key!r} must be {wanted}")
     if not option.multiple:
         return _converted(found, keys, value, option, context)
-    if option.hidden:
-        return tuple(
-            _converted(found, [*keys, name], f"{name}={each}", option, context) for name, each in value.items()
-        )
-    return tuple(_converted(found, keys, each, option, context) for each in value)
+    each = [f"{name}={does}" for name, does in value.items()] if isinstance(value, dict) else value
+    return tuple(_converted(found, keys, one, option, context) for one in each)
+
+
+#: What a setting has to be, in words and for Python, by the option.
+_KINDS: Sequence[tuple[str, Any, Callable[[click.Option], bool]]] = (
+    ("a table", dict, lambda option: option.hidden),
+    ("a list of strings", list, lambda option: option.multiple),
+    ("true or false", bool, lambda option: option.is_flag),
+    ("a whole number", int, lambda option: isinstance(option.type, click.types.IntParamType)),
+    ("a number", (int, float), lambda option: isinstance(option.type, click.types.FloatParamType)),
+)
 
 
 def _converted(found: Settings, keys: Sequence[str], value: Any, option: click.Option, context: click.Context) -> Any:
     try:
-        if option.multiple or option.callback is None:
-            return option.type.convert(value, option, context)
-        return option.process_value(context, str(value))
+        return option.type.convert(value, option, context)
     except BadInput as error:
         what, todo = error.what, error.todo
     except click.BadParameter as error:
         what = f"{max(option.opts, key=len).lstrip('-')!r}: {error.message.rstrip('.')}"
         todo = suggestion(str(value), option.type.choices) if isinstance(option.type, click.Choice) else ""
-    raise found.error(keys, what, todo, inside=str(value))
-
-
-def _kind(option: click.Option) -> tuple[str, Callable[[Any], bool]]:
-    """What a setting has to be, in words and as a question."""
-    if option.multiple and option.hidden:
-        return "a table", lambda value: isinstance(value, dict)
-    if option.multiple:
-        return "a list of strings", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)
-    if option.is_flag:
-        return "true or false", lambda value: isinstance(value, bool)
-    if isinstance(option.type, click.types.IntParamType):
-        return "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)
-    if isinstance(option.type, click.types.FloatParamType):
-        return "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
-    if option.callback is not None:
-        return "a string or a number", lambda value: isinstance(value, (str, int, float)) and value is not True
-    return "a string", lambda value: isinstance(value, str)
+    raise found.error([*keys, str(value).partition("=")[0]], what, todo)
 
 
 def _from(folder: Path, value: Any) -> Any:

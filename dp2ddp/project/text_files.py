@@ -119,6 +119,8 @@ def read(name: str) -> TextFile:
 
 def _standard_input() -> bytes:
     name = "<stdin>"
+    if sys.stdin is None:
+        raise BadInput(name, what="can't be read, as it is closed")
     try:
         return _read_all(sys.stdin.fileno(), name)
     except io.UnsupportedOperation:  # a stand-in, as tests have it

@@ -158,8 +158,8 @@ def test_no_file_descriptors_left() -> None:
 
 
 def test_closed_standard_streams() -> None:
-    refused(dp2ddp("convert", "-", shell="<&-"), "<stdin>: can't be read (Bad file descriptor)")
-    refused(dp2ddp("convert", "train.py", shell=">&-"), "standard output: can't be written (Bad file descriptor)")
+    refused(dp2ddp("convert", "-", shell="<&-"), "<stdin>: can't be read, as it is closed")
+    refused(dp2ddp("convert", "train.py", shell=">&-"), "standard output: can't be written, as it is closed")
     assert dp2ddp("convert", "train.py", "-o", "out.py", shell=">&- 2>&- <&-").returncode == 0
     assert "wrap_model" in Path("out.py").read_text()
 
