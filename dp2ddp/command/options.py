@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Callable
 import click
 
 from dp2ddp.command import settings, terminal
-from dp2ddp.errors import suggestion
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -178,18 +177,6 @@ class Command(click.Command):
             color=ctx.params.pop("color", "auto"),
         )
         return super().invoke(ctx)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            if isinstance(error.param, click.Option) and isinstance(error.param.type, click.Choice):
-                word = error.message.partition("'")[2].partition("'")[0]
-                near = suggestion(word, error.param.type.choices)
-                if near:
-                    message = f"{error.message.rstrip('.')}; {near}"
-                    raise click.BadParameter(message, error.ctx, error.param) from None
-            raise
 
 
 def _commands(context: click.Context) -> Mapping[str, click.Command]:

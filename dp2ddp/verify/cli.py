@@ -88,9 +88,7 @@ class _Verify(Command):
     show_default=True,
     help="The form of the verdict, on standard output.",
 )
-@click.option(
-    "--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where, a curve."
-)
+@click.option("--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where.")
 @flag("force", help="Overwrite FILE even if it is no page of dp2ddp.")
 @SPEECH
 @click.pass_context
