@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Union
 
 import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
 
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.rewrite import fstrings, templates
 from dp2ddp.rewrite.aligned import Place, aligned
 from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.rewrite.imports import place_imports, runtime_name
-from dp2ddp.rewrite.locate import EditWithHoles, Located, locate, show
+from dp2ddp.rewrite.locate import EditWithHoles, Located, Positions, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
 from dp2ddp.rewrite.untouched import shortened
-from dp2ddp.rewrite.written import Positions, written
 
 _Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
@@ -58,7 +58,7 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     for node, asked in located.statements.items():
         if asked and node not in rewriter.whole:
             raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
-    return head + short.whole(aligned(changed, places)) + tail
+    return head + short.whole(aligned(changed, places)[0]) + tail
 
 
 def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
@@ -66,13 +66,13 @@ def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
         module = cst.parse_module(body)
     except cst.ParserSyntaxError as error:
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    code, positions, places = written(module)
+    code, places = aligned(module)
     if code != body:
         pairs = enumerate(zip(body, code))
         same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
         line = len(_NEWLINE.findall(body[:same])) + 1
         raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
-    return module, positions, places
+    return module, MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider), places
 
 
 def _split(text: str) -> tuple[str, str, str, ast.Module]:

@@ -10,9 +10,8 @@ import libcst as cst
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import EditError
 from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore
-from dp2ddp.rewrite.locate import Located, template_of
+from dp2ddp.rewrite.locate import Located, Positions, template_of
 from dp2ddp.rewrite.templates import uses_runtime
-from dp2ddp.rewrite.written import Positions
 from dp2ddp.source.spans import Position, Span
 
 #: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Union, cast
@@ -23,9 +23,10 @@ from dp2ddp.rewrite.edits import (
     WrapStatement,
 )
 from dp2ddp.rewrite.templates import hole_names, is_hole_line
-from dp2ddp.rewrite.written import Positions
 from dp2ddp.source.spans import Position, Span
 
+#: Where each node lies, white space around it left out.
+Positions = Mapping[cst.CSTNode, CodeRange]
 StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
 EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
 _STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
