@@ -8,16 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
 from dp2ddp.command import progress
 from dp2ddp.errors import BadInput, printable_lines
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 #: What `--color` takes.
 COLORS = ("auto", "always", "never")
@@ -86,14 +82,6 @@ def write_result(data: bytes) -> None:
         _write(data)
     except BrokenPipeError:
         _let_go(sys.stdout)
-
-
-def console(*, to_error: bool) -> Console:
-    """rich's way to write there, with the colors that were asked for."""
-    from rich.console import Console
-
-    colored = is_colored(to_error=to_error)
-    return Console(stderr=to_error, highlight=False, no_color=not colored, force_terminal=colored or None)
 
 
 def _show(lines: Iterable[str], *, to_error: bool) -> None:

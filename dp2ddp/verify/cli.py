@@ -140,5 +140,4 @@ def _show_verdict(verdict: Verdict, name: str, *, as_json: bool, quiet: bool) ->
     if as_json:
         click.echo(json.dumps(report.as_data(verdict, name), indent=2))
     if not as_json or verdict.failure is not None:
-        consoles = terminal.console(to_error=False), terminal.console(to_error=True)
-        report.show(*consoles, verdict, name, quiet, terminal.is_verbose())
+        report.show(verdict, name, quiet=quiet, verbose=terminal.is_verbose())
