@@ -38,19 +38,17 @@ def place_imports(
     """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
     asked = [edit for edit in edits if isinstance(edit, AddImport)]
     wanted = list(asked)
-    using = [edit for edit in edits if not isinstance(edit, AddImport) and uses_runtime(_source(edit))]
+    using = [edit for edit in edits if hasattr(edit, "holes") and uses_runtime(template_of(edit))]  # type: ignore[arg-type]
     if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
     lines = [line for edit in wanted if (line := _line(module, edit, runtime)) is not None]
     if not lines:
         return
     users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
-    before = min((_use(edit) for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes")), default=None)
+    # From where on one may be needed; lines inserted after a statement come after it.
+    needing = (edit for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes"))
+    before = min(((edit.span.start, isinstance(edit, InsertAfter)) for edit in needing), default=None)
     _insert(module, positions, located, list(dict.fromkeys(lines)), before)
-
-
-def _source(edit: Edit) -> str:
-    return template_of(edit) if hasattr(edit, "holes") else ""  # type: ignore[arg-type]
 
 
 def _line(module: cst.Module, edit: AddImport, runtime: str) -> str | None:
@@ -68,11 +66,6 @@ def _has_import(module: cst.Module, name: str) -> bool:
         if isinstance(statement, cst.Import)
         for alias in statement.names
     )
-
-
-def _use(edit: Edit) -> tuple[Position, bool]:
-    """From where on an import may be needed; lines inserted after a statement come after it."""
-    return edit.span.start, isinstance(edit, InsertAfter)
 
 
 def _insert(

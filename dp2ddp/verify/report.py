@@ -12,9 +12,10 @@ from click import style
 from dp2ddp.command import terminal
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
+from dp2ddp.verify.verdict import AGREE, NAMES, Verdict, counted
 
 _TRACEBACK = 60  # lines
+_OF_FAILURE = ("side", "reason", "where", "stderr")
 
 
 def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -74,12 +75,8 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         if comparison
         else None,
         "not_shown": verdict.unshown or None,
-        "failure": _failed(failure) if failure else None,
+        "failure": {name: getattr(failure, name) for name in _OF_FAILURE} if failure else None,
     }
-
-
-def _failed(failure: Failure) -> dict[str, str]:
-    return {"side": failure.side, "reason": failure.reason, "where": failure.where, "stderr": failure.stderr}
 
 
 def _conclusion(verdict: Verdict) -> Iterator[str]:
