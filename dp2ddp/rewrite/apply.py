@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Union
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from dp2ddp.errors import EditError, NotRewritable
-from dp2ddp.rewrite import fstrings, templates
+from dp2ddp.rewrite import templates
 from dp2ddp.rewrite.aligned import Place, aligned
 from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
 from dp2ddp.rewrite.imports import place_imports, runtime_name
@@ -118,7 +118,7 @@ class _Rewriter(cst.CSTTransformer):
         if isinstance(original_node, cst.ParenthesizedWhitespace):
             return original_node  # the very same, by which its place is known
         if isinstance(original_node, cst.FormattedString) and isinstance(updated_node, cst.FormattedString):
-            return fstrings.keep_labels(original_node, updated_node)
+            return _keep_labels(original_node, updated_node)
         if isinstance(original_node, (cst.Module, cst.IndentedBlock)):
             return self._block(original_node, updated_node)  # type: ignore[arg-type]
         if isinstance(original_node, cst.SimpleStatementSuite):
@@ -240,3 +240,27 @@ class _Rewriter(cst.CSTTransformer):
             else:
                 core = [marker(leading(core[0]))]
         return [*insert_above(before, core), *after]
+
+
+def _keep_labels(original: cst.FormattedString, updated: cst.FormattedString) -> cst.FormattedString:
+    """`updated` with the text that `{x=}` showed where its expression has been edited."""
+    parts = [part for pair in zip(original.parts, updated.parts) for part in _labelled(*pair)]
+    return updated if len(parts) == len(updated.parts) else updated.with_changes(parts=parts)
+
+
+def _labelled(
+    original: cst.BaseFormattedStringContent, updated: cst.BaseFormattedStringContent
+) -> Iterator[cst.BaseFormattedStringContent]:
+    if (
+        isinstance(original, cst.FormattedStringExpression)
+        and isinstance(updated, cst.FormattedStringExpression)
+        and original.equal is not None
+        and not original.expression.deep_equals(updated.expression)
+    ):
+        shown = original.with_changes(conversion=None, format_spec=None)
+        code = cst.Module(body=()).code_for_node(shown)
+        yield cst.FormattedStringText(code[1:-1].replace("{", "{{").replace("}", "}}"))
+        plain = updated.conversion is None and updated.format_spec is None
+        yield updated.with_changes(equal=None, conversion="r" if plain else updated.conversion)
+    else:
+        yield updated
