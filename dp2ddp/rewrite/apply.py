@@ -51,8 +51,8 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     short = shortened(body, tree, edits)
     module, positions, places = _parse(short.text)
     located = locate(positions, edits)
-    runtime = runtime_name(module, text)
-    place_imports(module, positions, located, edits, runtime)
+    runtime = runtime_name(tree)
+    place_imports(module, tree, positions, located, edits, runtime)
     rewriter = _Rewriter(located, runtime)
     changed = module.visit(rewriter)
     for node, asked in located.statements.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Sequence
 
 import libcst as cst
@@ -18,30 +18,39 @@ from dp2ddp.source.spans import Position, Span
 _GAP = 4
 
 
-def runtime_name(module: cst.Module, text: str) -> str:
+def runtime_name(tree: ast.Module) -> str:
     """What the script is to call the runtime: as it does already, else ``ddp``, else the package's full name."""
-    for statement in _imports(module):
-        if isinstance(statement, cst.Import):
-            for alias in statement.names:
-                if _dotted(alias.name) == RUNTIME_PACKAGE:
-                    return alias.evaluated_alias or RUNTIME_PACKAGE
-    if re.search(rf"\b{RUNTIME}\b", text) is None:
-        return RUNTIME
-    names = _NameFinder()
-    module.visit(names)
-    return RUNTIME_PACKAGE if names.found else RUNTIME
+    aliases = (alias for node in tree.body if isinstance(node, ast.Import) for alias in node.names)
+    own = next((alias for alias in aliases if alias.name == RUNTIME_PACKAGE), None)
+    if own is not None:
+        return own.asname or RUNTIME_PACKAGE
+    return RUNTIME_PACKAGE if any(RUNTIME in _names(node) for node in ast.walk(tree)) else RUNTIME
+
+
+def _names(node: ast.AST) -> Sequence[str | None]:
+    """The script's own names that a node says: no attributes, and none of arguments that it gives."""
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        return node.names
+    if isinstance(node, (ast.alias, ast.arg)):
+        return [node.asname, node.name.split(".")[0]] if isinstance(node, ast.alias) else [node.arg]
+    return [getattr(node, name, None) for name in ("id", "name", "rest")]
 
 
 def place_imports(
-    module: cst.Module, positions: Positions, located: Located, edits: Sequence[Edit], runtime: str
+    module: cst.Module, tree: ast.Module, positions: Positions, located: Located, edits: Sequence[Edit], runtime: str
 ) -> None:
-    """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
+    """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime.
+
+    Args:
+        module, tree: the source, which `positions` are of, as both libraries have it.
+    """
+    known = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     asked = [edit for edit in edits if isinstance(edit, AddImport)]
     wanted = list(asked)
     using = [edit for edit in edits if hasattr(edit, "holes") and uses_runtime(template_of(edit))]  # type: ignore[arg-type]
     if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
-    lines = [line for edit in wanted if (line := _line(module, edit, runtime)) is not None]
+    lines = [_line(edit, runtime) for edit in wanted if edit.module not in known]
     if not lines:
         return
     users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
@@ -51,21 +60,10 @@ def place_imports(
     _insert(module, positions, located, list(dict.fromkeys(lines)), before)
 
 
-def _line(module: cst.Module, edit: AddImport, runtime: str) -> str | None:
-    """The import statement that `edit` asks for, None where the script has it."""
-    if _has_import(module, edit.module):
-        return None
+def _line(edit: AddImport, runtime: str) -> str:
+    """The import statement that `edit` asks for."""
     alias = runtime if edit.module == RUNTIME_PACKAGE else edit.alias
     return f"import {edit.module}" if alias in (None, edit.module) else f"import {edit.module} as {alias}"
-
-
-def _has_import(module: cst.Module, name: str) -> bool:
-    return any(
-        _dotted(alias.name) == name
-        for statement in _imports(module)
-        if isinstance(statement, cst.Import)
-        for alias in statement.names
-    )
 
 
 def _insert(
@@ -129,16 +127,6 @@ def _is_import_block(statement: cst.BaseStatement) -> bool:
     return False
 
 
-def _imports(module: cst.Module) -> list[cst.BaseSmallStatement]:
-    return [
-        small
-        for statement in module.body
-        if isinstance(statement, cst.SimpleStatementLine)
-        for small in statement.body
-        if isinstance(small, (cst.Import, cst.ImportFrom))
-    ]
-
-
 def _is_docstring(statement: cst.CSTNode) -> bool:
     if not isinstance(statement, cst.SimpleStatementLine):
         return False
@@ -153,31 +141,6 @@ def _is_future(statement: cst.CSTNode) -> bool:
     return (
         isinstance(first, cst.ImportFrom)
         and not first.relative
-        and first.module is not None
-        and _dotted(first.module) == "__future__"
+        and isinstance(first.module, cst.Name)
+        and first.module.value == "__future__"
     )
-
-
-def _dotted(node: cst.BaseExpression) -> str:
-    if isinstance(node, cst.Attribute):
-        return f"{_dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""
-
-
-class _NameFinder(cst.CSTVisitor):
-    """Whether the script has a name of its own that is spelt like the runtime's alias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 - libcst's name
-        self.found |= node.value == RUNTIME
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802
-        node.value.visit(self)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802
-        node.value.visit(self)
-        return False

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from dp2ddp.errors import NotRewritable
-from dp2ddp.rewrite.edits import RUNTIME, Edit, RemoveStatement, ReplaceStatement, WrapStatement
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WrapStatement
 
 _MARK = "__dp2ddp_kept__"
 _PUT_BACK = re.compile(rf"(?:if )?{_MARK}\('''(\d+)[\r\n]*'''\)(?:: pass)?")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _END_OF_LINE = re.compile(r"[ \t\f]*(?:#|[\r\n]|\Z)")
 _LONE_RETURN = re.compile(r"\r(?!\n)")
-_RUNTIME = re.compile(rf"\b{RUNTIME}\b")
 #: What moves a statement to another indentation, or away.
 _MOVING = (ReplaceStatement, RemoveStatement, WrapStatement)
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -161,8 +160,7 @@ class _Finder:
         if body:
             end = self._with_footer(end, body[0])
         text = _between(self._lines, start, end)
-        # A name that decides what the runtime is called; a line's end that libcst doesn't count in a string.
-        if _RUNTIME.search(text) or _LONE_RETURN.search(text):
+        if _LONE_RETURN.search(text):  # a line's end that libcst doesn't count in a string
             return None
         return _Run(start, end, bool(body))
 
