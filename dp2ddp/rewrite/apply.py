@@ -18,12 +18,21 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from dp2ddp.errors import EditError, NotRewritable
 from dp2ddp.rewrite import templates
 from dp2ddp.rewrite.aligned import Place, aligned
-from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
-from dp2ddp.rewrite.imports import place_imports, runtime_name
+from dp2ddp.rewrite.edits import (
+    AddImport,
+    Done,
+    Edit,
+    InsertAfter,
+    InsertBefore,
+    RemoveStatement,
+    ReplaceStatement,
+    WrapStatement,
+)
+from dp2ddp.rewrite.imports import import_edits, runtime_name
 from dp2ddp.rewrite.locate import EditWithHoles, Located, Positions, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
-from dp2ddp.rewrite.untouched import shortened
+from dp2ddp.rewrite.untouched import lines_of, shortened
 
 _Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
@@ -48,11 +57,12 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     if not edits:
         return text
     head, body, tail, tree = _split(text)
-    short = shortened(body, tree, edits)
+    runtime = runtime_name(tree)
+    lines = lines_of(body)
+    edits = [*import_edits(tree, lines, edits, runtime), *(each for each in edits if not isinstance(each, AddImport))]
+    short = shortened(body, lines, tree, edits)
     module, positions, places = _parse(short.text)
     located = locate(positions, edits)
-    runtime = runtime_name(tree)
-    place_imports(module, tree, positions, located, edits, runtime)
     rewriter = _Rewriter(located, runtime)
     changed = module.visit(rewriter)
     for node, asked in located.statements.items():

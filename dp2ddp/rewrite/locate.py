@@ -13,7 +13,6 @@ from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
 from dp2ddp.rewrite.edits import (
-    AddImport,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -84,9 +83,9 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
         elif isinstance(edit, _STATEMENT_EDITS):
             statement = finder.statement(edit, edit.span)
             located.statements.setdefault(id(statement), []).append(edit)
-        elif not isinstance(edit, AddImport):
+        else:
             raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
-        if not isinstance(edit, (AddImport, RemoveStatement)):
+        if not isinstance(edit, RemoveStatement):
             finder.holes(edit)
     return located
 
