@@ -40,7 +40,6 @@ class Located:
         expressions: of each expression that is edited or fills a hole, the edits on it.
         statements: of each statement that is edited or fills a hole, the edits on it.
         with_parentheses: tuples and generators whose span was given with their parentheses.
-        start_of: where each node starts that has statement edits.
     """
 
     expressions: dict[int, list[ReplaceExpr]] = field(default_factory=dict)
