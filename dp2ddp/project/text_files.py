@@ -159,7 +159,7 @@ def check_new(path: Path, source: Path | None, *, force: bool) -> None:
     """
     if path.is_dir():
         raise BadInput(str(path), what="a directory", todo="name the file to write")
-    if source is not None and _same_file(path, source):
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise BadInput(str(path), what="the output is the input", todo="use --in-place to convert a file in its place")
     if path.exists() and not is_special(path) and not force:
         raise BadInput(str(path), what="exists already", todo="use --force to overwrite it")
@@ -171,7 +171,7 @@ def check_writable(path: Path) -> None:
     Raises:
         BadInput: its folder is missing, or it or its folder is not writable.
     """
-    target = _target(path)
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise BadInput(str(path), what=f"no such folder: {target.parent}", todo="make it first")
     writable = os.access(target, os.W_OK) if target.exists() else True
@@ -179,22 +179,9 @@ def check_writable(path: Path) -> None:
         raise BadInput(str(path), what="can't be written (Permission denied)")
 
 
-def _target(path: Path) -> Path:
-    """The file that `path` stands for, links followed."""
-    return Path(os.path.realpath(path))
-
-
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    """Whether both are one file, be it by a link."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return _target(one) == _target(other)
 
 
 def _encoding(body: bytes, name: str, has_mark: bool) -> str:
