@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.convert import diffs
-from dp2ddp.convert.diffs import Hunk
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
@@ -25,19 +23,10 @@ from dp2ddp.rewrite.edits import (
 from dp2ddp.source.spans import Span
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
-_IMPORT = f"import {RUNTIME_PACKAGE}"
 #: Characters of source that fit into a message.
 _BRIEF = 40
 _CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
 _HOLE = re.compile(r"__h_(\w+?)__")
-
-
-class Replacement(NamedTuple):
-    """Lines of a file, from 1, `end` exclusive, and the lines that take their place."""
-
-    line: int
-    end: int
-    text: str
 
 
 class Found(NamedTuple):
@@ -54,7 +43,6 @@ class Found(NamedTuple):
         end_column: behind the last character of what it is about on that line; `column` where that isn't known.
         source: the line, and one above and below it, with their numbers.
         becomes: the new lines, with those around them that change with them.
-        fix: what a script's file needs for it, the import of the runtime included; empty for notebooks.
     """
 
     file: str
@@ -67,7 +55,6 @@ class Found(NamedTuple):
     end_column: int = 0
     source: tuple[tuple[int, str], ...] = ()
     becomes: tuple[str, ...] = ()
-    fix: tuple[Replacement, ...] = ()
 
     @property
     def place(self) -> str:
@@ -78,7 +65,7 @@ class Found(NamedTuple):
         """As docs/findings.schema.json has it."""
         data = self._asdict()
         del data["source"]
-        return {**data, "fix": [each._asdict() for each in self.fix]}
+        return data
 
 
 def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
@@ -86,14 +73,11 @@ def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
     old = diffs.lines_of(conversion.old_text)
     new = diffs.lines_of(conversion.new_text)
     hunks = diffs.hunks(list(diffs.rows(old, new)), conversion.edits) if conversion.edits else []
-    imports = [hunk for hunk in hunks if any(new[number - 1].startswith(_IMPORT) for number in hunk.new)]
     for edit in conversion.edits:
         own = [hunk for hunk in hunks if edit in hunk.edits]
         place = _placed(edit.span, conversion, old)
         becomes = tuple(new[number - 1] for hunk in own for number in hunk.new)
-        parts = [] if conversion.places else [*imports, *own]
-        fix = tuple(dict.fromkeys(_replacement(hunk, new) for hunk in parts))
-        yield Found(name, rule=edit.rule, kind=CHANGE, message=_said(edit, old), becomes=becomes, fix=fix, **place)
+        yield Found(name, rule=edit.rule, kind=CHANGE, message=_said(edit, old), becomes=becomes, **place)
     for note in conversion.notes:
         kind = REFUSED if conversion.refused else NOTE
         message = f"{note.what}; {note.todo}"
@@ -108,19 +92,9 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
     cell, shown = (None, line) if places is None else places.of(line)
     near = [n for n in range(line - 1, line + 2) if 0 < n <= len(lines)]
     # Of a notebook the lines of the same cell alone.
-    numbered = [(n, n) if places is None else (n, places.of(n).line) for n in near if _same_cell(places, n, line)]
-    source = tuple((number, lines[n - 1]) for n, number in numbered)
+    numbered = [(n, (cell, n) if places is None else places.of(n)) for n in near]
+    source = tuple((place[1], lines[n - 1]) for n, place in numbered if place[0] == cell)
     return {"cell": cell, "line": shown, "column": column + 1, "end_column": last + 1, "source": source}
-
-
-def _same_cell(places: Any, one: int, other: int) -> bool:
-    return places is None or places.of(one).cell == places.of(other).cell
-
-
-def _replacement(hunk: Hunk, new: Sequence[str]) -> Replacement:
-    start = min(hunk.old, default=hunk.above + 1)
-    end = max(hunk.old, default=hunk.above) + 1
-    return Replacement(start, end, "".join(f"{new[number - 1]}\n" for number in hunk.new))
 
 
 def _said(edit: Edit, lines: Sequence[str]) -> str:

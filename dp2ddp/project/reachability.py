@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from dp2ddp.project.code_units import (
-    ANY_NAME,
     PICKING_ANYWHERE,
     PICKING_HERE,
     ClassUnits,
@@ -23,7 +22,7 @@ from dp2ddp.project.code_units import (
 )
 from dp2ddp.project.importing import STAR
 from dp2ddp.project.modules import stem
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import ANY_NAME, last_name
 from dp2ddp.source.program import Resolve
 
 #: Classes of others that call no methods of what derives from them.

@@ -8,7 +8,6 @@ from typing import NamedTuple, Union
 
 from dp2ddp.source.nodes import attribute_got
 from dp2ddp.source.program import ParsedProgram, ScopeNode
-from dp2ddp.source.starred import starred
 
 # Other paths under which the same object can be imported.
 _ALIASES = {
@@ -203,7 +202,7 @@ class Names:
             found = None if tree is None else self._own(tree, name, seen)
             if found is not None:
                 return found
-        others = (starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
+        others = (_starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
         # What two of them bring is the last one's.
         found = next(filter(None, reversed(list(others))), None)
         return None if found is None else _canonical(found)
@@ -256,3 +255,33 @@ def _canonical(path: str) -> str:
 
 
 _BUILTINS = frozenset(__builtins__ if isinstance(__builtins__, dict) else dir(__builtins__))
+
+
+# What star imports of PyTorch's bring, as far as conversions ask for it.
+_PARALLEL = frozenset(
+    "DataParallel DistributedDataParallel data_parallel replicate scatter parallel_apply gather".split()
+)
+_STARRED = {
+    "torch": frozenset("device load manual_seed no_grad save set_grad_enabled Generator Tensor".split()),
+    "torch.cuda": frozenset("current_device device_count is_available manual_seed manual_seed_all set_device".split()),
+    "torch.nn": frozenset("functional init modules parallel parameter utils".split()),
+    "torch.nn.modules": frozenset(),
+    "torch.nn.parallel": _PARALLEL,
+    "torch.nn.parallel.data_parallel": frozenset({"DataParallel", "data_parallel"}),
+    "torch.optim": frozenset("lr_scheduler swa_utils ASGD Adam LBFGS NAdam Optimizer RAdam RMSprop Rprop SGD".split())
+    | frozenset("Adadelta Adafactor Adagrad AdamW Adamax SparseAdam".split()),
+    "torch.utils.data": frozenset(
+        "BatchSampler ChainDataset ConcatDataset DataLoader Dataset DistributedSampler IterableDataset RandomSampler "
+        "Sampler SequentialSampler StackDataset Subset SubsetRandomSampler TensorDataset WeightedRandomSampler "
+        "default_collate get_worker_info random_split".split()
+    ),
+    "torch.utils.data.dataloader": frozenset({"DataLoader", "default_collate"}),
+}
+# These have too many classes for a list: there a capital tells one.
+_MANY = frozenset({"torch.nn", "torch.nn.modules"})
+
+
+def _starred(module: str, name: str) -> str | None:
+    """The dotted path of `name` where ``from module import *`` brings it, None where that isn't known."""
+    known = name in _STARRED.get(module, ())
+    return f"{module}.{name}" if known or (module in _MANY and name[0].isupper()) else None

@@ -499,11 +499,8 @@ def test_functions_can_be_entries(project: Path) -> None:
     write(project, package)
     for name in ("package.cli:main", "package/cli.py:main"):
         result = run("project", "--entry", name)
-        assert "  python -c 'from package.cli import main; main()'   or" in result.stderr
-    write(project, {"pyproject.toml": '[project.scripts]\nstart = "package.cli:main"\n'})
-    torchrun = "PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python start"
-    assert f"  start   or {torchrun}\n" in run("project").stderr
-    assert "  start   or" in run("project", "--entry", "package.cli:main").stderr
+        assert "  python -c 'from package.cli import main; main()'   #" in result.stderr
+        assert "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python python -c 'from package" in result.stderr
     run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
     assert Path("out/dp2ddp_runtime").is_dir()
 

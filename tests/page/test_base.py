@@ -45,7 +45,7 @@ def sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "house_of_pages", raising=False)
     path = tmp_path / "try.html"
-    page.write(str(path), page.render("house_of_pages", "try.html.j2", {"name": HOSTILE}))
+    page.write(str(path), rendering.render("house_of_pages", "try.html.j2", {"name": HOSTILE}))
     return path
 
 

@@ -279,11 +279,3 @@ def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_pat
     assert result.stderr.startswith("dp2ddp: a rank has waited for the others for "), result.stderr
     assert re.search(rf"^  rank 1 at slow\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
     assert "time.sleep" not in result.stdout
-
-
-def test_a_script_that_meets_a_full_disk_is_told_as_that(verify, workplace: Path) -> None:
-    text = tiny.ORIGINAL + "\nimport errno, os\nraise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-    (workplace / "full.py").write_text(text)
-    result = verify("full.py", "--quiet")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("dp2ddp: verify: no space left for what the scripts write (")
