@@ -13,7 +13,7 @@ from dp2ddp.errors import BadInput
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-FORMATS = ("full", "concise", "json", "github", "text")
+FORMATS = ("full", "concise", "json", "github", "gitlab", "sarif", "text")
 #: A name of a file or folder, completed by the shell; commands look at it themselves, and say better what is wrong.
 PATH = click.Path(readable=False, allow_dash=True)
 
@@ -149,7 +149,7 @@ FORMAT = click.option(
     metavar="FORM",
     type=click.Choice(FORMATS),
     default="text",
-    help="full, concise, json or github: what is found, on standard output.",
+    help="full, concise, json, github, gitlab or sarif: what is found, on standard output.",
 )
 
 

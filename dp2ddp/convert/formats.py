@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -10,15 +11,26 @@ from typing import Any, Callable
 
 from click import style
 
+from dp2ddp import __version__
 from dp2ddp.convert.findings import CHANGE, REFUSED, Found
 from dp2ddp.errors import printable
+from dp2ddp.rules import all_rules
 
 #: The version of the JSON (docs/findings.schema.json): it changes where a reader would have to.
 JSON_VERSION = 1
-_LEVELS = {"change": "notice", "note": "warning", "refused": "error"}
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {"change": "note", "note": "warning", "refused": "error"}
 _WORDS = {"change": "to change", "note": "for a person", "refused": "refused"}
-#: Where GitHub has the repository; it wants names from there.
-_TOP = "GITHUB_WORKSPACE"
+_SEVERITIES = {"change": "minor", "note": "major", "refused": "critical"}
+#: Where services that show findings in a pull request have the repository; they want names from there.
+_TOPS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
+
+
+def _in_file(each: Found) -> Found:
+    """A finding for readers who know files' lines only: one in a cell stands at its first line, as ruff has it."""
+    if each.cell is None:
+        return each
+    return each._replace(line=1, column=1, message=f"cell {each.cell}, line {each.line}: {each.message}")
 
 
 def as_concise(found: Sequence[Found]) -> str:
@@ -81,22 +93,26 @@ def as_json(found: Sequence[Found], more: Mapping[str, Any] | None = None) -> st
 
 
 def as_github(found: Sequence[Found]) -> str:
-    """Annotations of a pull request. One in a cell stands at the file's first line, as ruff has it.
+    """Annotations of a pull request.
 
     See https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions.
     """
-    return "\n".join(map(_annotation, found))
+    return "\n".join(map(_annotation, map(_in_file, found)))
 
 
 def _annotation(each: Found) -> str:
-    if each.cell is not None:
-        each = each._replace(line=1, column=1, message=f"cell {each.cell}, line {each.line}: {each.message}")
+    level = {"note": "notice"}.get(_LEVELS[each.kind], _LEVELS[each.kind])
+    title = f"dp2ddp {each.rule}".strip()
     given = {"file": _from_the_top(each.file), "line": each.line, "col": each.column}
     given |= {"endColumn": each.end_column} if each.end_column > each.column else {}
-    given["title"] = f"dp2ddp {each.rule}".strip()
+    given["title"] = title
     properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in given.items())
-    text = "\n".join([each.message, *each.becomes])
-    return f"::{_LEVELS[each.kind]} {properties}::{_escaped(text)}"
+    return f"::{level} {properties}::{_escaped(_with_what_it_becomes(each))}"
+
+
+def _with_what_it_becomes(each: Found) -> str:
+    """The message, and below it the new lines."""
+    return "\n".join([each.message, *each.becomes])
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -107,9 +123,87 @@ def _escaped(text: str, more: str = "") -> str:
 
 def _from_the_top(file: str) -> str:
     """A file's name as seen from the top of the repository, with `/` between folders."""
-    top, place = os.path.abspath(os.environ.get(_TOP) or "/"), os.path.abspath(file)
-    inside = _TOP in os.environ and place.startswith(os.path.join(top, ""))
-    return (os.path.relpath(place, top) if inside else file).replace(os.sep, "/")
+    tops = [os.path.abspath(folder) for folder in map(os.environ.get, _TOPS) if folder]
+    place = os.path.abspath(file)
+    top = next((each for each in tops if place.startswith(os.path.join(each, ""))), None)
+    return (file if top is None else os.path.relpath(place, top)).replace(os.sep, "/")
+
+
+def as_gitlab(found: Sequence[Found]) -> str:
+    """A code quality report; see https://docs.gitlab.com/ci/testing/code_quality/."""
+    return json.dumps(list(_issues(list(map(_in_file, found)))), indent=2)
+
+
+def _issues(found: Sequence[Found]) -> Iterator[dict[str, Any]]:
+    for each, mark in zip(found, _marks(found)):
+        yield {
+            "description": _with_what_it_becomes(each),
+            "check_name": each.rule or "dp2ddp",
+            "fingerprint": mark,
+            "severity": _SEVERITIES[each.kind],
+            "location": {"path": _from_the_top(each.file), "lines": {"begin": each.line}},
+        }
+
+
+def _marks(found: Sequence[Found]) -> Iterator[str]:
+    """By which a finding is known again, though lines were added above it: what it is, and which of several such."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for each in found:
+        what = (_from_the_top(each.file), each.rule, each.kind, each.message)
+        seen[what] += 1
+        yield hashlib.sha256(repr((what, seen[what])).encode()).hexdigest()
+
+
+def as_sarif(found: Sequence[Found]) -> str:
+    """SARIF 2.1.0; see https://docs.oasis-open.org/sarif/sarif/v2.1.0/."""
+    found = list(map(_in_file, found))
+    named = {each.rule for each in found}
+    rules = [
+        {
+            "id": rule.id,
+            "shortDescription": {"text": rule.title},
+            "fullDescription": {"text": rule.why},
+            "help": {"text": f"{rule.why} `dp2ddp rules {rule.id}` shows examples."},
+        }
+        for rule in all_rules()
+        if rule.id in named
+    ]
+    tool = {"driver": {"name": "dp2ddp", "version": __version__, "rules": rules}}
+    results = [_result(each, mark) for each, mark in zip(found, _marks(found))]
+    run = {"tool": tool, "columnKind": "unicodeCodePoints", "results": results}
+    return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _result(each: Found, mark: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    name = os.fsencode(_from_the_top(each.file))
+    file = {"uri": f"file://{quote(name)}" if os.path.isabs(name) else quote(name)}
+    region = {"startLine": each.line, "startColumn": each.column}
+    region |= {"endColumn": each.end_column} if each.end_column > each.column else {}
+    return {
+        **({"ruleId": each.rule} if each.rule else {}),
+        "level": _LEVELS[each.kind],
+        "message": {"text": each.message},
+        "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
+        "partialFingerprints": {"dp2ddp/v1": mark},
+        **({"fixes": [_fix(each, file)]} if each.fix else {}),
+    }
+
+
+def _fix(each: Found, file: Mapping[str, str]) -> dict[str, Any]:
+    """Whole lines, from the first column of one to the first column of another."""
+    replacements = [
+        {
+            "deletedRegion": {"startLine": part.line, "startColumn": 1, "endLine": part.end, "endColumn": 1},
+            "insertedContent": {"text": part.text},
+        }
+        for part in each.fix
+    ]
+    return {
+        "description": {"text": "One of the changes that belong together; `dp2ddp convert` makes all of them."},
+        "artifactChanges": [{"artifactLocation": file, "replacements": replacements}],
+    }
 
 
 FORMATS: dict[str, Callable[[Sequence[Found]], str]] = {
@@ -117,5 +211,7 @@ FORMATS: dict[str, Callable[[Sequence[Found]], str]] = {
     "concise": as_concise,
     "json": as_json,
     "github": as_github,
+    "gitlab": as_gitlab,
+    "sarif": as_sarif,
     "text": as_full,  # its name before there were two forms for people
 }

@@ -1,17 +1,32 @@
-"""Facts to plan: every edit that the rules ask for, but those that `--ignore` leaves to a person."""
+"""Facts to plan: every edit that the rules ask for, but those that `--ignore` or a comment leaves to a person.
+
+`# dp2ddp: ignore[DDP011]` behind a line leaves its edits of that rule to a person; without rules, all of them. As with
+`--ignore`, each becomes a note, and what the other rules need can't be left out: so no comment makes a conversion wrong
+in silence. A comment that leaves nothing out is noted, too.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import io
+import re
+import tokenize
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.errors import blamed
+from dp2ddp.errors import BadInput, blamed
 from dp2ddp.project import wrapcalls
 from dp2ddp.rewrite.edits import Done, Edit, Finding, Note
-from dp2ddp.rules import Decisions, Options, all_rules
-from dp2ddp.source.program import ParsedProgram
+from dp2ddp.rules import Decisions, Options, all_rules, check_ignored, rule
+from dp2ddp.source.program import File, ParsedProgram
+from dp2ddp.source.spans import Span
+
+#: What stands in a rule's place where a note is about a comment.
+_UNUSED = "unused"
+_COMMENT = re.compile(r"(?:^|\s)#\s*dp2ddp:\s*ignore\b(?P<rest>.*)")
+_RULES = re.compile(r"\s*\[(?P<rules>[^\]]*)\]")
+_LOST = re.compile(r"\s*[:=(\[]?\s*(?P<rule>DDP\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ def decide(facts: Facts, options: Options) -> Plan:
         findings, idle = _reached(facts, findings)
     if facts.wraps.idle and not facts.wraps.found and not facts.blockers:
         findings = [_never_reached(facts, node) for node in facts.wraps.idle]
+    if facts.wraps.found and not facts.blockers:
+        findings = _without_commented(findings, facts.source)
     notes = list(dict.fromkeys(f for f in findings if isinstance(f, Note)))
     edits = [f for f in findings if isinstance(f, Edit)] if facts.wraps.found else []
     return Plan(edits, notes, idle, facts.on_one_device, refused=bool(facts.blockers))
@@ -98,3 +115,121 @@ def _ignored(finding: Finding) -> Note:
         return finding
     todo = f"do it by hand, or convert without --ignore {finding.rule}"
     return Note(finding.rule, finding.span, f"left as it is by --ignore: {finding.reason}", todo)
+
+
+@dataclass(eq=False)
+class _Comment:
+    """One comment. Its lines are counted through the program, as those of findings.
+
+    Attributes:
+        file: in which it stands.
+        line: where.
+        column: from 0.
+        statement: the first and the last line of the statement (its head, if it has a block) on which it stands.
+        rules: those that it names; empty for all.
+        used: those of which it left an edit out.
+    """
+
+    file: File
+    line: int
+    column: int
+    statement: tuple[int, int]
+    rules: Sequence[str]
+    used: set[str] = field(default_factory=set)
+
+    def is_about(self, edit: Edit) -> bool:
+        """Whether an edit is on its line; behind a statement of several lines it is about all of them."""
+        if self.rules and edit.rule not in self.rules:
+            return False
+        (start, _), (end, _) = edit.span
+        first, last = self.statement
+        return first <= start <= last and self.line in (start, end, last)
+
+    @property
+    def text(self) -> str:
+        return f"# dp2ddp: ignore[{', '.join(self.rules)}]" if self.rules else "# dp2ddp: ignore"
+
+    @property
+    def place(self) -> int:
+        """The line in its file."""
+        return self.line - self.file.before
+
+
+def _without_commented(findings: Iterable[Finding], source: ParsedProgram) -> list[Finding]:
+    """The findings, with notes in the place of edits that comments leave to a person, and on comments without use.
+
+    Raises:
+        BadInput: a comment names no rule, or leaves out what the other rules need.
+    """
+    comments = [comment for file in source.files for comment in _comments(file)]
+    if not comments:
+        return list(findings)
+    found = [_left_out(finding, comments) for finding in findings]
+    return [*found, *(note for comment in comments for note in _unused(comment))]
+
+
+def _left_out(finding: Finding, comments: Sequence[_Comment]) -> Finding:
+    comment = next((each for each in comments if isinstance(finding, Edit) and each.is_about(finding)), None)
+    if comment is None or isinstance(finding, Note):
+        return finding
+    asked = rule(finding.rule)
+    if asked is not None and asked.essential:
+        raise BadInput(
+            comment.file.name,
+            line=comment.place,
+            what=f"{finding.rule} can't be left out here ({asked.title})",
+            todo="name the rules to ignore: # dp2ddp: ignore[...]",
+        )
+    comment.used.add(finding.rule)
+    what = f"left as it is by `{comment.text}`: {finding.reason}"
+    return Note(finding.rule, finding.span, what, "do it by hand, or take the comment away")
+
+
+def _unused(comment: _Comment) -> Iterator[Note]:
+    span = Span.of(comment.line, comment.column, comment.line, comment.column + 1)
+    if not comment.rules and not comment.used:
+        yield Note(_UNUSED, span, f"`{comment.text}` leaves nothing out: no rule changes this line", "take it away")
+    for each in comment.rules:
+        if each not in comment.used:
+            yield Note(_UNUSED, span, f"`{comment.text}` leaves out no edit of {each} on this line", "take it away")
+
+
+def _comments(file: File) -> Iterator[_Comment]:
+    if "dp2ddp:" not in file.text:
+        return
+    first: int | None = None
+    inside: list[tuple[int, int, str]] = []
+    text = "\n".join(file.lines)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            match = _COMMENT.search(token.string)
+            if match:
+                inside.append((token.start[0], token.start[1], match["rest"]))
+        elif token.type in (tokenize.NEWLINE, tokenize.NL) and (token.type == tokenize.NEWLINE or first is None):
+            yield from _of_statement(file, first or token.start[0], token.start[0], inside)
+            first, inside = None, []
+        elif first is None and token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+            first = token.start[0]
+
+
+def _of_statement(file: File, first: int, last: int, found: Iterable[tuple[int, int, str]]) -> Iterator[_Comment]:
+    for line, column, rest in found:
+        statement = (file.before + first, file.before + last)
+        yield _Comment(file, file.before + line, column, statement, _named(rest, file.name, line))
+
+
+def _named(rest: str, file: str, line: int) -> list[str]:
+    """The rules that a comment names behind ``ignore``; none for all."""
+    listed = _RULES.match(rest)
+    lost = _LOST.match(rest)
+    if listed is None and lost is not None:
+        meant = f"write # dp2ddp: ignore[{lost['rule'].upper()}]"
+        raise BadInput(file, line=line, what="a rule to ignore stands in square brackets", todo=meant)
+    if listed is None:
+        return []
+    names = [name.strip() for name in listed["rules"].split(",") if name.strip()]
+    if not names:
+        raise BadInput(
+            file, line=line, what="no rule to ignore between the brackets", todo="name one, or take them away"
+        )
+    return [check_ignored(name, file, line) for name in names]

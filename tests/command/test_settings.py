@@ -120,7 +120,8 @@ def test_what_makes_no_sense_for_the_command_line_is_left_out() -> None:
         ('[tool]\ndp2ddp.ignore = ["DDP002"]\n', "pyproject.toml:2: DDP002 can't be left out (Wrap the model in"),
         (
             '[tool.dp2ddp]\n"output-format" = "jsn"\n',
-            "pyproject.toml:2: 'output-format': 'jsn' is not one of 'full', 'concise', 'json', 'github', 'text'",
+            "pyproject.toml:2: 'output-format': 'jsn' is not one of 'full', 'concise', 'json', 'github', 'gitlab', "
+            "'sarif', 'text'",
         ),
         ("[tool.dp2ddp]\nnproc = 2\n", "pyproject.toml:2: no setting 'nproc'; write it in [tool.dp2ddp.verify]"),
         ("[tool.dp2ddp.verify]\nnproc = true\n", "pyproject.toml:2: 'nproc' must be a string or a number"),

@@ -11,14 +11,15 @@ from click.testing import Result
 from commands import command, write
 
 from dp2ddp.convert.findings import CHANGE, NOTE, Found
-from dp2ddp.convert.formats import JSON_VERSION, as_github
+from dp2ddp.convert.formats import JSON_VERSION, as_github, as_gitlab, as_sarif
 
 ROOT = Path(__file__).parents[2]
 OURS = json.loads((ROOT / "docs/findings.schema.json").read_text("utf-8"))
+SARIF = json.loads((ROOT / "tests/schemas/sarif-2.1.0-rtm.5.json").read_text("utf-8"))
 WRAP = "net = nn.DataParallel(nn.Linear(4, 2))\n"
 FILES = {
     "train.py": f"import torch, wandb\nimport torch.nn as nn\n\n{WRAP}print(wandb.config)\ntorch.save(net, 'net.pt')\n",
-    "second.py": f"import torch.nn as nn\n\n{WRAP}",
+    "unused.py": f"import torch.nn as nn  # dp2ddp: ignore\n\n{WRAP}",
     "own.py": f"import torch.distributed as dist\nimport torch.nn as nn\ndist.init_process_group('nccl')\n{WRAP}",
     "odd é.py": "import torch.nn as nn\n\nclass Own(nn.DataParallel):\n    def scatter(self, *a):\n        return a\n\n"
     "net = Own(nn.Linear(4, 2))\n",
@@ -28,7 +29,7 @@ FILES = {
 }
 COMMANDS = [
     ["check", "."],
-    ["check", "train.py", "second.py", "own.py", "odd é.py", "plain.py"],
+    ["check", "train.py", "unused.py", "own.py", "odd é.py", "plain.py"],
     ["check", "plain.py"],
     ["convert", "train.py"],
     ["convert", "train.py", "plain.py", "-o", "out/", "--force"],
@@ -48,7 +49,8 @@ def run(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    for name in ("GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
+        monkeypatch.delenv(name, raising=False)
     write(tmp_path, FILES)
 
 
@@ -57,7 +59,12 @@ def test_every_form_is_valid(command: list[str]) -> None:
     told = json.loads(run(*command, "--format", "json").stdout)
     jsonschema.validate(told, OURS, jsonschema.Draft202012Validator)
     assert ("files" in told) == (command[0] == "convert")
+    sarif = json.loads(run(*command, "--format", "sarif").stdout)
+    jsonschema.validate(sarif, SARIF, jsonschema.Draft4Validator)
     shown = [each for each in told["findings"] if command[0] == "check" or each["kind"] != CHANGE]
+    assert len(sarif["runs"][0]["results"]) == len(shown)
+    issues = json.loads(run(*command, "--format", "gitlab").stdout)
+    assert [issue["location"]["lines"]["begin"] for issue in issues] == [each["line"] for each in shown]
     assert len(run(*command, "--format", "github").stdout.splitlines()) == len(shown)
 
 
@@ -65,7 +72,7 @@ def test_the_commands_above_find_everything_that_there_is() -> None:
     """So that the test above speaks of every kind of finding."""
     found = json.loads(run("check", ".", "--format", "json").stdout)["findings"]
     assert {each["kind"] for each in found} == {"change", "note", "refused"}
-    assert {each["rule"] for each in found} >= {"DDP002", "DDP011", "DDP016", ""}
+    assert {each["rule"] for each in found} >= {"DDP002", "DDP011", "DDP016", "unused", ""}
     told = json.loads(run("convert", ".", "--format", "json").stdout)
     assert told["left_alone"]
     assert told["left_out"]
@@ -77,10 +84,27 @@ def test_the_schema_is_of_this_version_and_knows_a_mistake() -> None:
     for wrong in ({"version": 2, "findings": []}, {"version": 1}, {"version": 1, "findings": [], "more": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, OURS)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"version": "2.1.0", "runs": [{}]}, SARIF)
 
 
 def test_services_get_names_from_the_top_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Found("train.py", None, 3, 1, "DDP011", NOTE, "x"), Found("/else/a b.py", None, 1, 1, "", NOTE, "y")]
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path.parent))
     assert as_github(found).splitlines()[0].startswith(f"::warning file={tmp_path.name}/train.py,line=3")
-    assert as_github(found).splitlines()[1].startswith("::warning file=/else/a b.py,line=1")
+    uris = [
+        result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        for result in json.loads(as_sarif(found))["runs"][0]["results"]
+    ]
+    assert uris == [f"{tmp_path.name}/train.py", "file:///else/a%20b.py"]
+    monkeypatch.delenv("GITHUB_WORKSPACE")
+    monkeypatch.setenv("CI_PROJECT_DIR", str(tmp_path.parent))
+    assert json.loads(as_gitlab(found))[0]["location"]["path"] == f"{tmp_path.name}/train.py"
+
+
+def test_a_finding_is_known_again_on_another_line() -> None:
+    one, two = (Found("train.py", None, line, 1, "DDP011", NOTE, "x") for line in (3, 9))
+    marks = [issue["fingerprint"] for issue in json.loads(as_gitlab([one, two]))]
+    moved = [issue["fingerprint"] for issue in json.loads(as_gitlab([one._replace(line=4), two._replace(line=10)]))]
+    assert marks == moved
+    assert len(set(marks)) == 2

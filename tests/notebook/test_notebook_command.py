@@ -238,12 +238,12 @@ def test_notebooks_of_a_folder_are_checked_and_left_as_they_are(notebook: Path, 
     assert "plain.ipynb" not in done.stderr
 
 
-def test_the_form_that_knows_lines_of_files_alone_names_the_cell_in_the_message(notebook: Path) -> None:
+def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(notebook: Path) -> None:
     lines = run("check", "train.ipynb", "--format", "concise").stdout.splitlines()
     assert lines[2].startswith("train.ipynb:cell 2:3:7: DDP002 ")
-    annotations = run("check", "train.ipynb", "--format", "github").stdout
-    assert "cell 2, line 3: " in annotations
-    assert "file=train.ipynb,line=1,col=1," in annotations
+    for form in ("github", "gitlab", "sarif"):
+        assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
+    assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
 
 
 @pytest.mark.parametrize("args", [["train.py", "-o", "out.py"], ["."]])

@@ -1,0 +1,132 @@
+"""`# dp2ddp: ignore[...]`: what is left out becomes a note, what can't be is an error, what does nothing is told."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.errors import BadInput
+from dp2ddp.rules import Options, rule
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SCRIPT = """\
+import cv2, torch
+import torch.nn as nn
+from torch.utils.data import DataLoader
+
+net = nn.DataParallel(nn.Linear(4, 2))
+loaders = {
+    "train": DataLoader(torch.rand(8, 4), 4),
+    "test": DataLoader(torch.rand(8, 4), 4),
+}
+log = cv2.VideoWriter("log.avi")
+for name in loaders:
+    for x in loaders[name]:
+        net(x)
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+def commented(script: str, line: str, comment: str) -> str:
+    """The script, with a comment behind the line that begins with `line`."""
+    lines = script.split("\n")
+    (at,) = [number for number, text in enumerate(lines) if text.strip().startswith(line)]
+    lines[at] += f"  # dp2ddp: ignore{comment}"
+    return "\n".join(lines)
+
+
+def convert(script: str) -> Conversion:
+    return convert_source(script, "train.py", Options())
+
+
+def notes(done: Conversion) -> list[tuple[str, int]]:
+    return [(note.rule, note.span.start.line) for note in done.notes]
+
+
+@pytest.mark.parametrize("comment", ["", "[DDP011]", "[ddp011]", "[DDP011] as rank 0 alone gets here", " # why"])
+def test_a_line_is_left_to_a_person(comment: str) -> None:
+    done = convert(commented(SCRIPT, "log", comment))
+    assert f'log = cv2.VideoWriter("log.avi")  # dp2ddp: ignore{comment}\n' in done.new_text
+    assert "ddp.save" in done.new_text
+    assert notes(done) == [("DDP011", 10)]
+    assert done.notes[0].what.startswith("left as it is by `# dp2ddp: ignore")
+    assert "DDP011" not in {edit.rule for edit in done.edits}
+
+
+def test_other_lines_of_the_rule_are_changed() -> None:
+    done = convert(commented(SCRIPT, '"train"', "[DDP005]"))
+    assert notes(done) == [("DDP005", 7)]
+    assert done.new_text.count("ddp.shard_loader(") == 1
+    assert '"test": ddp.shard_loader(' in done.new_text
+
+
+def test_behind_a_statement_of_several_lines_it_is_for_all_of_them() -> None:
+    done = convert(commented(SCRIPT, "}", "[DDP005]"))
+    assert notes(done) == [("DDP005", 7), ("DDP005", 8)]
+    assert "shard_loader" not in done.new_text
+
+
+def test_behind_the_last_line_of_an_expression_it_is_for_that() -> None:
+    loader = '    "test": DataLoader(\n        torch.rand(8, 4),\n        batch_size=4,\n    ),\n'
+    script = SCRIPT.replace('    "test": DataLoader(torch.rand(8, 4), 4),\n', loader)
+    assert notes(convert(commented(script, "),", "[DDP005]"))) == [("DDP005", 8)]
+
+
+def test_in_a_string_it_is_no_comment() -> None:
+    done = convert(SCRIPT.replace('"log.avi"', '"# dp2ddp: ignore"'))
+    assert (notes(done), "ddp.main_only" in done.new_text) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("line", "comment", "what"),
+    [
+        ("log", "[DDP002]", "train.py:10: DDP002 can't be left out (Wrap the model in DistributedDataParallel)"),
+        ("net =", "", "train.py:5: DDP001 can't be left out here"),
+        ("log", "[DDP0111]", "train.py:10: no rule 'DDP0111'; did you mean DDP011? `dp2ddp rules` lists them"),
+        ("log", " DDP011", "train.py:10: a rule to ignore stands in square brackets; write # dp2ddp: ignore[DDP011]"),
+        ("log", "[]", "train.py:10: no rule to ignore between the brackets"),
+    ],
+)
+def test_what_can_t_be_left_out_is_bad_input(line: str, comment: str, what: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        convert(commented(SCRIPT, line, comment))
+    assert str(caught.value).startswith(what)
+
+
+def test_a_comment_without_use_is_told() -> None:
+    done = convert(commented(SCRIPT, "log", "[DDP011, DDP005]"))
+    assert notes(done) == [("DDP011", 10), ("unused", 10)]
+    assert done.notes[1].what == "`# dp2ddp: ignore[DDP011, DDP005]` leaves out no edit of DDP005 on this line"
+    alone = convert(f"# dp2ddp: ignore\n{commented(SCRIPT, 'from', '')}")
+    assert notes(alone) == [("unused", 1), ("unused", 4)]
+
+
+def test_in_another_file_of_the_program() -> None:
+    files = {
+        "train.py": "import torch.nn as nn\nimport data\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
+        "data.py": 'import cv2\n\nlog = cv2.VideoWriter("log.avi")  # dp2ddp: ignore[DDP011]\n',
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert notes(done["data.py"]) == [("DDP011", 3)]
+    files["data.py"] = files["data.py"].replace("DDP011", "DDP001")
+    with pytest.raises(BadInput, match=r"data\.py:3: DDP001 can't be left out"):
+        convert_files(files, ["train.py"], Options())
+
+
+def test_each_line_of_a_script_can_be_left_out_by_itself() -> None:
+    """Whatever is left out is a Python script, with a note for each edit of the line, and no other line is touched."""
+    text = (FIXTURES / "mnist_script/train.py").read_text()
+    edits = convert(text).edits
+    optional = {(e.rule, e.span.start.line) for e in edits if not getattr(rule(e.rule), "essential", True)}
+    assert len(optional) > 5
+    for rule_id, line in sorted(optional):
+        lines = text.split("\n")
+        lines[line - 1] += f"  # dp2ddp: ignore[{rule_id}]"
+        done = convert("\n".join(lines))
+        ast.parse(done.new_text)
+        kept = {(e.rule, e.span.start.line) for e in done.edits}
+        assert (rule_id, line) in notes(done)
+        assert {(e.rule, e.span.start.line) for e in edits} - kept == {(rule_id, line)}
