@@ -39,12 +39,14 @@ class Given:
     Attributes:
         device_ids: as they are written there; None for all devices.
         untold: a wrap whose `device_ids` are others, or not known there.
+        is_other: whether that wrap's are known, and others.
         instead: what is used for that wrap; None for all devices.
         are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
     """
 
     device_ids: str | None
     untold: ast.Call | ast.Assign | None = None
+    is_other: bool = False
     instead: str | None = None
     are_chosen: bool = False
 
@@ -82,7 +84,9 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     known = [case for case in cases if case.is_known]
     ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
     others = [case for case in cases if not case.is_known or case.ids != ids]
-    return Given(ids, others[-1].call if others else None, ids, are_chosen=are_chosen)
+    if not others:
+        return Given(ids, are_chosen=are_chosen)
+    return Given(ids, others[-1].call, others[-1].is_known, ids, are_chosen=are_chosen)
 
 
 def _chosen_from(facts: Facts, launch: Launch) -> list[ast.AST]:

@@ -177,7 +177,8 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
             if not found:
                 raise
             told = "; and ".join(found)
-            todo = f"start that with torchrun; --allow-ddp converts what is beside it once this is mended: {told}"
+            start = refusals.how_to_start(source.files)
+            todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {told}"
             raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
 
 

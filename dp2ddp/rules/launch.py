@@ -28,6 +28,8 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
+_UNTOLD = "the `device_ids` of this wrap are not known where the processes start, "
+_TELL = "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES"
 _LOGS = ("logging.FileHandler", "logging.handlers.")
 # What writes before they start: the same.
 _EARLY = (
@@ -246,9 +248,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(
                 self.id,
                 facts.source.span(given.untold),
-                "the `device_ids` of this wrap are not known where the processes start, so "
-                + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
-                "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
+                ("this wrap names other devices than another one, " if given.is_other else _UNTOLD)
+                + f"so {f'`{given.instead}`' if given.instead else 'all visible devices'} are used",
+                "check that these are right for both" if given.is_other else _TELL,
             )
         yield from self._late(facts, launch, are_chosen=given.are_chosen)
         for call in launch.early[:1]:

@@ -710,3 +710,11 @@ def test_a_wrap_on_a_condition_of_which_only_the_inside_is_called_stays_one_proc
 def test_devices_that_are_given_to_their_own_name_are_given() -> None:
     result = converted("from config import *\ngpus = gpus\nnet = nn.DataParallel(nn.Linear(4, 2), gpus)\n")
     assert "ddp.setup(device_ids=gpus)\n" in result.new_text
+
+
+def test_wraps_that_name_different_devices_are_told_apart_from_unknown_ones() -> None:
+    script = "one = nn.DataParallel(nn.Linear(4, 2), [0, 1])\ntwo = nn.DataParallel(nn.Linear(2, 2), device_ids={})\n"
+    (note,) = converted(script.format("[0]")).notes
+    assert note.what == "this wrap names other devices than another one, so `[0, 1]` are used"
+    (note,) = converted(script.format("pick(one)")).notes
+    assert "not known where the processes start, so `[0, 1]` are used" in note.what

@@ -335,6 +335,8 @@ def test_without_the_option_the_line_says_what_it_does() -> None:
         "train.py:16: sets up distributed training already: calls init_process_group; "
         "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     )
+    with pytest.raises(BadInput, match="start that as before, as it spawns its processes by itself; --allow-ddp"):
+        converted(f"{_FULL}torch.multiprocessing.spawn(work, nprocs=2)\n", allow=False)
     with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
         converted("net = DDP(Net())\n", allow=False)
 

@@ -150,3 +150,9 @@ def test_the_loader_of_a_functional_form_in_a_method_is_sharded() -> None:
     step = "class Trainer:\n    def step(self, x):\n        return nn.parallel.data_parallel(self.net, x, [0, 1])\n"
     loop = "trainer = Trainer()\nfor x in DataLoader(data, 4):\n    trainer.step(x)\n"
     assert lines(step + loop) == ["for x in ddp.shard_loader(DataLoader(data, 4)):"]
+
+
+@pytest.mark.parametrize("made", ["torch.randperm(8).view(-1, 4)", "numpy.arange(8).reshape(2, 4)"])
+def test_what_goes_over_a_tensor_is_not_sharded(made: str) -> None:
+    step = "for idx in perm:\n    nn.Linear(4, 2)(data[idx]).sum().backward()\n"
+    assert lines(f"import numpy\nperm = {made}\n{step}") == []
