@@ -139,6 +139,17 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def pretended() -> None:
+    """Pretend CUDA devices, whose native half takes a minute the first time; else the test is skipped."""
+    from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+
+    try:
+        build.compiled()
+    except PretendCudaUnavailableError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def quick_starts(nursery: Nursery) -> Iterator[None]:
     """All runs of a test are forked."""

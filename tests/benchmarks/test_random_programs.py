@@ -13,8 +13,6 @@ from dp2ddp_runtime.model import inputs
 from dp2ddp_runtime.model.wrapped import wrap_model
 from torch import nn
 
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from programs import spec as specs
 from programs.crew import Crew
@@ -41,11 +39,8 @@ def test_what_is_refused_is_no_difference() -> None:
         assert crew.play(Spec.from_json(told % "")).kind == "agrees"
 
 
+@pytest.mark.usefixtures("pretended")
 def test_the_emulation_is_torchs_own_data_parallel() -> None:
-    try:
-        build.compiled()
-    except PretendCudaUnavailableError as error:
-        pytest.skip(str(error))
     with Crew("torch", against="emulated", patience=120) as crew:
         outcomes = {seed: crew.play(specs.draw(seed, (2, 3))) for seed in range(SEED, SEED + 40)}
     assert not {seed: outcome for seed, outcome in outcomes.items() if not outcome.is_fine}
