@@ -95,14 +95,6 @@ def test_a_script_that_fails_is_told_in_its_own_words(browser: Browser, pages: d
     assert browser.run("return document.images.length") == 0
 
 
-def test_it_goes_over_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("precious")
-    result = _verify("train.py", "--html", "train.py")
-    assert result.exit_code == 2
-    assert (tmp_path / "train.py").read_text() == "precious"
-
-
 def test_the_same_bits_are_at_the_foot_and_the_tolerance_is_drawn() -> None:
     drawn = chart.drawn([0.0, 1e-12, 1e-6, 1e-2, float("inf")], 1e-6)
     heights = [float(point.split()[1]) for point in drawn.path[1:].split("L")]
