@@ -47,7 +47,7 @@ LIMITS = {
     "tests/project": 1_075,
     "tests/rewrite": 775,
     "tests/rules": 1_875,
-    "tests/runtime": 9_075,
+    "tests/runtime": 9_100,
     "tests/source": 75,
     "tests/verify": 2_575,
 }
