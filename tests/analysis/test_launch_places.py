@@ -204,32 +204,6 @@ def test_devices_that_are_not_known_get_a_note() -> None:
     assert "not known where the processes start" in result.notes[0].what
 
 
-@pytest.mark.parametrize(
-    ("lines", "given"),
-    [
-        ("gpus = [0]\nnet = Net()\ngpus = [0, 1]\nnet = nn.DataParallel(Net(), gpus)", ""),
-        (
-            "args = parse()\nnet = Net()\nargs.ngpu = len(args.gpu)\n"
-            "net = nn.DataParallel(Net(), device_ids=range(args.ngpu))",
-            "",
-        ),
-        ("gpus = [0]\ngpus = [0, 1]\nprint('training')\nnet = nn.DataParallel(Net(), gpus)", "device_ids=gpus"),
-        ("gpus = [0]\nprint('training')\nnet = nn.DataParallel(Net(), gpus)\ngpus = None", "device_ids=gpus"),
-        (
-            "def options():\n    args = parse()\n    args.gpus = [0, 1]\n    return args\n"
-            "args = options()\ntorch.manual_seed(1)\nnet = nn.DataParallel(Net(), args.gpus)",
-            "device_ids=args.gpus",
-        ),
-    ],
-)
-def test_devices_that_change_before_the_wrap_are_not_known(lines: str, given: str) -> None:
-    head = "import argparse, torch, torch.nn as nn\nclass Net(nn.Linear): pass\n"
-    head += "def parse():\n    return argparse.ArgumentParser().parse_args()\n"
-    result = convert_source(head + lines + "\n", "train.py", Options())
-    assert f"ddp.setup({given})" in result.new_text, result.new_text
-    assert [note.rule for note in result.notes] == ([] if given else ["DDP001"])
-
-
 def test_two_wraps_with_different_devices_get_a_note() -> None:
     script = _IMPORTS + "a = nn.DataParallel(Net(), [0, 1])\nb = nn.DataParallel(Net(), [2, 3])\n"
     result = launched(script)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import command as run
 
-from dp2ddp.cli import main
 from dp2ddp.command import settings
 from dp2ddp.command.settings import nearest
 
@@ -22,11 +19,6 @@ net = nn.DataParallel(nn.Linear(4, 2))
 torch.jit.save(net, "net.ts")
 torch.save(net, "net.pt")
 """
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, arguments)
 
 
 @pytest.fixture

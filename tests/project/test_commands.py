@@ -73,22 +73,6 @@ def test_commands_that_come_to_a_wrap_are_entries(tmp_path: Path) -> None:
     assert (found.entries, found.commands) == (["tool/cli.py"], {"tool/cli.py": {"train": "tool-train"}})
 
 
-def test_a_command_may_be_imported_from_elsewhere(tmp_path: Path) -> None:
-    setup = "setup(entry_points={'console_scripts': ['t = tool:main']})"
-    files = {**FILES, "setup.py": setup, "tool/__init__.py": "from .cli import train as main\n"}
-    found = guess(tmp_path, files)
-    assert found.commands == {"tool/__init__.py": {"main": "t"}}
-    done = pipeline.convert_files(files, {"tool/__init__.py": ["main"]}, Options())
-    assert "    ddp.setup()\n    print(args)" in done["tool/cli.py"].new_text
-
-
-def test_the_processes_start_in_the_function() -> None:
-    done = pipeline.convert_files(FILES, {"tool/cli.py": ["train"]}, Options())
-    assert done["tool/cli.py"].new_text.count("ddp.setup(") == 1
-    assert "parse_args()\n    ddp.setup()\n    print(args)" in done["tool/cli.py"].new_text
-    assert "ddp.setup" not in done["tool/engine.py"].new_text
-
-
 def test_a_script_that_is_also_a_command_starts_them_once() -> None:
     files = {**FILES, "tool/cli.py": FILES["tool/cli.py"] + "if __name__ == '__main__':\n    train()\n"}
     done = pipeline.convert_files(files, {"tool/cli.py": ["train"]}, Options())

@@ -70,30 +70,6 @@ def test_left_alone(body: str) -> None:
 
 _ASKING = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 
-ASKED = {
-    "value": ("name = input('name? ')\n", "name = ddp.broadcast(ddp.main_only(input)('name? '))\n"),
-    "test": (
-        "if input().strip() != 'y':\n    sys.exit()\n",
-        "if ddp.broadcast(ddp.main_only(input)()).strip() != 'y':\n",
-    ),
-    "function": (
-        "def ask():\n    while True:\n        n = int(input())\n        if n:\n            return n\nask()\n",
-        "n = int(ddp.broadcast(ddp.main_only(input)()))\n",
-    ),
-    "password": (
-        "key = getpass.getpass()\n",
-        "key = ddp.broadcast(ddp.main_only(getpass.getpass)())\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_rank_0_asks(name: str) -> None:
-    text, expected = ASKED[name]
-    conversion = convert_source(_ASKING + text, "train.py", Options())
-    assert expected in conversion.new_text
-    assert not [note for note in conversion.notes if note.rule == "DDP022"]
-
 
 @pytest.mark.parametrize(
     "text",

@@ -7,21 +7,16 @@ import os
 import re
 import sys
 import threading
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
-from dp2ddp.cli import main
 from dp2ddp.command import progress
 from dp2ddp.verify.run import scratch
-
-# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 FAILS = "\nraise ValueError('on purpose\\nand so on')\n"
 AUGMENTED = tiny.ORIGINAL.replace(
@@ -44,7 +39,7 @@ def verify(workplace: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(workplace)
 
     def call(*arguments: str) -> Result:
-        return CliRunner(**_SEPARATE).invoke(main, ["verify", *arguments])
+        return command("verify", *arguments)
 
     return call
 

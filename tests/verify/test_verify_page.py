@@ -89,11 +89,3 @@ def test_a_script_that_fails_is_told_in_its_own_words(browser: Browser, pages: d
     assert "fork_server.py" not in said
     assert "run_script.py" not in said
     assert browser.run("return document.images.length") == 0
-
-
-def test_it_goes_over_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("precious")
-    result = _verify("train.py", "--html", "train.py")
-    assert result.exit_code == 2
-    assert (tmp_path / "train.py").read_text() == "precious"
