@@ -21,6 +21,10 @@ CLOCKS = [
     "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
+    "import time\nstart = None\nfor i in range(9):\n    if start is not None and start < 9:\n        load(i)\n"
+    "    net(x)\n    start = time.time()\n",
+    "import time\nlast = 0\ndef step():\n    global last\n    if last > 9:\n        load(i)\n    net(x)\n"
+    "    last = time.time()\nstep()\nstep()\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
 LEFT = [
@@ -43,6 +47,7 @@ LEFT = [
     "import time\nstart = time.time()\ndef log(text):\n    x = time.time() - start\n    unit = 's'\n    if x > 60:\n"
     "        x = x / 60\n        unit = 'm'\n    print(x, unit, text)\nlog(net(torch.ones(8, 4)).mean())\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
+    "import time\ndef run(name):\n    if not name:\n        name = time.strftime('%H')\n        net(x)\nrun(None)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
 ]
 
