@@ -172,3 +172,15 @@ def test_what_is_handed_on_may_ask_behind_the_launch_as_well() -> None:
     }
     done = convert_files(files, ["train.py"], Options())["options.py"]
     assert "args.name = ddp.broadcast(ddp.main_only(input)('name? '))\n" in done.new_text
+
+
+def test_what_is_asked_above_the_start_is_left() -> None:
+    script = _HEAD.rpartition("net =")[0] + (
+        "import argparse\nimport time\ndef main(now):\n    net = nn.DataParallel(nn.Linear(4, 2))\n    {}net(now)\n"
+        "if __name__ == '__main__':\n    args = argparse.ArgumentParser().parse_args()\n    now = time.time()\n    {}"
+        "main(now)\n"
+    )
+    test = "if time.time() > 9:\n        {} = 1\n    "
+    for inside, above in (("", test.format("now")), (test.format("now"), "")):
+        text = convert_source(script.format(inside, above), "train.py", Options(select=frozenset({"DDP018"}))).new_text
+        assert ("ddp.broadcast" in text) == bool(inside)
