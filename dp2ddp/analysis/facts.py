@@ -372,11 +372,13 @@ class Facts:
 
     def _runs_before(self, node: ast.expr | ast.stmt, called: Collection[FunctionNode]) -> bool:
         function = self.source.function(node)
-        if function is not None and (node.lineno, node.col_offset) < (
-            function.body[0].lineno,
-            function.body[0].col_offset,
+        body = None if function is None else function.body[0]
+        if (
+            function is not None
+            and body is not None
+            and (node.lineno, node.col_offset) < (body.lineno, body.col_offset)
         ):
-            return self._runs_before(function, called)  # a default or a decorator: where the function is defined
+            function = self.source.function(function)  # a default or a decorator: where the function is defined
         if function in called:
             return True
         if function is not None:
@@ -385,4 +387,4 @@ class Facts:
             return not starts or any(node.lineno < start.lineno for start in here)
         module = self.source.module(node)
         launch = next((one for one in self.launches if one.entry is module), None)
-        return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
+        return launch is None or launch.statement is None or node in self.before.up_to(module, launch.statement)

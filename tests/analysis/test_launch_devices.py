@@ -452,8 +452,8 @@ def test_settings_that_copy_a_missing_file_first_come_before_the_start() -> None
     assert '",".join(args.gpus)\n    ddp.setup(device_ids=args.gpus)\n' in result.new_text
     assert [note.what[:40] for note in result.notes] == ["every process that torchrun starts writes"[:40]]
     result = converted(script.format("shutil.copyfile('c.example', 'c.yml')"))
-    assert "ddp.setup()\n    args = load()\n" in result.new_text
-    assert any("`--help` starts all of them" in note.what for note in result.notes)
+    assert "parse_args()\n    ddp.setup()\n    shutil" in result.new_text  # inside, where all copy it together
+    assert any(note.what.startswith("CUDA_VISIBLE_DEVICES is set after") for note in result.notes)
 
 
 _OPTIONS = """\

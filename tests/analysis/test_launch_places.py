@@ -9,6 +9,20 @@ from dp2ddp.rules import Options
 
 _IMPORTS = "import argparse\nimport os\nimport torch\nimport torch.nn as nn\n"
 
+# A folder that must not be there is made below the choice of devices, in a function that comes back.
+_SETTINGS = (
+    "import time\nfrom pathlib import Path\nclass C:\n    def __init__(self, fresh=True):\n"
+    "        self.folder = Path(time.strftime('%H%M%S'))\n        self.folder.mkdir(exist_ok=not fresh)\n"
+    "    @classmethod\n    def parsed(cls, p):\n        a = p.parse_args()\n        if a.gpu:\n"
+    "            os.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n        <return cls()>\n"
+    "def start(c):\n    net = nn.DataParallel(Net())\n    torch.save(net.state_dict(), c.folder / 'net.pt')\n"
+)
+_EARLY = (
+    _SETTINGS.replace("<", "")
+    .replace(">", "")
+    .replace("    a =", "    if not p:\n            return cls()\n        a =")
+)
+
 # Before the line in angle brackets comes `ddp.setup()`, or the call that is named.
 PLACES = {
     "before the first line that builds": "<net = nn.DataParallel(Net())>",
@@ -113,6 +127,12 @@ PLACES = {
         "    os.mkdir(args.save)\nsettings = {'gpus': 1}\nn, many = settings['gpus'], args.many\n"
         "<net = Net()>\nif n != 1 and many:\n    net = nn.DataParallel(net).cuda()",
         "ddp.setup(device_ids=None if n != 1 and many else [0])",
+    ),
+    "in what parses and chooses devices, above what it makes once": (
+        f"{_SETTINGS}if __name__ == '__main__':\n    p = argparse.ArgumentParser()\n    start(C.parsed(p))"
+    ),
+    "above what parses and may come back early": (
+        f"{_EARLY}if __name__ == '__main__':\n    <start(C.parsed(argparse.ArgumentParser()))>"
     ),
     "literal devices": (
         "<net = nn.DataParallel(Net(), [2, 3])>",
@@ -342,3 +362,27 @@ def test_of_the_functions_that_argparse_picks_each_that_wraps_starts_the_process
     assert f"    ddp.setup()\n    net = nn.Linear(4, 2)\n    {parsed}" in built
     late = launched(script.replace(f"    {call}", f"    net = nn.Linear(4, 2)\n    {call}")).new_text
     assert "    ddp.setup(device_ids=None if args.fit or args.evaluate else [0])\n    net = nn.L" in late
+
+
+def test_scripts_that_share_what_parses_start_there() -> None:
+    settings = _IMPORTS + _SETTINGS.replace("<", "").replace(">", "")
+    script = (
+        "import argparse\nimport torchvision\nimport torch.nn as nn\nfrom settings import C\nseed = 1\ndef main(c):\n{}"
+    )
+    script += "    data = torchvision.datasets.MNIST(seed, download=True)\nif __name__ == '__main__':\n"
+    script += "    main(C.parsed(argparse.ArgumentParser()))\n"
+    files = {
+        f"{name}.py": script.format(f"    net = nn.DataParallel(nn.Linear(4, 2){ids})\n")
+        for name, ids in (("train", ""), ("test", ", device_ids=[0, 1]"))
+    }
+    done = convert_files({**files, "settings.py": settings}, list(files), Options())
+    texts = {name: each.new_text for name, each in done.items()}
+    assert texts["settings.py"].count("ddp.setup") == 1
+    assert "        ddp.setup()\n        return cls()\n" in texts["settings.py"]
+    for name in files:
+        assert "ddp.setup" not in texts[name]
+        assert "ddp.main_first()" in texts[name]  # it runs behind the start, wherever its file comes
+    assert [note.what.split(",")[0] for note in done["settings.py"].notes] == [
+        "every script that comes here starts processes"
+    ]
+    assert ["not known where the processes start" in note.what for note in done["test.py"].notes] == [True]

@@ -25,9 +25,10 @@ class BeforeLaunch:
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:
         """What runs before the processes start: in the scripts, and while modules are imported."""
-        return self._imported.union(*(self._up_to(each.entry, each.statement) for each in launches if each.statement))
+        return self._imported.union(*(self.up_to(each.entry, each.statement) for each in launches if each.statement))
 
-    def _up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
+    def up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
+        """What of a script runs before it comes to the statement `start`."""
         if (entry, start) not in self._known:
             found = self._known[entry, start] = set()
             if not self._run(entry.body, start, found):
@@ -74,12 +75,13 @@ class BeforeLaunch:
                 if start in set(self.loops.reached(*block)):
                     self._run(block, start, found, around)
             return
-        found.update(ast.walk(statement))
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
-        entered = [f.definition for c in calls for f in self.resolver.functions_called(c)]
-        inner = [f for f in entered if f not in around and start in set(self.loops.reached(f))]
-        if inner:
-            self._run(inner[0].body, start, found, around | {inner[0]})
+        entered = ((call, called.definition) for call in calls for called in self.resolver.functions_called(call))
+        inner = next(((c, f) for c, f in entered if f not in around and start in set(self.loops.reached(f))), None)
+        is_simple = getattr(statement, "value", None) is not None  # of `main(parse())` the call that is entered
+        found.update(ast.walk(inner[0] if inner is not None and is_simple else statement))
+        if inner is not None:
+            self._run(inner[1].body, start, found, around | {inner[1]})
 
 
 def _run_at_once(statement: ast.stmt) -> list[ast.AST]:

@@ -84,11 +84,13 @@ class _Inside:
 
     Attributes:
         before: what of the statement itself runs before them.
+        after: what runs behind them.
     """
 
     block: list[ast.stmt]
     before: Sequence[ast.AST] = ()
     function: FunctionNode | None = None
+    after: Sequence[ast.AST] = ()
 
 
 class LaunchFinder:
@@ -233,6 +235,8 @@ class LaunchFinder:
                 function = inside.function
                 within = bound if function is None else _Bound(frozenset(parameters(function)), bound)
                 yield from self._steps(inside.block, within, calls if function is None else (*calls, function), pick)
+                if inside.after:
+                    yield _Step(statement, bound, inside.after)
             bound = _Bound(bound_names(statement), bound)
 
     def _inside(
@@ -275,9 +279,25 @@ class LaunchFinder:
         for call in _calls_in(statement):
             for function in (called.definition for called in self.resolver.functions_called(call)):
                 before = given_to(call) + ([call.func.value] if isinstance(call.func, ast.Attribute) else [])
-                if function not in calls and self._is_main(function) and settled.repeatable(*before):
+                if function in calls or not settled.repeatable(*before):
+                    continue
+                if self._is_main(function):
                     return _Inside(function.body, before, function)
+                if self._is_passed(statement, call, function):
+                    return _Inside(function.body, before, function, [statement])
         return None
+
+    def _is_passed(self, statement: ast.stmt, call: ast.Call, function: FunctionNode) -> bool:
+        """Whether the way goes once through a function that settles something, does more, and then comes back."""
+        whole = getattr(statement, "value", None)
+        is_reached = call is whole or (isinstance(whole, ast.Call) and call in given_to(whole))
+        leaving = [n for n in ast.walk(function) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom))]
+        others = {entry for entry in self.source.entry_trees if entry is not self.source.module(statement)}
+        calls = [c for c in self.callers.of(function) if self.source.module(c) not in others]
+        goes_through = is_reached and len(calls) == 1 and all(each in function.body for each in leaving)
+        return (
+            goes_through and bool(self.settled.settles(*function.body)) and not self.settled.repeatable(*function.body)
+        )
 
     def _given(self, statement: ast.stmt, function: FunctionNode) -> list[ast.expr]:
         """The arguments with which a statement calls a function."""

@@ -212,12 +212,14 @@ class Settled:
         return [*(c for c in runs if (self.names.qualified(c.func) or "").startswith("shutil.copy")), *written]
 
     def _makes_folder(self, call: ast.Call) -> bool:
-        """Whether a call makes a folder that must not be there, which it need not be told so."""
+        """Whether a call makes a folder that must not be there, or may not, as far as can be told."""
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
         path = self.names.qualified(call.func)
         if path == "os.mkdir":  # `os.makedirs` minds less
             return method and self._asks_first(call) and keyword(call, "dir_fd") is None
-        return (path == "os.makedirs" or (method and path is None)) and argument(call, 2, "exist_ok") is None
+        may_exist = argument(call, 2, "exist_ok")
+        is_fine = isinstance(may_exist, ast.Constant) and may_exist.value is True
+        return (path == "os.makedirs" or (method and path is None)) and not is_fine
 
     def _asks_first(self, node: ast.AST) -> bool:
         """Whether a line runs only where a file or folder is missing."""
