@@ -25,6 +25,7 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.given_devices import given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
+from dp2ddp.analysis.on_gpus import runs_on_gpus
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.divergent import RankDivergent
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
@@ -155,6 +156,10 @@ class Facts:
     def picking(self) -> list[ast.Call]:
         """The calls that move something to a GPU which they name, or make it the current one."""
         return [call for call in self.source.calls if call.args and last_name(call.func) in ("cuda", "set_device")]
+
+    def runs_on_gpus(self, launch: Launch, node: ast.AST) -> bool:
+        """Whether a line behind the launch may be reached where there is a GPU."""
+        return runs_on_gpus(self, launch, node)
 
     @cached_property
     def before(self) -> BeforeLaunch:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, permutations
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.conditions import negated, terms
+from dp2ddp.analysis.control.conditions import negated
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
-from dp2ddp.analysis.on_gpus import OnGpus
+from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
 from dp2ddp.source.nodes import last_name, names_in
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
 _ONE_PROCESS = "[0]"
-_MANY = 64  # GPUs, more than a script asks for by number
 #: What a condition may consist of to be written once more; of calls, those that only look.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
@@ -143,8 +142,8 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
         if not isinstance(node, ast.Assign):
             return None
         ids = written(facts, launch, node.value)
-        asked = [(test, told(facts, launch, test, node.value)) for test in _all_terms(facts, launch, node)]
-        tests = [there for test, there in asked if there is None or not _is_true_anyway(facts, test, None)]
+        asked = [(test, told(facts, launch, test, node.value)) for test in all_terms(facts, launch, node)]
+        tests = [there for test, there in asked if there is None or not is_true_anyway(facts, test, least=2)]
         if ids is None or not all(test is not None and _is_plain(facts, test) for test in tests):
             return None
         texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
@@ -185,7 +184,7 @@ def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
 def _picked_apart(facts: Facts, launch: Launch, tests: set[str]) -> list[ast.expr]:
     opposite = set(map(_opposite, tests))
     picks = [pick for pick in facts.picked if isinstance(pick, ast.Attribute)]
-    return [pick for pick in picks if opposite <= set(map(ast.unparse, _all_terms(facts, launch, pick)))]
+    return [pick for pick in picks if opposite <= set(map(ast.unparse, all_terms(facts, launch, pick)))]
 
 
 def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
@@ -363,11 +362,12 @@ def _is_true_constant(node: ast.expr) -> bool:
 
 def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """What must be true for a wrap to be reached and isn't so anyway, as it is written and as it is at the launch."""
-    for term in _all_terms(facts, launch, call):
+    least = 2 if ids is None else 1
+    for term in all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = _with_and(told(facts, launch, part, call))
             folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
-            if not _is_true_anyway(facts, part, ids) and not _is_true_anyway(facts, folded, ids):
+            if not any(is_true_anyway(facts, each, least) for each in (part, folded)):
                 yield part, there
 
 
@@ -385,22 +385,6 @@ def _as_ranks_see_it(test: str) -> str:
     return test
 
 
-def _all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]:
-    """What must be true for a wrap to be reached from the launch, through functions that are called once."""
-    assert launch.statement is not None
-    start = facts.source.function(launch.statement)
-    passed = set()
-    while True:
-        yield from terms(facts.source, node, raising=False)
-        function = facts.source.function(node)
-        callers = facts.callers.of(function) if function is not None else []
-        calls = [call for call in callers if facts.running.comes_to(launch.entry, call)]
-        if function is start or function is None or function in passed or len(calls) != 1:
-            return
-        passed.add(function)
-        node = calls[0]
-
-
 def _is_plain(facts: Facts, test: ast.expr) -> bool:
     """Whether a condition only reads: what is written once more must be the same again, and short."""
     parts = list(ast.walk(test))
@@ -414,12 +398,6 @@ def _only_looks(facts: Facts, node: ast.AST) -> bool:
         return False
     compares = isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith")
     return compares or facts.names.qualified(node.func) in _LOOKING
-
-
-def _is_true_anyway(facts: Facts, test: ast.expr, ids: str | None) -> bool:
-    """Whether a condition is true wherever there are devices for several processes."""
-    counts = range(2 if ids is None else 1, _MANY)
-    return all(OnGpus(facts, count).is_true(test) for count in (*counts, 10 * _MANY))
 
 
 def _sizes(ids: str) -> Iterator[str]:

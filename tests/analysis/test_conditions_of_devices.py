@@ -39,3 +39,26 @@ def test_setup_is_given_the_shortest(wraps: str, condition: str) -> None:
     head = "import torch.nn as nn\nfrom options import a, c, d, m, p, s\nnet = nn.Linear(4, 2)\n"
     new = convert_source(head + wraps.replace("W", "net = nn.DataParallel(net)"), "train.py", Options()).new_text
     assert f"ddp.setup(device_ids=None if {condition} else [0])\n" in new
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_known"),
+    [
+        ("if not torch.cuda.is_available(): args.cuda = False", True),
+        ("if not torch.cuda.is_available() and args.verbose: args.cuda = False", True),
+        ("if not (args.verbose or torch.cuda.device_count() > 0): args.cuda = False", True),
+        ("def on_cpu():\n    args.cuda = False\nif torch.cuda.device_count() == 0: on_cpu()", True),
+        ("if torch.cuda.device_count() < 2: args.cuda = False", False),
+        ("if args.verbose: args.cuda = False", False),
+        ("if not torch.cuda.is_available() or args.verbose: args.cuda = False", False),
+        # An option is more than what one line under a condition sets it to; `None` differs from a number.
+        ("if args.small: args.fast = True\nif not args.fast: args.cuda = False", False),
+        ("kind = None\nif kind != 3 and torch.cuda.is_available(): args.cuda = False", False),
+    ],
+)
+def test_what_only_changes_where_there_is_no_gpu_is_known(lines: str, is_known: bool) -> None:
+    head = "import argparse, torch, torch.nn as nn\nargs = argparse.ArgumentParser().parse_args()\n"
+    head += "net = nn.Linear(4, 2)\n"
+    wrap = "\nif args.cuda:\n    net = nn.DataParallel(net)\n"
+    new = convert_source(head + lines + wrap, "train.py", Options()).new_text
+    assert f"ddp.setup({'device_ids=None if args.cuda else [0]' if is_known else ''})\n" in new
