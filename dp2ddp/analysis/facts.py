@@ -157,6 +157,10 @@ class Facts:
         """The calls that move something to a GPU which they name, or make it the current one."""
         return [call for call in self.source.calls if call.args and last_name(call.func) in ("cuda", "set_device")]
 
+    def comes_to(self, launch: Launch, node: ast.AST) -> bool:
+        """Whether a script can come to a node from where its processes start."""
+        return node not in launch.apart and self.running.comes_to(launch.entry, node)
+
     def runs_on_gpus(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a line behind the launch may be reached where there is a GPU."""
         return runs_on_gpus(self, launch, node)

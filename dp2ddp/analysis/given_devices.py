@@ -157,7 +157,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
     for call in facts.picking:
         pick = call.args[0]
         there = told(facts, launch, pick)
-        if not isinstance(there, (ast.Name, ast.Attribute)) or not facts.running.comes_to(launch.entry, call):
+        if not isinstance(there, (ast.Name, ast.Attribute)) or not facts.comes_to(launch, call):
             continue
         text = ast.unparse(there)
         parts = [part for _, part in _parts(facts, launch, call, text)]
@@ -292,10 +292,10 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     by_test = not facts.wraps.functional and not facts.wraps.values
     for wrap in facts.wraps.models:
         is_for_all = wrap.device_ids is None or means_all(facts, wrap.device_ids)
-        if is_for_all and facts.running.comes_to(launch.entry, wrap.call):
+        if is_for_all and facts.comes_to(launch, wrap.call):
             yield _Case(wrap.call, None, True, _tests(facts, launch, wrap.call, None) if by_test else ())
     for each, call in facts.wraps.device_ids:
-        if facts.running.comes_to(launch.entry, call) and not means_all(facts, each):
+        if facts.comes_to(launch, call) and not means_all(facts, each):
             ids = written(facts, launch, each)
             is_known, ids = ids is not None, None if ids == "None" else ids
             yield _Case(call, ids, is_known, _tests(facts, launch, call, ids) if by_test else ())
@@ -327,10 +327,10 @@ def _sized(cases: list[_Case]) -> list[_Case]:
 
 def unknown(facts: Facts, launch: Launch) -> int:
     """How much of the wraps' `device_ids`, and of the conditions of models' wraps, isn't known at a place."""
-    ids = [(each, call) for each, call in facts.wraps.device_ids if facts.running.comes_to(launch.entry, call)]
+    ids = [(each, call) for each, call in facts.wraps.device_ids if facts.comes_to(launch, call)]
     missing = sum(not means_all(facts, each) and told(facts, launch, each) is None for each, _ in ids)
     for wrap in () if facts.beside_ddp else facts.wraps.models:
-        if facts.running.comes_to(launch.entry, wrap.call):
+        if facts.comes_to(launch, wrap.call):
             tests = _parts(facts, launch, wrap.call, None)
             missing += sum(there is None or not _is_plain(facts, there) for _, there in tests)
     return missing

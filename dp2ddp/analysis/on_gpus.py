@@ -28,7 +28,7 @@ def all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]
         yield from terms(facts.source, node, raising=False)
         function = facts.source.function(node)
         callers = facts.callers.of(function) if function is not None else []
-        calls = [call for call in callers if facts.running.comes_to(launch.entry, call)]
+        calls = [call for call in callers if facts.comes_to(launch, call)]
         if function is start or function is None or function in passed or len(calls) != 1:
             return
         passed.add(function)

@@ -3,7 +3,8 @@
 Coarser than a call graph, and on the safe side. What is imported runs its module level. A function runs where code that
 runs names it; names are followed through imports, as Python does. A class is made where it is named; then run its
 methods that are said anywhere (`x.name`), those that Python calls (`__init__`), and all that a library may call: of its
-class, or of any name where that isn't known. Where names are computed (`getattr(x, name)`, `globals()`, `import_module`), all that they can pick is taken.
+class, or of any name where that isn't known. Where names are computed (`getattr(x, name)`, `globals()`,
+`import_module`), all that they can pick is taken.
 """
 
 from __future__ import annotations
@@ -360,7 +361,9 @@ class _Search:
             found = list(self._classes(made.header.path, chain, set()))
             others = [] if found else self._library_names(made.header.path, chain) or [""]
             patterns += [self._called_by_others(each, seen) for each in found if each not in seen]
-            patterns += [TORCH_CALLS.get(each.split(".")[-1] if each[:6] == "torch." else "", ANY_NAME) for each in others]
+            patterns += [
+                TORCH_CALLS.get(each.split(".")[-1] if each[:6] == "torch." else "", ANY_NAME) for each in others
+            ]
         return "|".join(patterns)
 
     def _library_names(self, path: str, chain: tuple[str, ...]) -> list[str]:

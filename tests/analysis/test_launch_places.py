@@ -336,3 +336,35 @@ def test_a_list_that_is_parsed_is_no_command_line(parsed: str, is_late: bool) ->
     script += "net = nn.Linear(4, 2)\nargs = parse(a=1)\nnet = nn.DataParallel(net)\n"
     notes = convert_source(_IMPORTS + script, "train.py", Options()).notes
     assert any("the arguments are parsed after" in note.what for note in notes) == is_late
+
+
+@pytest.mark.parametrize(
+    ("parsed", "call"),
+    [
+        ("args = parser.parse_args()", "print(args)\n    sys.exit(args.func(args))"),
+        ("args, _ = parser.parse_known_args()", "args.func(args)"),
+        (
+            "args = parser.parse_args()",
+            "if hasattr(args, 'func'):\n        args.func(args)\n    else:\n        print()",
+        ),
+    ],
+)
+def test_of_the_functions_that_argparse_picks_each_that_wraps_starts_the_processes(parsed: str, call: str) -> None:
+    script = _IMPORTS + "def pre(args):\n    print('pre')\n"
+    for name in ("fit", "evaluate"):
+        script += f"def {name}(args):\n    net = Net()\n    if args.{name}:\n        net = nn.DataParallel(net)\n"
+    script += "def main():\n    parser = argparse.ArgumentParser()\n    sub = parser.add_subparsers()\n"
+    for name in ("pre", "fit", "evaluate"):
+        script += f"    {name}_parser = sub.add_parser('{name}')\n    {name}_parser.set_defaults(func={name})\n"
+    script += f"    {parsed}\n    {call}\nif __name__ == '__main__':\n    main()\n"
+    new = launched(script).new_text
+    assert new.count("ddp.setup(") == 2
+    for name in ("fit", "evaluate"):
+        setup = f"    ddp.setup(device_ids=None if args.{name} else [0])\n"
+        assert f"def {name}(args):\n{setup}    net = Net()" in new
+    # What all of them need is built before one of them is picked: any of their conditions may be what counts.
+    built = launched(script.replace(f"    {parsed}", f"    net = nn.Linear(4, 2)\n    {parsed}")).new_text
+    assert built.count("ddp.setup(") == 1
+    assert f"    ddp.setup()\n    net = nn.Linear(4, 2)\n    {parsed}" in built
+    late = launched(script.replace(f"    {call}", f"    net = nn.Linear(4, 2)\n    {call}")).new_text
+    assert "    ddp.setup(device_ids=None if args.fit or args.evaluate else [0])\n    net = nn.L" in late

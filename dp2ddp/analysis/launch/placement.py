@@ -10,7 +10,7 @@ from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.launch.settled import DEVICES, Settled
-from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.roles import Resolver, Table
 from dp2ddp.source.names import Names, Own
 from dp2ddp.source.nodes import given_to, is_main_guard, parameters
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
@@ -31,6 +31,7 @@ class Launch:
         narrowed: whether the script chooses devices before it.
         folders: calls that make folders, before it, and that must not mind another process being faster.
         early: calls that write files before it, in each process.
+        apart: what only other functions come to, where one of several is called.
         test: under which the processes start, beside the script's own DistributedDataParallel; None for always.
     """
 
@@ -41,6 +42,7 @@ class Launch:
     narrowed: bool = False
     folders: Sequence[ast.Call] = ()
     early: Sequence[ast.Call] = ()
+    apart: frozenset[ast.AST] = frozenset()
     test: str | None = None
 
 
@@ -67,11 +69,13 @@ class _Step:
     Attributes:
         bound: the names that are bound there.
         parts: what of it runs: all of it, or what stands before the function that it calls, where the way goes on.
+        picks: whether it calls one of several functions, others of which may not wrap.
     """
 
     statement: ast.stmt
     bound: _Bound
     parts: Sequence[ast.AST]
+    picks: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,13 @@ class LaunchFinder:
         """
         names = self.source.commands.get(self.source.file(entry).name, ())
         several = [] if names else self._commands(entry)
+        bound = self._bound_at_end(entry) if several else frozenset()
+        ways = [(self._steps(one.body, _Bound(bound | parameters(one)), (one,)), one) for one in several]
+        if not names and not several:
+            several = [*dict.fromkeys(one for call in self._calls(entry) for one in self._picked(call))]
+            ways = [(self._steps(entry.body, _Bound(frozenset()), (), one), one) for one in several]
         if several:
-            bound = self._bound_at_end(entry)
-            ways = [self._steps(one.body, _Bound(bound | parameters(one)), (one,)) for one in several]
-            return _once(self._find(entry, way, unknown) for way in ways)
+            return _once(self._find(entry, way, unknown, self._apart(one, several)) for way, one in ways)
         if not names:
             return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
         found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
@@ -122,9 +129,25 @@ class LaunchFinder:
 
     def _commands(self, entry: ast.Module) -> list[FunctionNode]:
         """The functions that lead to a wrap, where one of several is called, as the arguments say: click's commands."""
-        calls = (call for call in self.source.calls if self.source.module(call) is entry)
-        found = dict.fromkeys(one for call in calls for one in self.settled.all_handed(call))
+        found = dict.fromkeys(one for call in self._calls(entry) for one in self.settled.all_handed(call))
         return [*found] if len(found) > 1 else []
+
+    def _apart(self, one: FunctionNode, several: Sequence[FunctionNode]) -> frozenset[ast.AST]:
+        """What others of several functions come to, and one doesn't."""
+        reached = self.effects.loops.reached
+        return frozenset(reached(*several)).difference(reached(one))
+
+    def _calls(self, entry: ast.Module) -> Iterator[ast.Call]:
+        return (call for call in self.source.calls if self.source.module(call) is entry)
+
+    def _picked(self, call: ast.Call) -> list[FunctionNode]:
+        """The functions that lead to a wrap, of those one of which is called, as the arguments say: `args.func()`."""
+        if not isinstance(call.func, ast.Attribute) or not self.resolver.holds(call.func.value, Table):
+            return []
+        found = [each.definition for each in self.resolver.functions_called(call)]
+        leading = [each for each in found if self.effects.leads_to_a_wrap(each)]
+        is_fine = all(self._is_main(each) and self.source.module(each) is self.source.module(call) for each in leading)
+        return leading if is_fine else []
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
         """The way through the function of that name, be it imported, or a method."""
@@ -139,7 +162,13 @@ class LaunchFinder:
     def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
         return frozenset().union(*map(bound_names, module.body))
 
-    def _find(self, entry: ast.Module, way: Iterator[_Step], unknown: Callable[[Launch], int]) -> Launch:
+    def _find(
+        self,
+        entry: ast.Module,
+        way: Iterator[_Step],
+        unknown: Callable[[Launch], int],
+        apart: frozenset[ast.AST] = frozenset(),
+    ) -> Launch:
         """The place on the way through what is started.
 
         That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
@@ -150,11 +179,11 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
-        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number])))
+        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number], apart)))
         before = [part for step in steps[:chosen] for part in step.parts]
         folders, early = self.settled.folders(*before), self.settled.read_back(*before)
         narrowed = DEVICES in self.settled.settles(*before)
-        return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=early, narrowed=narrowed)
+        return replace(_at(entry, steps[chosen], apart), late=late, folders=folders, early=early, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
         """The places from a chosen one on, as far as every process may go by itself."""
@@ -169,7 +198,8 @@ class LaunchFinder:
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.AST]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
         effects, settled = self.effects, self.settled
-        settling = [number for number in range(first, len(steps)) if settled.settles(*steps[number].parts)]
+        settles = [step.picks or bool(settled.settles(*step.parts)) for step in steps]
+        settling = [number for number in range(first, len(steps)) if settles[number]]
         chosen, together = first, False
         late: dict[ast.AST, str] = {}
         for number in range(first, settling[-1] + 1) if settling else ():
@@ -190,19 +220,24 @@ class LaunchFinder:
 
     # -- the way through the script --------------------------------------------------------------------------------
 
-    def _steps(self, block: list[ast.stmt], bound: _Bound, calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
+    def _steps(
+        self, block: list[ast.stmt], bound: _Bound, calls: tuple[FunctionNode, ...], pick: FunctionNode | None = None
+    ) -> Iterator[_Step]:
+        """The way; of several functions one of which is called, by `pick`."""
         for statement in block:
-            inside = self._inside(statement, calls)
+            inside = self._inside(statement, calls, pick)
             if inside is None:
                 yield _Step(statement, bound, [statement])
             else:
-                yield _Step(statement, bound, inside.before)
+                yield _Step(statement, bound, inside.before, inside.function is not None and inside.function is pick)
                 function = inside.function
                 within = bound if function is None else _Bound(frozenset(parameters(function)), bound)
-                yield from self._steps(inside.block, within, calls if function is None else (*calls, function))
+                yield from self._steps(inside.block, within, calls if function is None else (*calls, function), pick)
             bound = _Bound(bound_names(statement), bound)
 
-    def _inside(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+    def _inside(
+        self, statement: ast.stmt, calls: tuple[FunctionNode, ...], pick: FunctionNode | None
+    ) -> _Inside | None:
         """Where the way goes on inside a statement, None where it stays outside."""
         if is_main_guard(statement):
             assert isinstance(statement, ast.If)
@@ -213,6 +248,12 @@ class LaunchFinder:
         if entered is not None and here and entered not in calls and self._is_main(entered):
             first = [each for each in entered.decorator_list if self.settled.settles(each)]
             return _Inside(entered.body, [*first, *self._given(statement, entered)], entered)
+        for block in (getattr(statement, "body", []), getattr(statement, "orelse", [])):
+            if pick and isinstance(statement, (ast.If, ast.Try)) and any(self._picks(each, pick) for each in block):
+                return _Inside(block, [statement.test] if isinstance(statement, ast.If) else [])
+        call = self._picks(statement, pick) if pick and pick not in calls else None
+        if pick and call:
+            return _Inside(pick.body, given_to(call), pick)
         for call in _calls_in(statement):
             function = self.settled.handed(call)
             if function is not None and function not in calls:
@@ -220,6 +261,10 @@ class LaunchFinder:
         if self.settled.settles(statement) and not self.settled.repeatable(statement):
             return self._deeper(statement, calls)
         return None
+
+    def _picks(self, statement: ast.stmt, function: FunctionNode) -> ast.Call | None:
+        """The call in a statement that may pick a function."""
+        return next((call for call in _calls_in(statement) if function in self._picked(call)), None)
 
     def _deeper(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
         """Inside a statement that settles something, and does what the processes must do together, too."""
@@ -317,8 +362,8 @@ class LaunchFinder:
         return len(self.callers.of(function)) == 1 and self.effects.leads_to_a_wrap(function)
 
 
-def _at(entry: ast.Module, step: _Step) -> Launch:
-    return Launch(entry, step.statement, step.bound.names())
+def _at(entry: ast.Module, step: _Step, apart: frozenset[ast.AST]) -> Launch:
+    return Launch(entry, step.statement, step.bound.names(), apart=apart)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -350,4 +395,8 @@ def bound_names(statement: ast.stmt) -> frozenset[str]:
 
 def _once(found: Iterable[Launch]) -> list[Launch]:
     """One place for each statement, also where several commands come to it."""
-    return list({launch.statement: launch for launch in found}.values())
+    places: dict[ast.stmt | None, Launch] = {}
+    for launch in found:
+        other = places.setdefault(launch.statement, launch)
+        places[launch.statement] = replace(launch, apart=launch.apart & other.apart)
+    return [*places.values()]

@@ -7,16 +7,13 @@ import re
 from functools import cached_property
 
 from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects, only_reads
-from dp2ddp.analysis.roles import Class, Function, Module, Resolver
+from dp2ddp.analysis.roles import PARSING, Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, given_to, keyword, names_in
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"
 DEVICES = "devices"
-_PARSING = frozenset(
-    "parse_args parse_known_args parse_intermixed_args parse_known_intermixed_args parse_args_into_dataclasses".split()
-)
 # What parses the arguments and then calls the function that it is given.
 _COMMAND_LINES = frozenset(
     "fire.Fire absl.app.run typer.run tyro.cli plac.call argh.dispatch_command defopt.run jsonargparse.CLI "
@@ -83,7 +80,7 @@ class Settled:
     def _parses_arguments(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call):
             return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in PARSING:
             return not self._is_made_up(argument(node, 0, "args")) and not self.resolver.functions_called(
                 node
             )  # the script's own: what it does is looked at by itself
