@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, permutations
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.conditions import negated
+from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
@@ -348,16 +348,10 @@ def untold_condition(facts: Facts, launch: Launch) -> str | None:
 def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
     """The conditions under which a wrap is reached, by what of them is known at the launch."""
     known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))
-    found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not _is_true_constant(there)]
+    found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
     if launch.test is not None:  # which asks for the script's own DDP already
         found = [test for test in found if not ASKS_FOR_DDP.search(test)]
     return tuple(dict.fromkeys(reversed(found)))
-
-
-def _is_true_constant(node: ast.expr) -> bool:
-    """Whether a test is true whatever happens: `gpus` where `build(gpus=[0, 1])` is called."""
-    is_list = isinstance(node, (ast.List, ast.Tuple)) and bool(node.elts)
-    return is_list or (isinstance(node, ast.Constant) and bool(node.value))
 
 
 def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -365,17 +359,10 @@ def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Ite
     least = 2 if ids is None else 1
     for term in all_terms(facts, launch, call):
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
-            there = _with_and(told(facts, launch, part, call))
+            there = with_and(told(facts, launch, part, call))
             folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
             if not any(is_true_anyway(facts, each, least) for each in (part, folded)):
                 yield part, there
-
-
-def _with_and(test: ast.expr | None) -> ast.expr | None:
-    """`a if b else False` as `b and a`."""
-    if not isinstance(test, ast.IfExp) or not isinstance(test.orelse, ast.Constant) or test.orelse.value:
-        return test
-    return ast.BoolOp(ast.And(), [test.test, test.body])
 
 
 def _as_ranks_see_it(test: str) -> str:

@@ -165,11 +165,7 @@ class LaunchFinder:
         return frozenset().union(*map(bound_names, module.body))
 
     def _find(
-        self,
-        entry: ast.Module,
-        way: Iterator[_Step],
-        unknown: Callable[[Launch], int],
-        apart: frozenset[ast.AST] = frozenset(),
+        self, entry: ast.Module, way: Iterator[_Step], unknown: Callable[[Launch], int], apart: Iterable[ast.AST] = ()
     ) -> Launch:
         """The place on the way through what is started.
 
@@ -382,8 +378,8 @@ class LaunchFinder:
         return len(self.callers.of(function)) == 1 and self.effects.leads_to_a_wrap(function)
 
 
-def _at(entry: ast.Module, step: _Step, apart: frozenset[ast.AST]) -> Launch:
-    return Launch(entry, step.statement, step.bound.names(), apart=apart)
+def _at(entry: ast.Module, step: _Step, apart: Iterable[ast.AST]) -> Launch:
+    return Launch(entry, step.statement, step.bound.names(), apart=frozenset(apart))
 
 
 def _is_text(statement: ast.stmt) -> bool:
