@@ -57,6 +57,10 @@ PLACES = {
         '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'
         "    <global cuda; cuda = torch.device('cuda')>\n    net = nn.DataParallel(Net()).to(cuda)\nmain()"
     ),
+    "below a choice of torchvision's": (
+        "import torchvision\ntorchvision.set_image_backend('PIL')\ntorchvision.disable_beta_transforms_warning()\n"
+        "args = argparse.ArgumentParser().parse_args()\n<net = nn.DataParallel(Net())>"
+    ),
     "before seeding": "seed = 1\n<torch.manual_seed(seed)>\nnet = nn.DataParallel(Net())",
     "in main, when a helper parses": (
         "def get_args():\n    parser = argparse.ArgumentParser()\n    return parser.parse_args()\ndef main():\n"

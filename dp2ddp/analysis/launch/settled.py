@@ -40,8 +40,8 @@ _ALONE = tuple(
     "torch.from_numpy torch.tensor torch.as_tensor torch.zeros torch.ones torch.full torch.arange torch.linspace "
     "torch.eye torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device torch.autograd. "
     "torch.use_deterministic_algorithms torch.multiprocessing.set_ torchvision.transforms. "
-    "transformers.HfArgumentParser transformers.logging. random.seed numpy.random.seed multiprocessing.set_ "
-    "multiprocessing.cpu_count urllib.parse.".split()
+    "torchvision.set_ torchvision.get_ torchvision.disable_ transformers.HfArgumentParser transformers.logging. "
+    "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
 )
 #: Libraries that don't write into what they are given.
 READERS = tuple(
