@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 import sys
+import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from ..base import world
-from ..base.location import is_of_script
+from ..base.location import here, is_of_script
 from ..base.uncompiled import uncompiled
 from . import file_sync
 from .exchange import exchange
@@ -239,8 +243,6 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 def watch_seeding() -> None:
     """Let the ranks' own streams begin anew wherever the script seeds torch, also with the seed that it had."""
     real = torch.manual_seed
-    if hasattr(real, "of_dp2ddp"):
-        return
 
     @functools.wraps(real)
     def manual_seed(seed: Any) -> torch.Generator:
@@ -250,8 +252,37 @@ def watch_seeding() -> None:
             loading.restart(epoch=0)
         return generator
 
-    manual_seed.of_dp2ddp = True  # type: ignore[attr-defined]
     torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
+def share_entropy(store: Any) -> None:
+    """From now on generators without a seed, libraries' too, begin alike on every rank where all ranks draw alike.
+
+    Its own samples and forward passes, threads, the processes that it starts, and temporary names ask the system.
+    """
+    if world.is_main():
+        store.set("entropy", os.urandom(16).hex())
+    secret, asked = store.get("entropy").decode(), Counter[str]()
+
+    def bits(count: int) -> int | None:
+        is_main_thread = threading.get_ident() == threading.main_thread().ident
+        if _active is not None or not is_main_thread or file_sync.shared() is None:
+            return None
+        place = f"{secret} {here()}"  # what rank 0 alone asks for elsewhere is of no consequence
+        asked[place] += 1
+        return random.Random(f"{place} {asked[place]}").getrandbits(count)
+
+    def stand_in(real: Any, use: Callable[[int], Any]) -> Any:
+        return functools.wraps(real)(lambda *a: real(*a) if (given := bits(*a or (63,))) is None else use(given))
+
+    real: Any = random.Random.seed
+    python: Any = random
+    python.Random.seed = lambda self, a=None, version=2: real(self, bits(256) if a is None else a, version)
+    python.seed = python._inst.seed
+    vars(tempfile).update(_Random=type("_Random", (random.Random,), {"seed": real}))
+    torch.seed = torch.random.seed = stand_in(torch.seed, lambda seed: torch.manual_seed(seed).initial_seed())
+    if np is not None:  # which takes all its seeds from there
+        np.random.bit_generator.randbits = stand_in(np.random.bit_generator.randbits, int)
 
 
 def watch_states() -> None:
@@ -262,8 +293,6 @@ def watch_states() -> None:
     """
     random_module: Any = torch.cuda.random
     real_get, real_set = random_module.get_rng_state_all, random_module.set_rng_state_all
-    if hasattr(real_get, "of_dp2ddp"):
-        return
 
     @functools.wraps(real_get)
     def get_rng_state_all() -> list[torch.Tensor]:
@@ -285,7 +314,6 @@ def watch_states() -> None:
             for own in states[world.rank() : world.rank() + 1]:
                 forward.cuda = own
 
-    get_rng_state_all.of_dp2ddp = True  # type: ignore[attr-defined]
     modules: list[Any] = [torch.cuda, random_module]
     for module in modules:
         module.get_rng_state_all, module.set_rng_state_all = get_rng_state_all, set_rng_state_all
@@ -300,16 +328,14 @@ def adopt_main_state(generators: Sequence[torch.Generator] = ()) -> None:
         return
     device, modules = _cuda_device(), _held_by_modules()
     with shared():
-        told = None
-        if world.is_main():
-            held = {name: _state_of(each) for name, each in modules.items()}
-            told = (*capture(device), [each.get_state() for each in generators], held)
+        held = {name: getattr(each, "state", None) or each.__getstate__() for name, each in modules.items()}
+        told = (*capture(device), [each.get_state() for each in generators], held) if world.is_main() else None
         *states, own, held = exchange("the random state", told, exact=True)[0]
         restore(State(*states), device)
     for generator, state in zip(generators, own):
         generator.set_state(state)
     for name in held.keys() & modules.keys():
-        _set_state_of(modules[name], held[name])
+        modules[name].__setstate__(held[name])
 
 
 def _held_by_modules() -> dict[str, Any]:
@@ -320,21 +346,5 @@ def _held_by_modules() -> dict[str, Any]:
         file = getattr(module, "__file__", None)
         for name, value in list(vars(module).items()) if isinstance(file, str) and is_of_script(file) else ():
             if type(value) in kinds:
-                found[f"{module.__name__}.{name}"] = value
+                found[f"{module.__name__}.{name}"] = getattr(value, "bit_generator", value)
     return found
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    is_old = isinstance(generator, np.random.RandomState)
-    return generator.get_state(legacy=False) if is_old else generator.bit_generator.state
-
-
-def _set_state_of(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
