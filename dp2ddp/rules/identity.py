@@ -109,8 +109,9 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                 "rank 0 alone, writes there; the others don't find it",
                 "make one that all ranks share: `folder = ddp.broadcast(tempfile.mkdtemp())`",
             )
-        for call in _in_workers(facts):
-            if isinstance(call, ast.Call) and facts.names.qualified(call.func) in _RESEEDING and _is_bare(call):
+        inside = _in_workers(facts)
+        for call in facts.source.calls:
+            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call) and call in inside:
                 yield Note(
                     self.id,
                     facts.source.span(call),
