@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.analysis.launch.bound import Bound, bound_names
 from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.launch.settled import DEVICES, Settled
 from dp2ddp.analysis.roles import Resolver, Table
@@ -47,22 +48,6 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """The names bound at a place: some more, and those from above. (A set for each place would be much too large.)"""
-
-    more: frozenset[str]
-    above: _Bound | None = None
-
-    def names(self) -> frozenset[str]:
-        found: set[str] = set()
-        at: _Bound | None = self
-        while at is not None:
-            found |= at.more
-            at = at.above
-        return frozenset(found)
-
-
-@dataclass(frozen=True)
 class _Step:
     """A statement that the script comes to.
 
@@ -73,7 +58,7 @@ class _Step:
     """
 
     statement: ast.stmt
-    bound: _Bound
+    bound: Bound
     parts: Sequence[ast.AST]
     picks: bool = False
 
@@ -113,19 +98,19 @@ class LaunchFinder:
         names = self.source.commands.get(self.source.file(entry).name, ())
         several = [] if names else self._commands(entry)
         bound = self._bound_at_end(entry) if several else frozenset()
-        ways = [(self._steps(one.body, _Bound(bound | parameters(one)), (one,)), one) for one in several]
+        ways = [(self._steps(one.body, Bound(bound | parameters(one)), (one,)), one) for one in several]
         if not names and not several:
             several = [*dict.fromkeys(one for call in self._calls(entry) for one in self._picked(call))]
-            ways = [(self._steps(entry.body, _Bound(frozenset()), (), one), one) for one in several]
+            ways = [(self._steps(entry.body, Bound(frozenset()), (), one), one) for one in several]
         if several:
             return _once(self._find(entry, way, unknown, self._apart(one, several)) for way, one in ways)
         if not names:
-            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
+            return [self._find(entry, self._steps(entry.body, Bound(frozenset()), ()), unknown)]
         found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
         # What the module does while it is imported comes before its commands.
         guarded = [statement for statement in entry.body if is_main_guard(statement)]
         if self.effects.comes_to_a_wrap(*guarded):
-            way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
+            way = self._steps(guarded, Bound(self._bound_at_end(entry)), ())
             found.append(self._find(entry, way, unknown))
         return _once(found)
 
@@ -159,7 +144,7 @@ class LaunchFinder:
         for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
             found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
             body = [] if found is None else found.body
-        return self._steps(body, _Bound(self._bound_at_end(entry)), ())
+        return self._steps(body, Bound(self._bound_at_end(entry)), ())
 
     def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
         return frozenset().union(*map(bound_names, module.body))
@@ -219,7 +204,7 @@ class LaunchFinder:
     # -- the way through the script --------------------------------------------------------------------------------
 
     def _steps(
-        self, block: list[ast.stmt], bound: _Bound, calls: tuple[FunctionNode, ...], pick: FunctionNode | None = None
+        self, block: list[ast.stmt], bound: Bound, calls: tuple[FunctionNode, ...], pick: FunctionNode | None = None
     ) -> Iterator[_Step]:
         """The way; of several functions one of which is called, by `pick`."""
         for statement in block:
@@ -229,11 +214,11 @@ class LaunchFinder:
             else:
                 yield _Step(statement, bound, inside.before, inside.function is not None and inside.function is pick)
                 function = inside.function
-                within = bound if function is None else _Bound(frozenset(parameters(function)), bound)
+                within = bound if function is None else Bound(frozenset(parameters(function)), bound)
                 yield from self._steps(inside.block, within, calls if function is None else (*calls, function), pick)
                 if inside.after:
                     yield _Step(statement, bound, inside.after)
-            bound = _Bound(bound_names(statement), bound)
+            bound = Bound(bound_names(statement), bound)
 
     def _inside(
         self, statement: ast.stmt, calls: tuple[FunctionNode, ...], pick: FunctionNode | None
@@ -394,19 +379,6 @@ def _calls_in(statement: ast.stmt) -> list[ast.Call]:
     return sorted(
         (n for n in ast.walk(statement) if isinstance(n, ast.Call)), key=lambda n: (n.end_lineno, n.end_col_offset)
     )
-
-
-def bound_names(statement: ast.stmt) -> frozenset[str]:
-    """The names that a statement binds."""
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return frozenset({statement.name})
-    names: set[str] = set()
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
-    return frozenset(names)
 
 
 def _once(found: Iterable[Launch]) -> list[Launch]:
