@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 SMALL, SMALLER = (1207, 301), (307, 101)
 
 
-#: Folders whose tests share: the ranks' pool, the runs of fixtures, the runs of a tiny script.
-_SHARING = ("tests/e2e/", "tests/verify/", "tests/runtime/")
+#: Tests that share: the runs of fixtures, the runs of a tiny script, a pool of ranks (of which there are two).
+_SHARING = ("tests/e2e/", "tests/verify/", "batches", "tests/runtime/")
+#: Of the runtime's, those that load batches, or are on pretend devices: they take as long as all others.
+_LOADING = "device_copies half_precision loader loop_shapes promised_files promises rows_apart stateful_data".split()
+_BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.
 _BY_TEST = ("tests/runtime/test_launch.py", "tests/runtime/test_signals.py")
 _BY_FILE = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
@@ -71,6 +74,8 @@ def _scope(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file in _BY_TEST:
         return nodeid
+    if file in _BATCHES:
+        return "batches"
     folders = _SHARING if file not in _BY_FILE else ()
     return next((folder for folder in folders if file.startswith(folder)), file)
 
@@ -137,6 +142,17 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     made = Warm(tmp_path_factory.mktemp("warm"))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def pretended() -> None:
+    """Pretend CUDA devices, whose native half takes a minute the first time; else the test is skipped."""
+    from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+
+    try:
+        build.compiled()
+    except PretendCudaUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

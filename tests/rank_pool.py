@@ -239,9 +239,10 @@ def _run(task: bytes, n: int, store: str, join: bool) -> Answer:
         world.enter(world.World(rank, rank, n, n, device, ready=True, store=store))
         if joins:
             direct.join(world.current())
+            rng.watch_seeding()
+            rng.share_entropy(store)
         if n > 1:
             hands.install(store, checkpoint.onto_own_device(torch.load))
-            rng.watch_seeding()
     result = fn(*args, **kwargs)
     return Answer(True, result, spent=not join and (group.whole() is not None or world.current().ready))
 

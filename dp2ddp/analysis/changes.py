@@ -35,6 +35,8 @@ def is_changed(
 ) -> bool:
     """Whether what an expression reads is written to, or may be, behind the launch and before a place.
 
+    What only runs where there is no GPU doesn't count: one process trains there, whatever it is told.
+
     Args:
         stays: whether what is assigned to a target is what it holds already.
     """
@@ -43,7 +45,8 @@ def is_changed(
     if not held.read:
         return False
     between = facts.before.nodes(replace(launch, statement=facts.source.statement(place)))
-    return any(held.is_written(node) and not stays(node) for node in between - facts.before.nodes(launch))
+    written = (node for node in between - facts.before.nodes(launch) if held.is_written(node) and not stays(node))
+    return any(facts.runs_on_gpus(launch, node) for node in written)
 
 
 class _Held:

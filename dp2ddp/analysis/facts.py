@@ -25,6 +25,7 @@ from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.given_devices import given_devices, unknown
 from dp2ddp.analysis.launch.before import BeforeLaunch
 from dp2ddp.analysis.launch.placement import Launch, LaunchFinder
+from dp2ddp.analysis.on_gpus import runs_on_gpus
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.analysis.ranks.divergent import RankDivergent
 from dp2ddp.analysis.ranks.own_decisions import Clocks, OwnTests
@@ -35,6 +36,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.source.names import Names
+from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
@@ -148,13 +150,25 @@ class Facts:
     @cached_property
     def picked(self) -> list[ast.expr]:
         """What names a GPU for what is moved there."""
-        picking = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
-        return [call.args[0] for call in picking if call.func.attr in ("cuda", "set_device")]  # type: ignore[attr-defined]
+        return [call.args[0] for call in self.picking]
+
+    @cached_property
+    def picking(self) -> list[ast.Call]:
+        """The calls that move something to a GPU which they name, or make it the current one."""
+        return [call for call in self.source.calls if call.args and last_name(call.func) in ("cuda", "set_device")]
+
+    def comes_to(self, launch: Launch, node: ast.AST) -> bool:
+        """Whether a script can come to a node from where its processes start."""
+        return node not in launch.apart and self.running.comes_to(launch.entry, node)
+
+    def runs_on_gpus(self, launch: Launch, node: ast.AST) -> bool:
+        """Whether a line behind the launch may be reached where there is a GPU."""
+        return runs_on_gpus(self, launch, node)
 
     @cached_property
     def before(self) -> BeforeLaunch:
         """Finds what runs before the processes start."""
-        return BeforeLaunch(self.loops)
+        return BeforeLaunch(self.loops, self.callers)
 
     @cached_property
     def parallel_entries(self) -> list[ast.Module]:
@@ -358,11 +372,13 @@ class Facts:
 
     def _runs_before(self, node: ast.expr | ast.stmt, called: Collection[FunctionNode]) -> bool:
         function = self.source.function(node)
-        if function is not None and (node.lineno, node.col_offset) < (
-            function.body[0].lineno,
-            function.body[0].col_offset,
+        body = None if function is None else function.body[0]
+        if (
+            function is not None
+            and body is not None
+            and (node.lineno, node.col_offset) < (body.lineno, body.col_offset)
         ):
-            return self._runs_before(function, called)  # a default or a decorator: where the function is defined
+            function = self.source.function(function)  # a default or a decorator: where the function is defined
         if function in called:
             return True
         if function is not None:
@@ -371,4 +387,4 @@ class Facts:
             return not starts or any(node.lineno < start.lineno for start in here)
         module = self.source.module(node)
         launch = next((one for one in self.launches if one.entry is module), None)
-        return launch is None or launch.statement is None or node.lineno < launch.statement.lineno
+        return launch is None or launch.statement is None or node in self.before.up_to(module, launch.statement)

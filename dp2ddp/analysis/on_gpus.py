@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from dp2ddp.analysis.control.conditions import negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
+from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
+
+
+_MANY = 64  # GPUs, more than a script asks for by number
+
+
+def all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]:
+    """What must be true for a wrap to be reached from the launch, through functions that are called once."""
+    assert launch.statement is not None
+    start = facts.source.function(launch.statement)
+    passed = set()
+    while True:
+        yield from terms(facts.source, node, raising=False)
+        function = facts.source.function(node)
+        callers = facts.callers.of(function) if function is not None else []
+        calls = [call for call in callers if facts.comes_to(launch, call)]
+        if function is start or function is None or function in passed or len(calls) != 1:
+            return
+        passed.add(function)
+        node = calls[0]
+
+
+def is_true_anyway(facts: Facts, test: ast.expr, least: int) -> bool:
+    """Whether a condition is true wherever there are that many GPUs, or more."""
+    return all(OnGpus(facts, count).is_true(test) for count in (*range(least, _MANY), 10 * _MANY))
+
+
+def runs_on_gpus(facts: Facts, launch: Launch, node: ast.AST) -> bool:
+    """Whether a line behind the launch may be reached where there is a GPU."""
+    return not any(is_true_anyway(facts, negated(term), 1) for term in all_terms(facts, launch, node))
 
 
 class _UnknownError(Exception):
@@ -26,10 +59,13 @@ class OnGpus:
 
     def is_true(self, test: ast.expr) -> bool:
         """Whether a test is true there for sure."""
+        return self._truth(test) is True
+
+    def _truth(self, test: ast.expr) -> bool | None:
         try:
             return bool(self._value(test))
         except _UnknownError:
-            return False
+            return None
 
     def _value(self, node: ast.AST | None) -> Any:
         if node is None or node in self._asked:
@@ -54,6 +90,8 @@ class OnGpus:
         stores = [each for each in stores if isinstance(each.ctx, ast.Store)]
         above = self._facts.source.parent(stores[0]) if len(stores) == 1 else None
         if isinstance(above, ast.Assign) and ast.unparse(stores[0]) == ast.unparse(node):  # args.n_gpu = device_count()
+            if not all(map(self.is_true, terms(self._facts.source, above))):
+                raise _UnknownError  # it may hold what was parsed
             return self._value(above.value)
         value = self._value(node.value)
         if node.attr != "type" or not isinstance(value, str):  # of a `torch.device`
@@ -79,25 +117,27 @@ class OnGpus:
         return not self._value(node.operand)
 
     def _boolop(self, node: ast.BoolOp) -> Any:
-        values = [self.is_true(each) for each in node.values]
-        if isinstance(node.op, ast.Or) and any(values):
-            return True
-        if not all(values):
+        decides = isinstance(node.op, ast.Or)
+        values = [self._truth(each) for each in node.values]
+        if decides not in values and None in values:
             raise _UnknownError
-        return True
+        return decides if decides in values else not decides
 
     def _compare(self, node: ast.Compare) -> Any:
         compare = _COMPARE.get(type(node.ops[0]))
         if len(node.ops) != 1 or compare is None:
             raise _UnknownError
-        return getattr(self._value(node.left), compare)(self._value(node.comparators[0])) is True
+        try:
+            return compare(self._value(node.left), self._value(node.comparators[0]))
+        except TypeError:
+            raise _UnknownError from None
 
 
-_COMPARE: dict[type, str] = {
-    ast.Eq: "__eq__",
-    ast.NotEq: "__ne__",
-    ast.Gt: "__gt__",
-    ast.GtE: "__ge__",
-    ast.Lt: "__lt__",
-    ast.LtE: "__le__",
+_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
 }

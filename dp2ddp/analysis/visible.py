@@ -95,8 +95,7 @@ class _Told:
         assert isinstance(node, ast.Name)
         function = self._facts.source.function(node)
         if function is not None and node.id in _parameters(function):
-            comes_to, entry = self._facts.running.comes_to, self._launch.entry
-            calls = [call for call in self._facts.callers.of(function) if comes_to(entry, call)]
+            calls = [c for c in self._facts.callers.of(function) if self._facts.comes_to(self._launch, c)]
             return [self._given(call, function, node.id) for call in calls]
         return [only_value(self._facts, node) or self._given_back(node)]
 
@@ -135,7 +134,7 @@ class _Told:
             other: _owner(self._facts, other)
             for other in self._facts.source.nodes
             if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
-            if self._facts.running.comes_to(self._launch.entry, other)
+            if self._facts.comes_to(self._launch, other)
         }
         own = [other for other, of in stores.items() if of in family]
         earlier = self._facts.before.nodes(self._launch)

@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +26,6 @@ from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.rules import Options, check_ignored
 
 _FOLDER = "DP2DDP_CODEMOD"
-_PATIENCE = 600.0  # seconds, for the process that computes
 _T = TypeVar("_T")
 
 
@@ -147,47 +145,26 @@ def _once(key: str, compute: Callable[[], _T]) -> _T:
     """The value of `compute`, which is run in one process only; or the error that it raised.
 
     Without `_prepare`, there is one process.
-
-    Raises:
-        TimeoutError: the process that computes it has not come to an end.
-        Exception: whatever `compute` raises.
     """
     folder = os.environ.get(_FOLDER)
     if folder is None:
         return compute()
+    try:
+        import fcntl
+    except ImportError:
+        why = "it can't tell libcst's processes apart on this system"
+        raise BadInput("libcst.tool", what=why, todo="use `dp2ddp convert`") from None
     place = Path(folder, hashlib.sha256(key.encode()).hexdigest())
-    try:
-        os.close(os.open(f"{place}.begun", os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return _value(_waited_for(place))
-    return _value(_computed(place, compute))
-
-
-def _computed(place: Path, compute: Callable[[], _T]) -> tuple[bool, object]:
-    try:
-        result: tuple[bool, object] = True, compute()
-    except Exception as error:  # noqa: BLE001 - raised again, in every process
-        result = False, error
-    fresh = place.with_suffix(".fresh")
-    fresh.write_bytes(pickle.dumps(result))
-    os.replace(fresh, place)
-    return result
-
-
-def _waited_for(place: Path) -> tuple[bool, object]:
-    end = time.monotonic() + _PATIENCE
-    while not place.exists():
-        if time.monotonic() > end:
-            raise TimeoutError("the process that looks at the project has not come to an end")
-        time.sleep(0.02)
+    with open(f"{place}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            try:
+                result: tuple[_T | None, Exception | None] = compute(), None
+            except Exception as error:  # noqa: BLE001 - raised again, in every process
+                result = None, error
+            place.write_bytes(pickle.dumps(result))
     # Our own folder, which nobody else can write to.
-    result: tuple[bool, object] = pickle.loads(place.read_bytes())
-    return result
-
-
-def _value(result: tuple[bool, object]) -> _T:  # type: ignore[type-var,misc,unused-ignore]
-    is_fine, value = result
-    if is_fine:
-        return value  # type: ignore[return-value]
-    assert isinstance(value, Exception)
-    raise value
+    value, failure = pickle.loads(place.read_bytes())
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ import click
 
 from dp2ddp import __version__
 from dp2ddp.command import progress, terminal
-from dp2ddp.errors import BadInput, EditError, blame, of_system, suggestion
+from dp2ddp.errors import BadInput, EditError, blame, of_system
 
 #: Exit codes. 0: done, or nothing to do. `FOUND`: notes open under --strict, something to convert, or a difference.
 FOUND = 1
@@ -24,7 +24,6 @@ class Group(click.Group):
     """Commands; a user's mistakes come out as one line, our own as one message, each with its exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
-        terminal.complete_streams()
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
@@ -47,17 +46,6 @@ class Group(click.Group):
         finally:
             progress.end()
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            near = suggestion(args[0], self.list_commands(ctx)) if args else ""
-            if not near or "did you mean" in error.format_message().lower():
-                raise
-            raise click.UsageError(f"{error.message.rstrip('.')}; {near}", ctx) from None
-
 
 def _asking_for_a_report(error: Exception) -> Iterator[str]:
     """What to say of a mistake of our own."""
@@ -70,7 +58,7 @@ def _asking_for_a_report(error: Exception) -> Iterator[str]:
     yield f"dp2ddp: internal error{where}: {what}"
     yield f"  {'The converted files were written before.' if 'written' in place else 'Nothing was written.'}"
     yield (
-        f"  This is a mistake in dp2ddp, not in your script. Please report it{_where_to()}, with the script and: "
+        f"  This is a mistake in dp2ddp, not in your script. Please report it, with the script and: "
         f"dp2ddp {__version__}, Python {platform.python_version()}, {platform.system()}"
     )
     if terminal.is_verbose():
@@ -79,15 +67,3 @@ def _asking_for_a_report(error: Exception) -> Iterator[str]:
         yield "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip("\n")
     else:
         yield "  --verbose shows where it happened."
-
-
-def _where_to() -> str:
-    """Where reports go, as the installed package says; nothing where it doesn't."""
-    from importlib.metadata import PackageNotFoundError, metadata
-
-    try:
-        named = metadata("dp2ddp").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return ""
-    addresses = [text.partition(", ")[2] for text in named if "issue" in text.lower()]
-    return f" at {addresses[0]}" if addresses else ""

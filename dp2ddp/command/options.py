@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import click
 
 from dp2ddp.command import settings, terminal
-from dp2ddp.errors import suggestion
+from dp2ddp.errors import BadInput
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -166,11 +166,26 @@ class Command(click.Command):
         self.files = files
         self.idle = idle or {}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        again = list(args)
+        rest = super().parse_args(ctx, args)
+        given = ctx.params.get(self.files)
+        if given is None or ctx.params.pop("isolated", False) or ctx.resilient_parsing:
+            return rest
+        found = settings.for_all(map(str, given if isinstance(given, tuple) else [given]))
+        if found is None:
+            return rest
+        # What is asked for says where settings lie, and these what it is by default: so it is read twice.
+        ctx.default_map = found.defaults(ctx, _commands(ctx), self.idle)
+        ctx.params.clear()
+        try:
+            rest = super().parse_args(ctx, again)
+        except (click.BadParameter, BadInput) as error:
+            raise found.misread(error, ctx) from None
+        del ctx.params["isolated"]
+        return rest
+
     def invoke(self, ctx: click.Context) -> Any:
-        given = ctx.params.get(self.files, ())
-        inputs = [given] if not isinstance(given, (tuple, list)) else given
-        if self.files and not ctx.params.pop("isolated", False):
-            settings.apply(ctx, map(str, inputs), _commands(ctx), self.idle)
         terminal.set_up(
             ctx,
             quiet=ctx.params.pop("quiet", False),
@@ -178,18 +193,6 @@ class Command(click.Command):
             color=ctx.params.pop("color", "auto"),
         )
         return super().invoke(ctx)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            if isinstance(error.param, click.Option) and isinstance(error.param.type, click.Choice):
-                word = error.message.partition("'")[2].partition("'")[0]
-                near = suggestion(word, error.param.type.choices)
-                if near:
-                    message = f"{error.message.rstrip('.')}; {near}"
-                    raise click.BadParameter(message, error.ctx, error.param) from None
-            raise
 
 
 def _commands(context: click.Context) -> Mapping[str, click.Command]:

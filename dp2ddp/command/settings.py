@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from dp2ddp.errors import BadInput, suggestion
 
@@ -22,6 +21,11 @@ _MARK = TOOL.encode()
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 #: What is no option of a run, but of this one command line.
 _NOT_SET = frozenset({"help", "isolated"})
+#: Commands for which settings may also stand in the table that all share.
+_SHARING = ("convert", "check")
+
+#: Which options don't apply to what was asked for on the command line, by the option's name.
+Idle = Mapping[str, Callable[[Mapping[str, Any]], bool]]
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,64 @@ class Settings:
     text: str
     table: Mapping[str, Any]
 
-    def error(self, keys: Sequence[str], what: str, todo: str = "", inside: str = "") -> BadInput:
-        """An error about what the file says at `keys`, below `[tool.dp2ddp]`; at the line that has `inside`."""
+    def error(self, keys: Sequence[str], what: str, todo: str = "") -> BadInput:
+        """An error about what the file says at `keys`, below `[tool.dp2ddp]`."""
         shown = os.path.relpath(self.path)
         name = str(self.path) if shown.startswith(os.pardir) else shown
-        return BadInput(name, line=_line(self.text, ("tool", TOOL, *keys), inside), what=what, todo=todo)
+        return BadInput(name, line=_line(self.text, (TOOL, *keys)), what=what, todo=todo)
+
+    def defaults(self, context: click.Context, commands: Mapping[str, click.Command], idle: Idle) -> dict[str, Any]:
+        """What the options of a command are here, by their parameters' names, as `click.Context.default_map` has it.
+
+        Args:
+            context: of the command, with the parameters that the command line gives.
+            commands: every command that settings can be for. They may stand in a table of the command's own name, such
+                as ``[tool.dp2ddp.check]``; those of `convert` and `check` in ``[tool.dp2ddp]``, too, for all that have
+                them.
+            idle: options that a setting doesn't reach where they would make no sense.
+
+        Raises:
+            BadInput: an unknown key, or a value of the wrong kind.
+        """
+        found: dict[str, Any] = {}
+        options = _options(context.command)
+        for keys, value in self._checked(commands):
+            option = options.get(keys[-1])
+            if option is None or option.name is None or keys[:-1] not in ([], [context.command.name]):
+                continue
+            if not (option.name in idle and idle[option.name]({**context.params, **found})):
+                is_path = isinstance(option.type, click.Path)
+                found[option.name] = _from(self.path.parent, value) if is_path else value
+        return found
+
+    def _checked(self, commands: Mapping[str, click.Command]) -> Iterator[tuple[list[str], Any]]:
+        """Every setting with its keys; those of a command's own table last, as they count more."""
+        shared = {key: option for name in _SHARING for key, option in _options(commands[name]).items()}
+        own = {name: each for name, each in self.table.items() if name in commands and isinstance(each, dict)}
+        entries = [([key], value, shared) for key, value in self.table.items() if key not in own]
+        entries += [([name, key], own[name][key], _options(commands[name])) for name in own for key in own[name]]
+        for keys, value, options in entries:
+            option = options.get(keys[-1])
+            if option is None:
+                homes = [name for name, command in commands.items() if keys[-1] in _options(command)]
+                meant = suggestion(keys[-1], [*options, *commands])
+                meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else meant
+                raise self.error(keys, f"no setting {keys[-1]!r}", meant)
+            wanted, fits = _kind(option)
+            if type(value) not in fits:
+                raise self.error(keys, f"{keys[-1]!r} must be {wanted}")
+            yield keys, [f"{name}={does}" for name, does in value.items()] if option.hidden else value
+
+    def misread(self, error: click.BadParameter | BadInput, context: click.Context) -> BadInput:
+        """The error about a value that an option doesn't take, as one about the line that says it."""
+        if isinstance(error, BadInput):
+            key, what, todo = error.file.lstrip("-"), error.what, error.todo
+        else:
+            key = max(error.param.opts, key=len).lstrip("-") if error.param is not None else ""
+            what, todo = f"{key!r}: {error.message.rstrip('.')}", ""
+        said = re.findall(r"'([^']*)'", what.partition(":")[2] or what)
+        own = [context.command.name or ""] if context.command.name in self.table else []
+        return self.error([*own, key, *said[:1]], what, todo)
 
 
 def nearest(place: Path) -> Settings | None:
@@ -57,6 +114,20 @@ def nearest(place: Path) -> Settings | None:
         if found is not None:
             return found
     return None
+
+
+def for_all(inputs: Iterable[str]) -> Settings | None:
+    """The settings for several files and folders.
+
+    Raises:
+        BadInput: they have different ones.
+    """
+    by_input = {name: nearest(Path("." if name in ("", "-") else name)) for name in inputs}
+    different = {found.path if found else None: name for name, found in by_input.items()}
+    if len(different) > 1:
+        said = ", ".join(f"{os.path.relpath(path) if path else 'none'} for {name}" for path, name in different.items())
+        raise BadInput(FILE, what=f"the inputs have different settings: {said}", todo="give them one by one")
+    return next(iter(by_input.values()), None)
 
 
 def _read(path: Path) -> Settings | None:
@@ -93,72 +164,13 @@ def _parsed(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _line(text: str, keys: Sequence[str], inside: str = "") -> int | None:
-    """The line where a file says what stands at `keys`: as far as there it can be read without, and from there with.
-
-    With `inside`, the line of the same entry that has this text, such as an element of a list.
-    """
-    lines = [f"{line}\n" for line in text.split("\n")]
-    start = 0
-    for end in range(len(lines) + 1):
-        try:
-            found: Any = _parsed("".join(lines[:end]))
-        except ValueError:
-            continue
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if found is not None:
-            entry = range(start + 1, end + 1)
-            return next((number for number in entry if inside and inside in lines[number - 1]), entry[0])
-        start = end
-    return None
-
-
-#: Which options don't apply to what was asked for on the command line, by the option's name.
-Idle = Mapping[str, Callable[[Mapping[str, Any]], bool]]
-
-
-def apply(context: click.Context, inputs: Iterable[str], commands: Mapping[str, click.Command], idle: Idle) -> None:
-    """Sets the options that the command line left out as the settings for the inputs have them.
-
-    Args:
-        context: of the command; its parameters are changed.
-        inputs: the files and folders that it works on.
-        commands: every command that settings can be for. They may stand in a table of the command's own name, such as
-            ``[tool.dp2ddp.check]``; those of `convert` and `check` in ``[tool.dp2ddp]``, too, for all that have them.
-        idle: options that a setting doesn't reach where they would make no sense.
-
-    Raises:
-        BadInput: an unknown key, or a value that the option doesn't take; the inputs have different settings.
-    """
-    found = _for_all(inputs)
-    if found is None:
-        return
-    for keys, value in _checked(found, commands, context):
-        *own, key = keys
-        parameter = _options(context.command).get(key)
-        if parameter is None or parameter.name is None or own not in ([], [context.command.name]):
-            continue
-        if _is_given(context, parameter.name):
-            continue
-        if parameter.name in idle and idle[parameter.name](context.params):
-            continue
-        if isinstance(parameter.type, click.Path):
-            value = _from(found.path.parent, value)
-        context.params[parameter.name] = value
-
-
-def _for_all(inputs: Iterable[str]) -> Settings | None:
-    by_input = {name: nearest(Path("." if name in ("", "-") else name)) for name in inputs}
-    different = {found.path if found else None: name for name, found in by_input.items()}
-    if len(different) > 1:
-        said = ", ".join(f"{os.path.relpath(path) if path else 'none'} for {name}" for path, name in different.items())
-        raise BadInput(FILE, what=f"the inputs have different settings: {said}", todo="give them one by one")
-    return next(iter(by_input.values()), None)
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+def _line(text: str, words: Sequence[str]) -> int:
+    """The line where a file says the last of some words: each of them is looked for from the one before on."""
+    lines, at = text.split("\n"), 0
+    for word in words:
+        said = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])")
+        at = next((number for number in range(at, len(lines)) if said.search(lines[number])), at)
+    return at + 1
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
@@ -167,84 +179,18 @@ def _options(command: click.Command) -> dict[str, click.Option]:
     return {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
 
 
-def _checked(
-    found: Settings, commands: Mapping[str, click.Command], context: click.Context
-) -> Iterator[tuple[list[str], Any]]:
-    """Every setting with its keys; those of a command's own table last, as they count more."""
-    shared = {key: option for name in ("convert", "check") for key, option in _options(commands[name]).items()}
-    tables = [key for key, value in found.table.items() if key in commands and isinstance(value, dict)]
-    for key, value in found.table.items():
-        if key not in tables:
-            yield [key], _value(found, [key], value, shared, commands, context)
-    for name in tables:
-        for key, value in found.table[name].items():
-            yield [name, key], _value(found, [name, key], value, _options(commands[name]), commands, context)
-
-
-def _value(
-    found: Settings,
-    keys: Sequence[str],
-    value: Any,
-    options: Mapping[str, click.Option],
-    commands: Mapping[str, click.Command],
-    context: click.Context,
-) -> Any:
-    """A value as the command gets it."""
-    key = keys[-1]
-    if key not in options:
-        homes = [name for name, command in commands.items() if key in _options(command)]
-        meant = f"write it in [tool.{TOOL}.{homes[0]}]" if homes else suggestion(key, [*options, *commands])
-        raise found.error(keys, f"no setting {key!r}", meant)
-    option = options[key]
-    wanted, fits = _kind(option)
-    if not fits(value):
-        raise found.error(keys, f"{key!r} must be {wanted}")
-    if not option.multiple:
-        return _converted(found, keys, value, option, context)
-    if option.hidden:
-        return tuple(
-            _converted(found, [*keys, name], f"{name}={each}", option, context) for name, each in value.items()
-        )
-    return tuple(_converted(found, keys, each, option, context) for each in value)
-
-
-def _converted(found: Settings, keys: Sequence[str], value: Any, option: click.Option, context: click.Context) -> Any:
-    try:
-        if option.multiple or option.callback is None:
-            return option.type.convert(value, option, context)
-        return option.process_value(context, str(value))
-    except BadInput as error:
-        what, todo = error.what, error.todo
-    except click.BadParameter as error:
-        what = f"{max(option.opts, key=len).lstrip('-')!r}: {error.message.rstrip('.')}"
-        todo = suggestion(str(value), option.type.choices) if isinstance(option.type, click.Choice) else ""
-    raise found.error(keys, what, todo, inside=str(value))
-
-
-def _kind(option: click.Option) -> tuple[str, Callable[[Any], bool]]:
-    """What a setting has to be, in words and as a question."""
-    if option.multiple and option.hidden:
-        return "a table", lambda value: isinstance(value, dict)
+def _kind(option: click.Option) -> tuple[str, Sequence[type]]:
+    """What a setting has to be, in words and for Python; click looks closer."""
     if option.multiple:
-        return "a list of strings", lambda value: isinstance(value, list) and all(isinstance(e, str) for e in value)
-    if option.is_flag:
-        return "true or false", lambda value: isinstance(value, bool)
-    if isinstance(option.type, click.types.IntParamType):
-        return "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)
-    if isinstance(option.type, click.types.FloatParamType):
-        return "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)
-    if option.callback is not None:
-        return "a string or a number", lambda value: isinstance(value, (str, int, float)) and value is not True
-    return "a string", lambda value: isinstance(value, str)
+        return ("a table", [dict]) if option.hidden else ("a list of strings", [list])
+    return ("true or false", [bool]) if option.is_flag else ("a string or a number", [str, int, float])
 
 
 def _from(folder: Path, value: Any) -> Any:
     """A path, or several, that a file in `folder` says, as seen from the current folder; other names stay."""
-    if isinstance(value, tuple):
-        return tuple(_from(folder, each) for each in value)
-    if isinstance(value, Path):
-        return Path(_from(folder, str(value)))
-    is_function = ":" in value and not (folder / value).exists()
-    if value == "-" or is_function or os.path.isabs(value):
+    if isinstance(value, list):
+        return [_from(folder, each) for each in value]
+    is_function = ":" in str(value) and not (folder / str(value)).exists()
+    if value == "-" or is_function or os.path.isabs(str(value)):
         return value
-    return os.path.relpath(folder / value) + ("/" if value.endswith("/") else "")
+    return os.path.relpath(folder / str(value)) + ("/" if str(value).endswith("/") else "")

@@ -1,6 +1,6 @@
 """What is said, and where: results on standard output, messages on standard error, in colors where asked for.
 
-The streams may be closed: whoever started the command has done that.
+The streams may be closed, by whoever started the command: Python has None in their place.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
 from dp2ddp.command import progress
 from dp2ddp.errors import BadInput, printable_lines
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 #: What `--color` takes.
 COLORS = ("auto", "always", "never")
@@ -59,7 +55,8 @@ def is_colored(*, to_error: bool) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     stream = sys.stderr if to_error else sys.stdout
-    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+    on_terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(os.environ.get("FORCE_COLOR")) or on_terminal
 
 
 def show_results(lines: Iterable[str]) -> None:
@@ -87,14 +84,6 @@ def write_result(data: bytes) -> None:
         _let_go(sys.stdout)
 
 
-def console(*, to_error: bool) -> Console:
-    """rich's way to write there, with the colors that were asked for."""
-    from rich.console import Console
-
-    colored = is_colored(to_error=to_error)
-    return Console(stderr=to_error, highlight=False, no_color=not colored, force_terminal=colored or None)
-
-
 def _show(lines: Iterable[str], *, to_error: bool) -> None:
     progress.end()
     for line in lines:
@@ -112,28 +101,6 @@ def _let_go(stream: IO[str]) -> None:
     os.close(nowhere)
 
 
-def complete_streams() -> None:
-    """Opens those that are closed, so that no other file gets their numbers, and using them is an `OSError`.
-
-    What is said on a closed standard error goes nowhere, as nobody wants to know it.
-    """
-    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDWR)):  # the wrong way round for the first two
-        try:
-            os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, mode)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-    # They live as long as the process.
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
 def _write(data: bytes) -> None:
     """Writes to standard output, at once.
 
@@ -141,14 +108,13 @@ def _write(data: bytes) -> None:
         BadInput: it is closed, or full.
         BrokenPipeError: whoever read it has left, as `head` does.
     """
+    if sys.stdout is None:
+        raise BadInput("standard output", what="can't be written, as it is closed")
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What Python holds back goes nowhere, or it would try again when it ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _let_go(sys.stdout)  # what Python holds back goes nowhere, or it would try again when it ends
         raise BadInput("standard output", what=f"can't be written ({error.strerror})") from None

@@ -66,7 +66,7 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
 
     def looked_at(names: Sequence[str], entries: Sequence[str] = ()) -> Iterator[Found]:
         request = Request(names, options, entries=entries)
-        yield from _found(jobs.converted(request, jobs.given(request), lenient=True))
+        yield from _findings_of(jobs.converted(request, jobs.given(request), lenient=True))
 
     files = [name for name in inputs if name not in directories]
     found = list(looked_at(files)) if files else []
@@ -80,7 +80,7 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
     return in_order(found)
 
 
-def _found(job: Job) -> Iterator[Found]:
+def _findings_of(job: Job) -> Iterator[Found]:
     for path, conversion in job.outcome.conversions.items():
         yield from found_in(conversion, job.names.shown(path))
     for program, error in job.outcome.refused:

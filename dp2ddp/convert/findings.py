@@ -108,8 +108,8 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
     cell, shown = (None, line) if places is None else places.of(line)
     near = [n for n in range(line - 1, line + 2) if 0 < n <= len(lines)]
     # Of a notebook the lines of the same cell alone.
-    numbered = [(n, n) if places is None else (n, places.of(n).line) for n in near if _same_cell(places, n, line)]
-    source = tuple((number, lines[n - 1]) for n, number in numbered)
+    numbered = [(n, (cell, n) if places is None else places.of(n)) for n in near]
+    source = tuple((place[1], lines[n - 1]) for n, place in numbered if place[0] == cell)
     return {"cell": cell, "line": shown, "column": column + 1, "end_column": last + 1, "source": source}
 
 

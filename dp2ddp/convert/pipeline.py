@@ -23,7 +23,7 @@ from dp2ddp.rules.unsupported import NOTHING
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import too_deep, with_room
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import File, ParsedProgram, link, parse
+from dp2ddp.source.program import File, ParsedProgram, link
 from dp2ddp.source.spans import Span, moved
 
 # What a file has to speak of to have to do with training: models, data, losses, devices, files, randomness, time,
@@ -69,7 +69,6 @@ class Conversion:
     old_text: str = ""
 
 
-@with_room
 def convert_source(text: str, filename: str, options: Options) -> Conversion:
     """Converts the source `text`, which has no byte order mark, as a script by itself.
 
@@ -80,9 +79,7 @@ def convert_source(text: str, filename: str, options: Options) -> Conversion:
         BadInput: no Python, a script that sets up distributed training itself, or an unknown rule in `options`.
         EditError: a mistake in dp2ddp.
     """
-    check_rules(options)
-    with blamed(file=filename):
-        return replace(_convert(parse(text, filename), {filename: text}, options)[filename], old_text=text)
+    return convert_files({filename: text}, [filename], options)[filename]
 
 
 @with_room
@@ -180,7 +177,8 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
             if not found:
                 raise
             told = "; and ".join(found)
-            todo = f"start that with torchrun; --allow-ddp converts what is beside it once this is mended: {told}"
+            start = refusals.how_to_start(source.files)
+            todo = f"{start}; --allow-ddp converts what is beside it once this is mended: {told}"
             raise BadInput(error.file, line=error.line, what=error.what, todo=todo) from None
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from click import style
@@ -17,15 +15,7 @@ from dp2ddp.command import terminal
 from dp2ddp.convert.findings import CHANGE, Found, found_in, in_order, refusal
 from dp2ddp.convert.job import Job, Request
 from dp2ddp.convert.pipeline import Conversion
-from dp2ddp.convert.running import (
-    Running,
-    Starts,
-    confuses_torchrun,
-    how_to_run,
-    how_to_run_commands,
-    packages_above,
-    starts,
-)
+from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
 from dp2ddp.project import vendor
 from dp2ddp.rules import rule
@@ -36,8 +26,6 @@ IDLE = "never wraps a model, and stays as it is"
 ONE_DEVICE = "no DataParallel in it works on several devices, so it stays one process"
 #: So much of a kind is listed where all of it isn't asked for: a usual summary fits a screen.
 _FEW, _MOST = 3, 6
-#: What a folder to write to may be called.
-_FOLDER = "converted/"
 _NOTHING_WRITTEN = style("nothing was written: what can't be converted is named above", bold=True, fg="red")
 
 
@@ -124,6 +112,11 @@ class Report:
     def changed(self) -> list[File]:
         """The files that changed."""
         return [each for each in self.files if each.conversion.changed]
+
+    @property
+    def starting(self) -> list[File]:
+        """The scripts that start processes now."""
+        return [each for each in self.started if each.unchanged not in (IDLE, ONE_DEVICE)]
 
     def found(self) -> list[Found]:
         """What changed, and what needs a person, in all files; and which scripts were left alone."""
@@ -221,9 +214,10 @@ def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     if report.left_out:
         yield "not looked at: " + ", ".join(f"{number} {reason}" for reason, number in sorted(report.left_out.items()))
     if report.changed:
-        running = to_run(report)
-        yield from how_to_run(running) if running.scripts else ()
-        yield from how_to_run_commands(running.commands) if running.commands else ()
+        steps = list(how_to_run(report))
+        it = "it" if len(report.starting) == 1 else "them"
+        yield from [style(f"How to run {it}, with your own arguments:", bold=True)] if steps else ()
+        yield from (f"  {step}" for step in steps)
 
 
 def reasons(report: Report) -> list[str]:
@@ -235,42 +229,9 @@ def _headline(report: Report) -> str:
     arrow = f" -> {report.output}" if report.output and report.output != report.directory else ""
     if report.changed:
         changed = f"{len(report.changed)} of {report.total} files changed"
-        return style(f"{report.directory}{arrow}: {changed}, for {count(_starting(report), 'script')}", bold=True)
+        return style(f"{report.directory}{arrow}: {changed}, for {count(report.starting, 'script')}", bold=True)
     noted = any(each.conversion.notes for each in report.files)
     return style(f"{report.directory}{arrow}: {'not converted' if noted else 'nothing to convert'}", bold=True)
-
-
-def _starting(report: Report) -> list[File]:
-    """The scripts that start processes now."""
-    return [each for each in report.started if each.unchanged not in (IDLE, ONE_DEVICE)]
-
-
-def to_run(report: Report) -> Running:
-    """What there is to run; only where something changed."""
-    scripts = [each for each in _starting(report) if each.name not in report.commands]
-    everywhere = starts(edit for file in report.files for edit in file.conversion.edits)
-    written = [each for each in scripts if each.output is not None]
-    kinds = tuple(starts(each.conversion.edits) or everywhere or Starts.VISIBLE for each in written or scripts)
-    running = Running(
-        [each.output for each in written if each.output is not None],
-        commands=[name for each in report.started for name in report.commands.get(each.name, ())],
-        vendored=report.vendored,
-        starts=kinds,
-        confused=next(filter(None, (confuses_torchrun(each.conversion.new_text) for each in report.files)), ""),
-        packages=[packages_above(each.name, each.conversion.new_text) for each in written or scripts],
-    )
-    names = [each.name for each in scripts]
-    if written or not names:
-        return running
-    if report.directory is not None:
-        fresh = [os.path.join(_FOLDER, os.path.relpath(name, report.directory)) for name in names]
-        return running._replace(scripts=fresh, unwritten=f"-o {_FOLDER}")
-    if names[0].startswith("<"):
-        return running._replace(scripts=["train_ddp.py"])
-    if len(names) == 1 and len(report.changed) == 1 and report.changed[0].name == names[0]:
-        new = f"{PurePath(names[0]).stem}_ddp.py"
-        return running._replace(scripts=[new], unwritten=f"-o {shlex.quote(new)}")
-    return running._replace(scripts=names, unwritten="--in-place")
 
 
 def _state(file: File) -> str:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import repeat
 from pathlib import Path, PurePath
-from typing import NamedTuple
-
-from click import style
+from typing import TYPE_CHECKING, NamedTuple
 
 from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.rewrite.edits import Edit, InsertBefore
 from dp2ddp.rules.launch import NARROWED
 from dp2ddp.source import syntax
 
+if TYPE_CHECKING:
+    from dp2ddp.convert.reporting import File, Report
+
 #: So many scripts are named that start in the same way.
 _FEW = 4
+#: What a folder to write to may be called.
+_FOLDER = "converted/"
 
 
 class Step(NamedTuple):
-    """One way to run what was converted.
-
-    Attributes:
-        command: as typed into a shell.
-        what: what it does; may be empty.
-        takes_arguments: whether the script's own arguments follow.
-    """
+    """One way to run what was converted: a command, as typed into a shell, and what it does; either may be empty."""
 
     command: str
     what: str = ""
-    takes_arguments: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.command}   # {self.what}" if self.command and self.what else self.command or self.what
 
 
 class Starts(Enum):
@@ -57,28 +56,6 @@ def starts(edits: Iterable[Edit]) -> Starts | None:
     if any(edit.reason.startswith(NARROWED) for edit in found):
         return Starts.NARROWED
     return Starts.VISIBLE if "ddp.setup(" in lines else None
-
-
-class Running(NamedTuple):
-    """What there is to run once a conversion is done.
-
-    Attributes:
-        scripts: the files that were written, or would be.
-        unwritten: the option that would write them; None if they are written.
-        commands: what starts functions that were converted.
-        vendored: whether the runtime was copied beside the scripts.
-        starts: how many processes a start of each script means.
-        confused: one of the scripts' options that torchrun would take for its own.
-        packages: how many folders above each script are packages that it imports from by `from .`; 0 where it doesn't.
-    """
-
-    scripts: Sequence[str]
-    unwritten: str | None = None
-    commands: Sequence[str] = ()
-    vendored: bool = False
-    starts: Sequence[Starts] = ()
-    confused: str = ""
-    packages: Iterable[int] = repeat(0)
 
 
 # By `torchrun --help` of torch 2.13. Each may be written with `-` or `_`, so argparse takes what begins one of them for
@@ -137,49 +114,50 @@ def steps(script: str, starts: Starts, *, packages: int = 0, confused: str = "")
     yield Step(f"{folder}PYTHONHASHSEED=0 torchrun --nproc-per-node={count} {apart}{quoted}", "; ".join(why))
 
 
-def steps_for_commands(commands: Sequence[str]) -> Iterator[Step]:
-    """How to run functions that are started by commands."""
-    for command in commands:
-        yield Step(command)
+def how_to_run(report: Report) -> Iterator[Step]:
+    """How to run what was converted; each command can be pasted as it is."""
+    scripts = [each for each in report.starting if each.name not in report.commands]
+    written = [each for each in scripts if each.output is not None]
+    names, option = [each.output or "" for each in written], ""
+    if scripts and not written:
+        names, option = _unwritten(report, [each.name for each in scripts])
+    it, runs = ("it", "it runs") if len(names) == 1 else ("them", "they run")
+    if option:
+        yield Step("", f"Add {option} to write {it}; then")
+    if len(names) == 1 and is_notebook(names[0]):
+        yield Step("", CELLS)
+    else:
+        yield from _of_scripts(report, written or scripts, names)
+    if names and not report.vendored:
+        where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
+        yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
+    for command in (command for each in report.started for command in report.commands.get(each.name, ())):
+        yield Step(command, "where the converted project and dp2ddp_runtime can be imported")
         yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}")
 
 
-def what_it_imports(scripts: int) -> str:
-    """What has to be installed where so many converted scripts run."""
-    runs = "it runs" if scripts == 1 else "they run"
-    return f"dp2ddp_runtime must be there where {runs}: convert with --vendor, or pip install ./runtime (of dp2ddp)."
+def _unwritten(report: Report, names: list[str]) -> tuple[list[str], str]:
+    """What scripts that weren't written may be called, and the option that writes them."""
+    if report.directory is not None:
+        return [os.path.join(_FOLDER, os.path.relpath(name, report.directory)) for name in names], f"-o {_FOLDER}"
+    if names[0].startswith("<"):
+        return ["train_ddp.py"], ""
+    if len(names) == 1 and [each.name for each in report.changed] == names:
+        new = f"{PurePath(names[0]).stem}_ddp.py"
+        return [new], f"-o {shlex.quote(new)}"
+    return names, "--in-place"
 
 
-#: Said of what commands start.
-FOR_COMMANDS = "once the converted project is installed where dp2ddp_runtime can be imported."
-
-
-def how_to_run(running: Running) -> Iterator[str]:
-    """How to run scripts that were converted; each line can be pasted as it is."""
-    scripts, unwritten = running.scripts, running.unwritten
-    it = "it" if len(scripts) == 1 else "them"
-    if len(scripts) == 1 and is_notebook(scripts[0]):
-        yield style("How to run it:", bold=True)
-        yield f"  {CELLS}"
-    else:
-        yield style(f"How to run {it}, with your own arguments:", bold=True)
-        if unwritten is not None:
-            yield f"  Add {unwritten} to write {it}; then"
-        for kind in dict.fromkeys(running.starts):
-            alike = zip(scripts, running.packages, running.starts)
-            (first, packages), *others = ((each, above) for each, above, its in alike if its is kind)
-            for step in steps(first, kind, packages=packages, confused=running.confused):
-                yield f"  {step.command}   # {step.what}" if step.what else f"  {step.command}"
-            if others:
-                more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-                yield f"  and in the same way {', '.join(shlex.quote(each) for each, _ in others[:_FEW])}{more}"
-    if not running.vendored:
-        yield f"  {what_it_imports(len(scripts))}"
-
-
-def how_to_run_commands(commands: Sequence[str]) -> Iterator[str]:
-    """How to run functions that are started by commands, and that were converted."""
-    yield style("How to run what isn't a script:", bold=True)
-    for command in commands:
-        yield f"  {command}   or PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}"
-    yield f"  {FOR_COMMANDS}"
+def _of_scripts(report: Report, scripts: Sequence[File], names: Sequence[str]) -> Iterator[Step]:
+    """Of those that start in the same way, the first."""
+    everywhere = starts(edit for file in report.files for edit in file.conversion.edits) or Starts.VISIBLE
+    confused = next(filter(None, (confuses_torchrun(each.conversion.new_text) for each in report.files)), "")
+    alike: dict[Starts, list[tuple[str, int]]] = {}
+    for name, each in zip(names, scripts):
+        done = each.conversion
+        alike.setdefault(starts(done.edits) or everywhere, []).append((name, packages_above(each.name, done.new_text)))
+    for kind, ((first, packages), *others) in alike.items():
+        yield from steps(first, kind, packages=packages, confused=confused)
+        if others:
+            more = f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
+            yield Step("", f"and in the same way {', '.join(shlex.quote(each) for each, _ in others[:_FEW])}{more}")

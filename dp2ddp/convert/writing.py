@@ -116,7 +116,8 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
     """Writes a copy of the directory; of scripts and what they import, in the same places to each other."""
     paths = list(job.outcome.conversions)
     top = "" if job.tree is not None else posixpath.commonpath([posixpath.dirname(path) for path in paths])
-    outputs = {path: target / posixpath.relpath(_script(path), top or ".") for path in paths}
+    names = {path: f"{path[: -len(SUFFIX)]}.py" if is_notebook(path) else path for path in paths}
+    outputs = {path: target / posixpath.relpath(name, top or ".") for path, name in names.items()}
     for path, output in outputs.items() if job.tree is None else ():
         if list(outputs.values()).count(output) > 1:
             what = "a notebook and a script would both go there"
@@ -135,11 +136,6 @@ def _write_folder(job: Job, target: Path) -> dict[str, str]:
         vendor.copy_all(staged / folder.relative_to(target) for folder in beside)
         placing.settle(staged, target, modes_of=None if job.tree is None else job.names.root)
     return {path: str(output) for path, output in outputs.items()}
-
-
-def _script(path: str) -> str:
-    """The name of what a notebook becomes; others keep theirs."""
-    return f"{path[: -len(SUFFIX)]}.py" if is_notebook(path) else path
 
 
 def _runtime_folders(job: Job, place: Callable[[str], Path]) -> list[Path]:

@@ -1,14 +1,17 @@
 """A cell's source without what IPython adds to Python: magics, shell lines, questions.
 
-Each line stays one line, so that places in the cell stay right. What only concerns the notebook becomes a comment; what
+Python's parser says where Python ends: there stands what IPython adds, or a mistake. Each line stays one line, so that
+places in the cell stay right. What only concerns the notebook becomes a comment; what
 means something to the code behind it is written in Python where that is plain, and is refused where it isn't.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dp2ddp.errors import BadInput
@@ -33,7 +36,7 @@ _QUESTION = re.compile(r"\?{1,2}\s*%{0,2}[A-Za-z_][\w.*]*|%{0,2}[A-Za-z_][\w.*\[
 _TARGET = r"[A-Za-z_][\w.]*(?:\[[^\]=]*\])?"
 _ASSIGNED = re.compile(rf"({_TARGET}(?:\s*,\s*{_TARGET})*)\s*=\s*([!%])(.*)")
 _VARIABLE = re.compile(r"[{$]")  # IPython puts Python's values there
-_TOKEN = re.compile(r"""\\.|'''|\"\"\"|['"#()\[\]{}]""", re.DOTALL)
+_ASYNC = re.compile(r"\basync(?=\s*=)")
 _LONGEST = 50
 
 
@@ -72,7 +75,7 @@ def plain(source: str, name: str, *, as_script: bool) -> Plain:
         if cell_magic[1] not in _PYTHON_CELLS:
             return _other_cell(cell, cell_magic)
         cell.lines[first] = f"# {cell.lines[first]}"
-    _Lines(cell, name, as_script=as_script).rewrite(first if cell_magic is None else first + 1)
+    _Lines(cell, name, as_script=as_script).rewrite()
     return cell
 
 
@@ -94,22 +97,21 @@ class _Lines:
         self.name = name
         self.as_script = as_script
 
-    def rewrite(self, first: int) -> None:
-        goes_on = keeps = False  # a command of several lines, and whether the notebook keeps it
-        for number, is_start in _starts(self.cell.lines, first):
-            line = self.cell.lines[number]
-            if goes_on:
-                self.cell.lines[number] = _comment(line)
-                self.cell.kept += [line] if keeps else []
-                goes_on = line.endswith("\\")
-            elif is_start and line.strip():
-                kept = len(self.cell.kept)
-                new = self._line(number, line)
-                if new is None:
-                    continue
-                self.cell.lines[number] = new
-                keeps = len(self.cell.kept) > kept
-                goes_on = line.endswith("\\") and new.lstrip().startswith(("#", "pass  #"))
+    def rewrite(self) -> None:
+        """Line by line where Python's parser stops, until it goes on to the end, or stops at what isn't IPython's."""
+        lines, kept = self.cell.lines, self.cell.kept
+        while (number := _no_python(lines)) is not None:
+            line, before = lines[number], len(kept)
+            new = self._line(number, line)
+            if new is None:
+                return
+            lines[number] = new
+            keeps = len(kept) > before
+            while line.endswith("\\") and new.lstrip().startswith(("#", "pass  #")) and number + 1 < len(lines):
+                number += 1
+                line = lines[number]
+                kept += [line] if keeps else []
+                lines[number] = _comment(line)
 
     def _line(self, number: int, line: str) -> str | None:
         """What the line is in Python, None if it is as it is."""
@@ -213,38 +215,15 @@ def commented(lines: Sequence[str]) -> list[str]:
     return [_left_out(indent, lines[0].strip()), *(f"{indent}# {line.strip()}".rstrip() for line in lines[1:])]
 
 
-def _starts(lines: Sequence[str], first: int = 0) -> Iterator[tuple[int, bool]]:
-    """The number of each line, and whether a statement can begin on it: no string, bracket or backslash is open.
-
-    Told without parsing: a cell with magics in it is no Python yet.
-
-    Args:
-        lines: may be changed while this is iterated; what a line says when the next one is asked for counts.
-        first: the first line to look at.
-    """
-    quote, depth = "", 0
-    goes_on = False
-    for number in range(first, len(lines)):
-        yield number, not (quote or depth or goes_on)
-        line = lines[number]
-        goes_on = line.endswith("\\") and not line.lstrip().startswith("#")
-        quote, depth = _after(line, quote, depth)
-
-
-def _after(line: str, quote: str, depth: int) -> tuple[str, int]:
-    """The quotes and the number of brackets that are open at the end of a line."""
-    for token in _TOKEN.findall(line):
-        if quote:
-            quote = "" if token == quote else quote
-            if quote and len(quote) == 1 and len(token) == 3 and token[0] == quote:
-                quote = ""  # the end of one string, and two quotes of another
-        elif token == "#":
-            break
-        elif token[0] in "'\"":
-            quote = token
-        elif token in "([{":
-            depth += 1
-        elif token in ")]}":
-            depth = max(0, depth - 1)
-    # A string in single quotes ends with its line, unless a backslash takes it on.
-    return (quote, depth) if len(quote) == 3 or line.endswith("\\") else ("", depth)
+def _no_python(lines: Sequence[str]) -> int | None:
+    """The first line, from 0, at which Python's parser stops; None where it reads all of them."""
+    text = _ASYNC.sub("non_blocking", "\n".join(lines))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except SyntaxError as error:
+        return min(error.lineno or 1, len(lines)) - 1
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    return None

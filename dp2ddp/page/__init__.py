@@ -11,12 +11,11 @@ So never write `|safe`; build markup with `Markup("<b>{}</b>").format(text)`. So
 with source in backticks is `{{ text|prose }}`. `<details data-print>` is open in print; `<input type="checkbox"
 data-remember="KEY">` stays ticked. In tests the fixture `browser` (tests/browser.py) opens a page in a real browser.
 
-Jinja2 is imported by `render`, and so only where a page is asked for.
+`rendering` imports jinja2: import it only where a page is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dp2ddp.errors import BadInput
@@ -25,27 +24,6 @@ from dp2ddp.project import placing, text_files
 #: What every page has in its first lines.
 _MARK = b'<meta name="generator" content="dp2ddp '
 _HEAD = 1000  # bytes in which that stands
-
-
-def render(
-    package: str,
-    template: str,
-    content: Mapping[str, object],
-    *,
-    styles: Sequence[str] = (),
-    scripts: Sequence[str] = (),
-) -> str:
-    """The page that `template` of a package's `templates/` makes of `content`.
-
-    Args:
-        package: its full name.
-        template: the template's file name.
-        content: what the template names.
-        styles, scripts: names of files beside the template, added to the page behind the shared ones.
-    """
-    from dp2ddp.page import rendering
-
-    return rendering.render(package, template, content, styles, scripts)
 
 
 def check_target(path: str, *, force: bool) -> None:

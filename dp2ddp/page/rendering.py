@@ -114,9 +114,18 @@ def marked(old: str, new: str) -> tuple[Markup, Markup]:
 
 
 def render(
-    package: str, template: str, content: Mapping[str, object], styles: Sequence[str], scripts: Sequence[str]
+    package: str,
+    template: str,
+    content: Mapping[str, object],
+    *,
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
 ) -> str:
-    """As `dp2ddp.page.render`."""
+    """The page that `template` (a file's name) of a package's `templates/` makes of `content`.
+
+    Args:
+        styles, scripts: names of files beside the template, added to the page behind the shared ones.
+    """
     environment = _environment(package)
     style = _joined(environment, ["base.css", *styles])
     script = _joined(environment, ["base.js", *scripts])

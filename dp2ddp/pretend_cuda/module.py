@@ -16,6 +16,10 @@ from .devices import Devices, Properties
 _USERS = ("torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams", "torch.cuda.graphs")
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands in for what waits for the device or counts its memory: neither is pretended."""
+
+
 class Stream(torch.Stream):
     """Stands in for `torch.cuda.Stream`: the one stream that a pretend device has."""
 
@@ -37,11 +41,7 @@ class Stream(torch.Stream):
         event.record(self)
         return event
 
-    def wait_event(self, event: Any) -> None:
-        """As `torch.cuda.Stream` has it."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """As `torch.cuda.Stream` has it."""
+    wait_event = wait_stream = _nothing
 
     @property
     def _as_parameter_(self) -> int:
@@ -60,11 +60,7 @@ class Event:
         """As `torch.cuda.Event` has it."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
 
-    def wait(self, stream: Any = None) -> None:
-        """As `torch.cuda.Event` has it."""
-
-    def synchronize(self) -> None:
-        """As `torch.cuda.Event` has it."""
+    wait = synchronize = _nothing
 
     def query(self) -> bool:
         """As `torch.cuda.Event` has it."""
@@ -172,10 +168,6 @@ def _no_memory() -> dict[str, Any]:
         **{name: zeros() for name in ("oversize_allocations", "oversize_segments")},
         **dict.fromkeys(counts, 0),
     }
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stands in for what waits for the device or counts its memory: neither is pretended."""
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:

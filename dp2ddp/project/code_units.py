@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dp2ddp.project.importing import STAR, Import
-from dp2ddp.source.nodes import is_main_guard, last_name, names_in
+from dp2ddp.source.nodes import ANY_NAME, is_main_guard, last_name, names_in, parameters, text_pattern
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Decorators that keep what they are given to themselves; any other may hand it on to anybody.
@@ -103,12 +103,12 @@ class Said:
                 self.attributes.add(str(given.value))
                 self.chains.update((*chain, str(given.value)) for chain in [chain_of(node.args[0])] if chain)
             else:
-                self.picked.add((chain_of(node.args[0]), _pattern(given)))
+                self.picked.add((chain_of(node.args[0]), text_pattern(given)))
         elif name == "vars":
             self.picks |= set() if node.args else {"locals"}
             self.picked.update((chain_of(each), ANY_NAME) for each in node.args)
         elif name == "eval" and node.args:
-            found = _EVALUATED.fullmatch(_pattern(node.args[0]))
+            found = _EVALUATED.fullmatch(text_pattern(node.args[0]))
             if found is not None:
                 self.picked.add((tuple(found[1].split(r"\.")), found[2]))
             return found is not None
@@ -119,8 +119,6 @@ def _is_getattr(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) > 1
 
 
-#: Fits any name.
-ANY_NAME = ".*"
 #: `eval("self." + name + "_loss")` and the like, as a pattern: what has the attribute, and the attribute.
 _EVALUATED = re.compile(r"(\w+(?:\\\.\w+)*)\\\.((?:\w|\.\*)+)(?:\\\(\\\))?")
 
@@ -128,27 +126,8 @@ _EVALUATED = re.compile(r"(\w+(?:\\\.\w+)*)\\\.((?:\w|\.\*)+)(?:\\\(\\\))?")
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The names that mean what a function is given, and nothing else that its definition says."""
     given = function.args
-    names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     before = [*function.decorator_list, *given.defaults, *(each for each in given.kw_defaults if each is not None)]
-    return names - {name for each in before for name in names_in(each)}
-
-
-def _pattern(text: ast.expr) -> str:
-    """A pattern of a text that is put together: by `+`, `%`, `format()` or as an f-string."""
-    if isinstance(text, ast.Constant) and isinstance(text.value, str):
-        return re.escape(text.value)
-    if isinstance(text, ast.JoinedStr):
-        return "".join(_pattern(each) for each in text.values)
-    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
-        return _pattern(text.left) + _pattern(text.right)
-    made, hole = text, ""
-    if isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
-        made, hole = text.left, r"%\w"
-    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
-        made, hole = text.func.value, r"\{[^}]*\}"
-    if hole and isinstance(made, ast.Constant) and isinstance(made.value, str):
-        return ANY_NAME.join(map(re.escape, re.split(hole, made.value)))
-    return ANY_NAME
+    return parameters(function) - {name for each in before for name in names_in(each)}
 
 
 def chain_of(node: ast.expr) -> tuple[str, ...] | None:

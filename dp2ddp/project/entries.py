@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import commands, wrapcalls
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.modules import Layout, module_name, stem
 from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.project.reachability import Reachability
@@ -28,6 +28,10 @@ _DYNAMIC = (b"import_module", b"__import__")
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")  # as pytest has it
+#: Functions of files that commands start, and the commands.
+Started = Mapping[str, Mapping[str, str]]
+_SETUPS = ("setup.py", "setup.cfg", "pyproject.toml")
+_COMMAND = re.compile(r"""([\w.-]+)\s*=\s*["']?\s*([\w.]+):([\w.]+)""")
 _TEST_TOOLS = ("unittest.", "pytest.", "nose.", "absl.testing.", "torch.testing.")
 
 
@@ -81,9 +85,9 @@ def choose(names: Sequence[str], tree: Tree, sources: PythonFiles, layout: Layou
     Raises:
         BadInput: there is no such file; or there is something to convert, but no script to begin with.
     """
-    installed = commands.read(tree.root, tree.files)
+    installed = started(tree, sources)
     if names:
-        return _named(names, started(sources, installed), sources)
+        return _named(names, installed, sources)
     found = guess(sources, layout, installed)
     if not found.entries and found.wraps:
         path, lines = next(iter(found.wraps.items()))
@@ -96,7 +100,7 @@ def choose(names: Sequence[str], tree: Tree, sources: PythonFiles, layout: Layou
     return found
 
 
-def _named(names: Sequence[str], installed: Mapping[str, Mapping[str, str]], sources: PythonFiles) -> Entries:
+def _named(names: Sequence[str], installed: Started, sources: PythonFiles) -> Entries:
     found: dict[str, dict[str, str]] = {}
     for name in names:
         path, function = _entry(name, sources)
@@ -113,11 +117,19 @@ def _entry(name: str, sources: PythonFiles) -> tuple[str, str]:
     if path is not None:
         return path, ""
     module, _, function = name.rpartition(":")
-    path = _file(module, sources) or (commands.module_file(module, "", sources) if module else None)
+    path = _file(module, sources) or (_of_module(module, "", sources) if module else None)
     if path is not None:
         return path, function
     what = f"no Python file {name!r} in {sources.root}"
     raise BadInput("--entry", what=what, todo="name it by its path in the project, or a function as module:function")
+
+
+def _of_module(module: str, folder: str, files: Collection[str]) -> str | None:
+    """The file of a module: in `folder`, in `folder/src`, or in the one place in `files` that fits; None elsewhere."""
+    names = [module.replace(".", "/") + ending for ending in (".py", "/__init__.py")]
+    near = [path for place in ("", "src") for name in names if (path := posixpath.join(folder, place, name)) in files]
+    fitting = near or [path for path in files if f"/{path}".endswith(tuple(f"/{name}" for name in names))]
+    return fitting[0] if near or len(fitting) == 1 else None
 
 
 def _file(name: str, sources: PythonFiles) -> str | None:
@@ -130,23 +142,28 @@ def _file(name: str, sources: PythonFiles) -> str | None:
 
 
 @with_room
-def guess(sources: PythonFiles, layout: Layout, installed: Iterable[commands.Command] = ()) -> Entries:
+def guess(sources: PythonFiles, layout: Layout, installed: Started | None = None) -> Entries:
     """Finds the scripts that reach a wrap by their imports, and may use it.
 
     A script has a main guard, or does its work at module level and isn't imported by another script, or has a function
     that is one of the commands `installed` with the project. A unit test is none. Files that can't lead to
     `DataParallel` are not parsed.
     """
-    return _Guesser(sources, layout).guess(installed)
+    return _Guesser(sources, layout).guess(installed or {})
 
 
-def started(sources: PythonFiles, installed: Iterable[commands.Command]) -> dict[str, dict[str, str]]:
-    """The functions that commands start, and the commands' names, by file."""
+def started(tree: Tree, sources: PythonFiles) -> Started:
+    """The functions that the project's installed commands start, and the commands' names, by file.
+
+    They are read off lines `name = module:function` of `setup.py`, `setup.cfg` and `pyproject.toml`. A file that
+    computes what it installs names none.
+    """
     found: dict[str, dict[str, str]] = {}
-    for command in installed:
-        path = commands.module_file(command.module, command.folder, sources)
-        if path is not None:
-            found.setdefault(path, {})[command.function] = command.name
+    for path in (path for path in tree.files if posixpath.basename(path) in _SETUPS):
+        for name, module, function in _COMMAND.findall((tree.root / path).read_text("utf-8", "replace")):
+            file = _of_module(module, posixpath.dirname(path), sources)
+            if file is not None:
+                found.setdefault(file, {})[function] = name
     return found
 
 
@@ -165,11 +182,11 @@ class _Guesser:
         self._trees: dict[str, ast.Module | None] = {}
         self._unread: dict[str, BadInput] = {}
 
-    def guess(self, installed: Iterable[commands.Command]) -> Entries:
+    def guess(self, installed: Started) -> Entries:
         named = [path for path in self._sources if wrapcalls.mentions(self._sources.data(path))]
         wraps = self._wraps(named)
         near = set(self._importers(wraps))
-        by_command = {path: of for path, of in started(self._sources, installed).items() if path in near}
+        by_command: Started = {path: of for path, of in installed.items() if path in near}
         using, by_command = self._using(wraps, near, by_command)
         tests = [path for path in using if path not in by_command and self._is_test(path)]
         imported = {target for path, files in using.items() if path not in tests for target in files[1:]}
@@ -184,8 +201,8 @@ class _Guesser:
         )
 
     def _using(
-        self, wraps: Mapping[str, Sequence[int]], near: Collection[str], by_command: Mapping[str, Mapping[str, str]]
-    ) -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+        self, wraps: Mapping[str, Sequence[int]], near: Collection[str], by_command: Started
+    ) -> tuple[dict[str, list[str]], Started]:
         """The scripts that come to a wrap, with their files, and of their functions those that do by a command."""
         programs = {path: self._layout.reachable(path) for path in sorted(near) if self._tree(path) is not None}
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dp2ddp.errors import BadInput
 from dp2ddp.source import syntax
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import ANY_NAME, last_name, text_pattern
 
 STAR = "*"
 #: Python's own, and what scripts have in their place: `import_class("processor.io.IO")`.
@@ -291,18 +291,9 @@ def _folders(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _beginning(text: ast.expr) -> str:
-    """How a text begins that is put together: by `+`, `%`, `format()` or as an f-string. Empty for a constant."""
-    start, until = text, ""
-    while isinstance(start, ast.BinOp) and isinstance(start.op, (ast.Add, ast.Mod)):
-        until = "%" if isinstance(start.op, ast.Mod) else until
-        start = start.left
-    if isinstance(start, ast.Call) and isinstance(start.func, ast.Attribute) and start.func.attr == "format":
-        start, until = start.func.value, "{"
-    if isinstance(start, ast.JoinedStr) and start.values:
-        start = start.values[0]
-    known = start is not text and isinstance(start, ast.Constant) and isinstance(start.value, str)
-    constant = str(start.value) if known and isinstance(start, ast.Constant) else ""
-    return constant.partition(until)[0] if until else constant
+    """How a text begins that is put together. Empty for a constant."""
+    known, computed, _ = text_pattern(text).partition(ANY_NAME)
+    return re.sub(r"\\(.)", r"\1", known) if computed else ""
 
 
 def _picks_module(node: ast.Call) -> bool:

@@ -7,7 +7,7 @@ import pkgutil
 import posixpath
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
 from dp2ddp.errors import BadInput
@@ -40,7 +40,8 @@ class Layout:
         self._read: dict[str, FileImports] = {}
         self._folders: dict[str, tuple[str, ...]] = {}
         self._programs: dict[str, list[str]] = {}
-        self._resolved: dict[tuple[str, str, Import], str | None] = {}
+        self._resolved: dict[tuple[str, Hashable, Import], str | None] = {}
+        self._led_to: dict[tuple[str, Hashable], Sequence[str]] = {}
 
     def resolve(self, importer: str, entry: str, module: str, level: int, name: str | None) -> str | None:
         """The file that an import in `importer` means when the script `entry` runs; None where it isn't the project's.
@@ -55,10 +56,7 @@ class Layout:
             where `name` is one; the file of `module` itself where that binds `name`, or has nothing of this name.
         """
         self._follow(entry)
-        asked = importer, entry, Import(module, level, name)
-        if asked not in self._resolved:  # the same names are asked about over and over
-            self._resolved[asked] = self._resolve(*asked)
-        return self._resolved[asked]
+        return self._resolve(importer, entry, Import(module, level, name))
 
     def resolver(self, entry: str) -> Resolve:
         """`resolve` for what runs when the script `entry` does."""
@@ -97,7 +95,10 @@ class Layout:
         waiting = [entry]
         while waiting:
             path = waiting.pop(0)
-            for target in self._targets(path, entry):
+            asked = path, self._place(entry)
+            if asked not in self._led_to:
+                self._led_to[asked] = tuple(dict.fromkeys(self._targets(path, entry)))
+            for target in self._led_to[asked]:
                 if target not in found:
                     found[target] = None
                     waiting.append(target)
@@ -127,7 +128,17 @@ class Layout:
             yield _join(folder, _INIT)
             folder = posixpath.dirname(folder)
 
+    def _place(self, entry: str) -> Hashable:
+        """What the files that imports mean depend on: the same for most scripts of a folder."""
+        return self._folders[entry], posixpath.dirname(entry)
+
     def _resolve(self, importer: str, entry: str, what: Import) -> str | None:
+        asked = importer, self._place(entry), what
+        if asked not in self._resolved:  # the same names are asked about over and over
+            self._resolved[asked] = self._look_up(importer, entry, what)
+        return self._resolved[asked]
+
+    def _look_up(self, importer: str, entry: str, what: Import) -> str | None:
         if what.level:
             folder: str | None = posixpath.dirname(importer)
             for _ in range(what.level - 1):

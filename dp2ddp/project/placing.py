@@ -30,20 +30,15 @@ def staging(target: Path) -> Iterator[Path]:
     Raises:
         BadInput: nothing can be written there.
     """
-    import shutil
     import tempfile
 
     place = target if target.is_dir() else target.parent
     try:
-        scratch = tempfile.mkdtemp(dir=place, prefix=f".{target.name[:_LONGEST]}.")
+        scratch = tempfile.TemporaryDirectory(dir=place, prefix=f".{target.name[:_LONGEST]}.")
     except OSError as error:
         raise BadInput(str(target), what=f"can't be written ({error.strerror})") from None
-    try:
-        staged = Path(scratch, "staged")
-        staged.mkdir()
-        yield staged
-    finally:
-        shutil.rmtree(scratch)
+    with scratch as folder:
+        yield Path(folder)
 
 
 def copy(tree: Tree, contents: Mapping[str, bytes], extra: Sequence[str], staged: Path) -> None:
@@ -85,13 +80,17 @@ def settle(staged: Path, target: Path, modes_of: Path | None = None) -> None:
         BadInput: something can't be written; then all is as it was.
     """
     made: list[Path] = []
+    inside = sorted(path.relative_to(staged) for path in staged.rglob("*"))
+    folders = {path for path in inside if (staged / path).is_dir() and not (staged / path).is_symlink()}
     try:
-        if os.path.lexists(target):
-            with _made_folders(staged, target, made):
-                replace_all([(path, target / path.relative_to(staged)) for path in _leaves(staged)])
-        else:
-            os.rename(staged, target)
-            made = [target, *_folders(target)]
+        with contextlib.ExitStack() as undo:
+            for place in (target / path for path in (Path(), *inside) if path in {Path(), *folders}):
+                if not place.is_dir():
+                    place.mkdir()
+                    undo.callback(place.rmdir)
+                    made.append(place)
+            replace_all([(staged / path, target / path) for path in inside if path not in folders])
+            undo.pop_all()
     except OSError as error:
         raise _unwritable(target, error) from None
     for folder in reversed(made):
@@ -195,31 +194,6 @@ def _kept(target: Path) -> Path | None:
 
         shutil.copy2(target, kept, follow_symlinks=False)
     return kept
-
-
-@contextlib.contextmanager
-def _made_folders(staged: Path, target: Path, made: list[Path]) -> Iterator[None]:
-    """Makes the folders of `staged` in `target`, and takes them away again if the block fails."""
-    try:
-        for folder in _folders(staged):
-            place = target / folder.relative_to(staged)
-            if not place.is_dir():
-                place.mkdir()
-                made.append(place)
-        yield
-    except BaseException:
-        for place in reversed(made):
-            place.rmdir()
-        raise
-
-
-def _folders(folder: Path) -> list[Path]:
-    """All folders below, parents first."""
-    return sorted(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())
-
-
-def _leaves(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 def _beside(target: Path) -> Path:

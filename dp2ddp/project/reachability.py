@@ -2,8 +2,9 @@
 
 Coarser than a call graph, and on the safe side. What is imported runs its module level. A function runs where code that
 runs names it; names are followed through imports, as Python does. A class is made where it is named; then run its
-methods that are said anywhere (`x.name`), those that Python calls (`__init__`), and all that override what a library
-may call. Where names are computed (`getattr(x, name)`, `globals()`, `import_module`), all that they can pick is taken.
+methods that are said anywhere (`x.name`), those that Python calls (`__init__`), and all that a library may call: of its
+class, or of any name where that isn't known. Where names are computed (`getattr(x, name)`, `globals()`,
+`import_module`), all that they can pick is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from dp2ddp.project.code_units import (
-    ANY_NAME,
     PICKING_ANYWHERE,
     PICKING_HERE,
     ClassUnits,
@@ -23,11 +23,21 @@ from dp2ddp.project.code_units import (
 )
 from dp2ddp.project.importing import STAR
 from dp2ddp.project.modules import stem
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import ANY_NAME, last_name
 from dp2ddp.source.program import Resolve
 
 #: Classes of others that call no methods of what derives from them.
 _INERT = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "Exception", "NamedTuple", "TypedDict"})
+#: What torch's own classes have, so that torch may call what overrides it: patterns, which a test compares with torch.
+TORCH_CALLS = {
+    "Module": r"(T_destination|bfloat16|compile|cpu|cuda|double|dump_patches|eval|extra_repr|float|half|ipu|mtia|to"
+    r"|to_empty|train|type|xpu)|_\w*_(impl|members|name|parallel)|_version|\w*(apply|buffers?|call_super|children|forward"
+    r"|grad|hook|memory|module|parameter|state)\w*",
+    **dict.fromkeys(("Dataset", "IterableDataset", "Sampler"), r"_\w+"),
+    "DataLoader": r"_\w+|check_worker_number_rationality|multiprocessing_context",
+    "Optimizer": r"_\w+|\w*(Hook|group|hook|state|step|zero_grad)\w*",
+    **dict.fromkeys(("LRScheduler", "_LRScheduler"), r"_\w+|\w*_lr|load_state_dict|state_dict|step"),
+}
 
 
 class Reachability:
@@ -111,7 +121,13 @@ class _Search:
         self._resolve = resolve
         self.live: set[Unit] = set()
         self._waiting: list[Unit] = []
-        self._made: dict[ClassUnits, bool] = {}  # and whether others may call its methods
+        self._made: dict[ClassUnits, str] = {}  # and a pattern of its methods that others may call
+        self._methods: dict[str, list[Unit]] = {}  # of these classes, by name
+        # Where names are found: most names that code says none of its modules has.
+        self._places: dict[str, set[str]] = {}
+        for path, file in files.items():
+            for name in (*file.functions, *file.classes, *file.imports):
+                self._places.setdefault(name, set()).add(path)
         self._said: set[str] = set()
         self._values: set[str] = set()  # modules that are handed on
         self._used: set[tuple[str, str]] = set()
@@ -178,11 +194,10 @@ class _Search:
         if name in self._said:
             return
         self._said.add(name)
-        for made in list(self._made):
-            for method in made.methods.get(name, ()):
-                self._run(method)
-        for module in list(self._values):
-            self._use(module, name)
+        for method in self._methods.get(name, ()):
+            self._run(method)
+        for module in list(self._values) if name in self._places else ():
+            self._use_of_value(module, name)
 
     def _say_any(self, pattern: str) -> None:
         """Any name that fits may be said."""
@@ -303,11 +318,18 @@ class _Search:
             for pattern in list(self._patterns):
                 self._take(path, pattern)
             for name in list(self._said):
-                self._use(path, name)
+                self._use_of_value(path, name)
+
+    def _use_of_value(self, path: str, name: str) -> None:
+        places = self._places.get(name, ())
+        if path in places or (places and path in self._files and self._files[path].stars):
+            self._use(path, name)
 
     def _make(self, made: ClassUnits) -> None:
         if made not in self._made:
-            self._made[made] = self._is_called_by_others(made, set())
+            self._made[made] = self._called_by_others(made, set())
+            for name, methods in made.methods.items():
+                self._methods.setdefault(name, []).extend(methods)
             self._run(made.header)
             for method in made.handed_on:
                 self._run(method)
@@ -317,8 +339,8 @@ class _Search:
         """Runs those methods of a class that is made which may be called."""
         for name, methods in made.methods.items():
             is_pythons = name.startswith("__") and name.endswith("__")
-            is_said = name in self._said or any(re.fullmatch(pattern, name) for pattern in self._patterns)
-            if is_pythons or is_said or self._made[made]:
+            patterns = (self._made[made], *self._patterns)
+            if is_pythons or name in self._said or any(re.fullmatch(pattern, name) for pattern in patterns):
                 for method in methods:
                     self._run(method)
 
@@ -326,18 +348,28 @@ class _Search:
         for made in (each for several in file.classes.values() for each in several):
             self._make(made)
 
-    def _is_called_by_others(self, made: ClassUnits, seen: set[ClassUnits]) -> bool:
-        """Whether a class derives from one of a library, which may call what overrides its methods."""
+    def _called_by_others(self, made: ClassUnits, seen: set[ClassUnits]) -> str:
+        """A pattern of the methods that may be called by the libraries from whose classes a class derives."""
         seen.add(made)
+        patterns = []
         for base in made.node.bases:
             named = base.value if isinstance(base, ast.Subscript) else base
             if last_name(named) in _INERT:
                 continue
-            chain = chain_of(named)
-            found = list(self._classes(made.header.path, chain, set())) if chain else []
-            if not found or any(each not in seen and self._is_called_by_others(each, seen) for each in found):
-                return True
-        return False
+            chain = chain_of(named) or ("",)
+            found = list(self._classes(made.header.path, chain, set()))
+            others = [] if found else self._library_names(made.header.path, chain) or [""]
+            patterns += [self._called_by_others(each, seen) for each in found if each not in seen]
+            patterns += [
+                TORCH_CALLS.get(each.split(".")[-1] if each[:6] == "torch." else "", ANY_NAME) for each in others
+            ]
+        return "|".join(patterns)
+
+    def _library_names(self, path: str, chain: tuple[str, ...]) -> list[str]:
+        """What a name, or a name of a module, may mean elsewhere, with dots: `torch.nn.Module`."""
+        file = self._files[path]
+        imports = () if chain[0] in file.stored else file.imports.get(chain[0], ())
+        return [".".join(filter(None, ("." * one.level + one.module, one.name, *chain[1:]))) for one in imports]
 
     def _classes(self, path: str, chain: tuple[str, ...], seen: set[tuple[str, str]]) -> Iterator[ClassUnits]:
         """The classes that a name, or a name of a module, may mean."""

@@ -10,8 +10,6 @@ import io
 import json
 import os
 import re
-import select
-import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,6 @@ from dp2ddp.errors import BadInput
 
 #: No script is longer; what is (a device, a data set with a wrong name) would fill the memory.
 LONGEST = 64 << 20
-#: So many seconds a pipe may stay silent: as long as a command at its other end may think, but not for ever.
-PATIENCE = 30.0
 _CHUNK = 1 << 20
 #: The name that stands for standard input and standard output.
 STANDARD = "-"
@@ -37,41 +33,23 @@ def read_bytes(path: Path, name: str) -> bytes:
         name: how messages call it.
 
     Raises:
-        BadInput: a pipe that nobody writes to, or more than `LONGEST` bytes.
+        BadInput: more than `LONGEST` bytes.
         OSError: it can't be read.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for somebody who opens its other end.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        return _read_all(descriptor, name, is_pipe=stat.S_ISFIFO(os.fstat(descriptor).st_mode))
-    finally:
-        os.close(descriptor)
+    with path.open("rb", buffering=0) as file:
+        return _read_all(file.fileno(), name)
 
 
-def _read_all(descriptor: int, name: str, *, is_pipe: bool = False) -> bytes:
-    """All that can be read there. Raises as `read`.
-
-    Args:
-        is_pipe: it doesn't block, and is silent until somebody writes.
-    """
+def _read_all(descriptor: int, name: str) -> bytes:
+    """All that can be read there. Raises as `read_bytes`."""
     data = bytearray()
     while True:
-        if is_pipe:
-            _wait(descriptor, name)
         chunk = os.read(descriptor, _CHUNK)
         data += chunk
         if not chunk or b"\0" in chunk:  # what is binary need not be read to its end, which may not come
             return bytes(data)
         if len(data) > LONGEST:
             raise BadInput(name, what=f"more than {LONGEST >> 20} MiB, too much for a script")
-
-
-def _wait(descriptor: int, name: str) -> None:
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN | select.POLLHUP)
-    if not waiting.poll(PATIENCE * 1000):
-        todo = "write the script into it, or give a file"
-        raise BadInput(name, what=f"a pipe that nobody has written to for {PATIENCE:g} s", todo=todo)
 
 
 @dataclass(frozen=True)
@@ -119,6 +97,8 @@ def read(name: str) -> TextFile:
 
 def _standard_input() -> bytes:
     name = "<stdin>"
+    if sys.stdin is None:
+        raise BadInput(name, what="can't be read, as it is closed")
     try:
         return _read_all(sys.stdin.fileno(), name)
     except io.UnsupportedOperation:  # a stand-in, as tests have it
@@ -179,7 +159,7 @@ def check_new(path: Path, source: Path | None, *, force: bool) -> None:
     """
     if path.is_dir():
         raise BadInput(str(path), what="a directory", todo="name the file to write")
-    if source is not None and _same_file(path, source):
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise BadInput(str(path), what="the output is the input", todo="use --in-place to convert a file in its place")
     if path.exists() and not is_special(path) and not force:
         raise BadInput(str(path), what="exists already", todo="use --force to overwrite it")
@@ -191,7 +171,7 @@ def check_writable(path: Path) -> None:
     Raises:
         BadInput: its folder is missing, or it or its folder is not writable.
     """
-    target = _target(path)
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise BadInput(str(path), what=f"no such folder: {target.parent}", todo="make it first")
     writable = os.access(target, os.W_OK) if target.exists() else True
@@ -199,22 +179,9 @@ def check_writable(path: Path) -> None:
         raise BadInput(str(path), what="can't be written (Permission denied)")
 
 
-def _target(path: Path) -> Path:
-    """The file that `path` stands for, links followed."""
-    return Path(os.path.realpath(path))
-
-
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or the like is there."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    """Whether both are one file, be it by a link."""
-    try:
-        return one.samefile(other)
-    except OSError:
-        return _target(one) == _target(other)
 
 
 def _encoding(body: bytes, name: str, has_mark: bool) -> str:

@@ -26,16 +26,15 @@ class Place(NamedTuple):
     indent: int
 
 
-def is_continued(node: cst.CSTNode) -> bool:
+def _is_continued(node: cst.CSTNode) -> bool:
     """Whether a node is white space with a line break behind a backslash."""
     return type(node) is cst.SimpleWhitespace and "\\" in node.value
 
 
-class Brackets:
+class _Brackets:
     """The brackets that are open as a tree is written, token by token."""
 
     def __init__(self) -> None:
-        self.places: dict[int, Place] = {}
         self._open: list[list[int | None]] = []  # the column, and how far its line was moved
         self._is_first = False
         self._in_text = False
@@ -68,12 +67,13 @@ class Brackets:
 
 
 class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
-    """Writes a tree, and moves lines."""
+    """Writes a tree, and moves lines that stood elsewhere before; `found` is where they stand."""
 
     def __init__(self, module: cst.Module, places: Mapping[int, Place]) -> None:
         super().__init__(module.default_indent, module.default_newline, PositionProvider())
+        self.found: dict[int, Place] = {}
         self._places = places
-        self._brackets = Brackets()
+        self._brackets = _Brackets()
         self._moved = (0, 0)  # a line, and how far it was moved
         self._breaks: list[tuple[int, int]] = []  # the line in which one begins, and how far what follows goes
 
@@ -86,6 +86,8 @@ class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
         self._brackets.enter(node)
         if type(node) is cst.ParenthesizedWhitespace:
             self._breaks.append((self.line, self._distance(node)))
+        elif _is_continued(node):
+            self.found[id(node)] = self._brackets.at(self._indent())[0]
         elif type(node) is cst.Comment and self._breaks and self.line > self._breaks[-1][0]:
             self._move(self._breaks[-1][1])
 
@@ -95,18 +97,22 @@ class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
             by = self._breaks.pop()[1]
             self._move(by)
             self._moved = (self.line, by)
-        elif is_continued(node) and (before := self._places.get(id(node))) is not None:
-            self._move(sum(map(len, self.indent_tokens)) - before.indent)
+        elif _is_continued(node) and (before := self._places.get(id(node))) is not None:
+            self._move(self._indent() - before.indent)
 
     def _distance(self, node: cst.ParenthesizedWhitespace) -> int:
         before = self._places.get(id(node))
-        now, moved = self._brackets.at(sum(map(len, self.indent_tokens)))
+        now, moved = self._brackets.at(self._indent())
+        self.found[id(node)] = now
         if before is None or before.bracket is None or now.bracket is None:
             return moved
         column = len(node.last_line.value) + (before.indent if node.indent else 0)
         if column <= before.bracket:  # a hanging indent, as behind `torch.save({`
             return moved
         return now.bracket - before.bracket - (now.indent - before.indent if node.indent else 0)
+
+    def _indent(self) -> int:
+        return sum(map(len, self.indent_tokens))
 
     def _move(self, by: int) -> None:
         if by > 0:
@@ -121,8 +127,8 @@ class _Aligning(WhitespaceInclusivePositionProvidingCodegenState):
 _NOTHING = cst.Pass()
 
 
-def aligned(module: cst.Module, places: Mapping[int, Place]) -> str:
-    """The text of a tree, whose line breaks stood at `places` in the one that it came from."""
-    state = _Aligning(module, places)
+def aligned(module: cst.Module, places: Mapping[int, Place] | None = None) -> tuple[str, Mapping[int, Place]]:
+    """The text of a tree, whose line breaks stood at `places` in the one that it came from; where they stand now."""
+    state = _Aligning(module, places or {})
     module._codegen(state)
-    return "".join(state.tokens)
+    return "".join(state.tokens), state.found

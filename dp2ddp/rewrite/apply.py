@@ -9,21 +9,30 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Union
 
 import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
 
 from dp2ddp.errors import EditError, NotRewritable
-from dp2ddp.rewrite import fstrings, templates
+from dp2ddp.rewrite import templates
 from dp2ddp.rewrite.aligned import Place, aligned
-from dp2ddp.rewrite.edits import Done, Edit, InsertAfter, InsertBefore, RemoveStatement, ReplaceStatement, WrapStatement
-from dp2ddp.rewrite.imports import place_imports, runtime_name
-from dp2ddp.rewrite.locate import EditWithHoles, Located, locate, show
+from dp2ddp.rewrite.edits import (
+    AddImport,
+    Done,
+    Edit,
+    InsertAfter,
+    InsertBefore,
+    RemoveStatement,
+    ReplaceStatement,
+    WrapStatement,
+)
+from dp2ddp.rewrite.imports import import_edits, runtime_name
+from dp2ddp.rewrite.locate import EditWithHoles, Located, Positions, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
-from dp2ddp.rewrite.untouched import shortened
-from dp2ddp.rewrite.written import Positions, written
+from dp2ddp.rewrite.untouched import lines_of, shortened
 
 _Block = Union[cst.IndentedBlock, cst.Module]
 _WITH_BODY = (cst.If, cst.For, cst.While, cst.Try, cst.TryStar, cst.Else)
@@ -48,17 +57,18 @@ def apply(text: str, edits: Sequence[Edit]) -> str:
     if not edits:
         return text
     head, body, tail, tree = _split(text)
-    short = shortened(body, tree, edits)
+    runtime = runtime_name(tree)
+    lines = lines_of(body)
+    edits = [*import_edits(tree, lines, edits, runtime), *(each for each in edits if not isinstance(each, AddImport))]
+    short = shortened(body, lines, tree, edits)
     module, positions, places = _parse(short.text)
     located = locate(positions, edits)
-    runtime = runtime_name(module, text)
-    place_imports(module, positions, located, edits, runtime)
     rewriter = _Rewriter(located, runtime)
     changed = module.visit(rewriter)
     for node, asked in located.statements.items():
         if asked and node not in rewriter.whole:
             raise EditError(f"{asked[0].rule}: the statement at {show(asked[0].span)} is an `elif`; edit its `if`")
-    return head + short.whole(aligned(changed, places)) + tail
+    return head + short.whole(aligned(changed, places)[0]) + tail
 
 
 def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
@@ -66,13 +76,13 @@ def _parse(body: str) -> tuple[cst.Module, Positions, Mapping[int, Place]]:
         module = cst.parse_module(body)
     except cst.ParserSyntaxError as error:
         raise NotRewritable(f"syntax that libcst does not know: {error.message}", error.raw_line) from error
-    code, positions, places = written(module)
+    code, places = aligned(module)
     if code != body:
         pairs = enumerate(zip(body, code))
         same = next((index for index, (kept, given) in pairs if kept != given), min(len(body), len(code)))
         line = len(_NEWLINE.findall(body[:same])) + 1
         raise NotRewritable("white space that libcst does not keep, such as a form feed before a statement", line)
-    return module, positions, places
+    return module, MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider), places
 
 
 def _split(text: str) -> tuple[str, str, str, ast.Module]:
@@ -118,7 +128,7 @@ class _Rewriter(cst.CSTTransformer):
         if isinstance(original_node, cst.ParenthesizedWhitespace):
             return original_node  # the very same, by which its place is known
         if isinstance(original_node, cst.FormattedString) and isinstance(updated_node, cst.FormattedString):
-            return fstrings.keep_labels(original_node, updated_node)
+            return _keep_labels(original_node, updated_node)
         if isinstance(original_node, (cst.Module, cst.IndentedBlock)):
             return self._block(original_node, updated_node)  # type: ignore[arg-type]
         if isinstance(original_node, cst.SimpleStatementSuite):
@@ -240,3 +250,27 @@ class _Rewriter(cst.CSTTransformer):
             else:
                 core = [marker(leading(core[0]))]
         return [*insert_above(before, core), *after]
+
+
+def _keep_labels(original: cst.FormattedString, updated: cst.FormattedString) -> cst.FormattedString:
+    """`updated` with the text that `{x=}` showed where its expression has been edited."""
+    parts = [part for pair in zip(original.parts, updated.parts) for part in _labelled(*pair)]
+    return updated if len(parts) == len(updated.parts) else updated.with_changes(parts=parts)
+
+
+def _labelled(
+    original: cst.BaseFormattedStringContent, updated: cst.BaseFormattedStringContent
+) -> Iterator[cst.BaseFormattedStringContent]:
+    if (
+        isinstance(original, cst.FormattedStringExpression)
+        and isinstance(updated, cst.FormattedStringExpression)
+        and original.equal is not None
+        and not original.expression.deep_equals(updated.expression)
+    ):
+        shown = original.with_changes(conversion=None, format_spec=None)
+        code = cst.Module(body=()).code_for_node(shown)
+        yield cst.FormattedStringText(code[1:-1].replace("{", "{{").replace("}", "}}"))
+        plain = updated.conversion is None and updated.format_spec is None
+        yield updated.with_changes(equal=None, conversion="r" if plain else updated.conversion)
+    else:
+        yield updated

@@ -2,190 +2,121 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Sequence
-
-import libcst as cst
+from itertools import groupby
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import EditError
 from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore
-from dp2ddp.rewrite.locate import Located, template_of
+from dp2ddp.rewrite.locate import template_of
 from dp2ddp.rewrite.templates import uses_runtime
-from dp2ddp.rewrite.written import Positions
-from dp2ddp.source.spans import Position, Span
+from dp2ddp.source.spans import Position, Span, in_characters
 
 #: So many statements in a row, such as settings in `os.environ`, may stand between the imports of one import block.
 _GAP = 4
 
 
-def runtime_name(module: cst.Module, text: str) -> str:
+def runtime_name(tree: ast.Module) -> str:
     """What the script is to call the runtime: as it does already, else ``ddp``, else the package's full name."""
-    for statement in _imports(module):
-        if isinstance(statement, cst.Import):
-            for alias in statement.names:
-                if _dotted(alias.name) == RUNTIME_PACKAGE:
-                    return alias.evaluated_alias or RUNTIME_PACKAGE
-    if re.search(rf"\b{RUNTIME}\b", text) is None:
-        return RUNTIME
-    names = _NameFinder()
-    module.visit(names)
-    return RUNTIME_PACKAGE if names.found else RUNTIME
+    aliases = (alias for node in tree.body if isinstance(node, ast.Import) for alias in node.names)
+    own = next((alias for alias in aliases if alias.name == RUNTIME_PACKAGE), None)
+    if own is not None:
+        return own.asname or RUNTIME_PACKAGE
+    return RUNTIME_PACKAGE if any(RUNTIME in _names(node) for node in ast.walk(tree)) else RUNTIME
 
 
-def place_imports(
-    module: cst.Module, positions: Positions, located: Located, edits: Sequence[Edit], runtime: str
-) -> None:
-    """Enters into `located` the statements that add the imports which `edits` ask for, or need for the runtime."""
+def _names(node: ast.AST) -> Sequence[str | None]:
+    """The script's own names that a node says: no attributes, and none of arguments that it gives."""
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        return node.names
+    if isinstance(node, (ast.alias, ast.arg)):
+        return [node.asname, node.name.split(".")[0]] if isinstance(node, ast.alias) else [node.arg]
+    return [getattr(node, name, None) for name in ("id", "name", "rest")]
+
+
+def import_edits(tree: ast.Module, lines: Sequence[str], edits: Sequence[Edit], runtime: str) -> list[Edit]:
+    """The edit that adds the imports which `edits` ask for, or need for the runtime; none where they are there.
+
+    Args:
+        tree: the script's.
+        lines: its lines.
+        runtime: what it calls the runtime.
+    """
+    known = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     asked = [edit for edit in edits if isinstance(edit, AddImport)]
+    using = [edit for edit in edits if hasattr(edit, "holes") and uses_runtime(template_of(edit))]  # type: ignore[arg-type]
     wanted = list(asked)
-    using = [edit for edit in edits if not isinstance(edit, AddImport) and uses_runtime(_source(edit))]
     if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
-    lines = [line for edit in wanted if (line := _line(module, edit, runtime)) is not None]
-    if not lines:
-        return
+    added = list(dict.fromkeys(_line(edit, runtime) for edit in wanted if edit.module not in known))
+    if not added:
+        return []
     users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
-    before = min((_use(edit) for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes")), default=None)
-    _insert(module, positions, located, list(dict.fromkeys(lines)), before)
+    # From where on one may be needed; lines inserted after a statement come after it.
+    needing = (edit for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes"))
+    before = min(((edit.span.start, isinstance(edit, InsertAfter)) for edit in needing), default=None)
+    anchor = _anchor(tree, lines, before)
+    if anchor is not None:
+        is_apart = _is_docstring(anchor[0]) or (
+            isinstance(anchor[0], ast.ImportFrom) and anchor[0].module == "__future__"
+        )
+        return [InsertAfter(RUNTIME, _span(anchor[-1], lines), "", [""] * is_apart + added)]
+    if not tree.body:
+        raise EditError("an edit of a script without statements")
+    return [InsertBefore(RUNTIME, _span(tree.body[0], lines), "", added)]
 
 
-def _source(edit: Edit) -> str:
-    return template_of(edit) if hasattr(edit, "holes") else ""  # type: ignore[arg-type]
-
-
-def _line(module: cst.Module, edit: AddImport, runtime: str) -> str | None:
-    """The import statement that `edit` asks for, None where the script has it."""
-    if _has_import(module, edit.module):
-        return None
+def _line(edit: AddImport, runtime: str) -> str:
+    """The import statement that `edit` asks for."""
     alias = runtime if edit.module == RUNTIME_PACKAGE else edit.alias
     return f"import {edit.module}" if alias in (None, edit.module) else f"import {edit.module} as {alias}"
 
 
-def _has_import(module: cst.Module, name: str) -> bool:
-    return any(
-        _dotted(alias.name) == name
-        for statement in _imports(module)
-        if isinstance(statement, cst.Import)
-        for alias in statement.names
-    )
+def _span(statement: ast.stmt, lines: Sequence[str]) -> Span:
+    assert statement.end_lineno is not None
+    assert statement.end_col_offset is not None
+    start = Position(statement.lineno, in_characters(lines[statement.lineno - 1], statement.col_offset))
+    end = Position(statement.end_lineno, in_characters(lines[statement.end_lineno - 1], statement.end_col_offset))
+    return Span(start, end)
 
 
-def _use(edit: Edit) -> tuple[Position, bool]:
-    """From where on an import may be needed; lines inserted after a statement come after it."""
-    return edit.span.start, isinstance(edit, InsertAfter)
+def _by_line(body: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    """Statements; those together that stand on one line (`a; b`)."""
+    return [list(row) for _, row in groupby(body, key=lambda statement: statement.lineno)]
 
 
-def _insert(
-    module: cst.Module,
-    positions: Positions,
-    located: Located,
-    lines: list[str],
-    before: tuple[Position, bool] | None,
-) -> None:
-    anchor = _anchor(module, positions, before)
-    nowhere = Span.of(1, 0, 1, 0)
-    new: InsertBefore | InsertAfter
-    if anchor is not None:
-        node: cst.CSTNode = anchor
-        if _is_docstring(anchor) or _is_future(anchor):
-            lines = ["", *lines]
-        new = InsertAfter(RUNTIME, nowhere, "", lines)
-    elif module.body:
-        node = module.body[0]
-        new = InsertBefore(RUNTIME, nowhere, "", lines)
-    else:
-        raise EditError("an edit of a script without statements")
-    if isinstance(node, cst.SimpleStatementLine):
-        node = node.body[-1] if isinstance(new, InsertAfter) else node.body[0]
-    located.statements.setdefault(id(node), []).insert(0, new)
-
-
-def _anchor(
-    module: cst.Module, positions: Positions, before: tuple[Position, bool] | None
-) -> cst.SimpleStatementLine | cst.BaseCompoundStatement | None:
-    """The last statement of the import block at the file's top, before the first use."""
+def _anchor(tree: ast.Module, lines: Sequence[str], before: tuple[Position, bool] | None) -> list[ast.stmt] | None:
+    """The last statements of the import block at the file's top, before the first use."""
     found = None
     gap = 0
-    for index, statement in enumerate(module.body):
-        if before is not None and not _is_above(statement, positions, *before):
+    for index, row in enumerate(_by_line(tree.body)):
+        if before is not None and not _is_above(_span(row[-1], lines), *before):
             break
-        if _is_import_block(statement) or (index == 0 and _is_docstring(statement)):
-            found, gap = statement, 0
-        elif isinstance(statement, cst.SimpleStatementLine) and gap < _GAP:
+        if _is_import_block(row) or (index == 0 and _is_docstring(row[0])):
+            found, gap = row, 0
+        elif not hasattr(row[-1], "body") and not hasattr(row[-1], "cases") and gap < _GAP:
             gap += 1
         else:
             break
     return found
 
 
-def _is_above(statement: cst.BaseStatement, positions: Positions, use: Position, comes_after: bool) -> bool:
-    """Whether what is inserted behind `statement` comes before the first use, which may lie in the statement itself."""
-    last = statement.body[-1] if isinstance(statement, cst.SimpleStatementLine) else statement
-    start, end = positions[last].start, positions[last].end
-    if comes_after and Position(start.line, start.column) == use:
+def _is_above(statement: Span, use: Position, comes_after: bool) -> bool:
+    """Whether what is inserted behind a statement comes before the first use, which may lie in the statement itself."""
+    return (comes_after and statement.start == use) or statement.end <= use
+
+
+def _is_import_block(row: Sequence[ast.stmt]) -> bool:
+    """Whether statements on a line are an import, or a `try` that holds nothing else worth the name."""
+    if any(isinstance(statement, (ast.Import, ast.ImportFrom)) for statement in row):
         return True
-    return Position(end.line, end.column) <= use
+    return isinstance(row[0], ast.Try) and all(map(_is_import_block, _by_line(row[0].body)))
 
 
-def _is_import_block(statement: cst.BaseStatement) -> bool:
-    """Whether `statement` is an import, or a `try` or `if` that holds nothing else worth the name."""
-    if isinstance(statement, cst.SimpleStatementLine):
-        return any(isinstance(small, (cst.Import, cst.ImportFrom)) for small in statement.body)
-    if isinstance(statement, cst.Try):
-        return all(_is_import_block(inner) for inner in statement.body.body if isinstance(inner, cst.BaseStatement))
-    return False
-
-
-def _imports(module: cst.Module) -> list[cst.BaseSmallStatement]:
-    return [
-        small
-        for statement in module.body
-        if isinstance(statement, cst.SimpleStatementLine)
-        for small in statement.body
-        if isinstance(small, (cst.Import, cst.ImportFrom))
-    ]
-
-
-def _is_docstring(statement: cst.CSTNode) -> bool:
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    first = statement.body[0]
-    return isinstance(first, cst.Expr) and isinstance(first.value, (cst.SimpleString, cst.ConcatenatedString))
-
-
-def _is_future(statement: cst.CSTNode) -> bool:
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    first = statement.body[0]
+def _is_docstring(statement: ast.stmt) -> bool:
     return (
-        isinstance(first, cst.ImportFrom)
-        and not first.relative
-        and first.module is not None
-        and _dotted(first.module) == "__future__"
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, (str, bytes))
     )
-
-
-def _dotted(node: cst.BaseExpression) -> str:
-    if isinstance(node, cst.Attribute):
-        return f"{_dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""
-
-
-class _NameFinder(cst.CSTVisitor):
-    """Whether the script has a name of its own that is spelt like the runtime's alias."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802 - libcst's name
-        self.found |= node.value == RUNTIME
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802
-        node.value.visit(self)
-        return False
-
-    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802
-        node.value.visit(self)
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Union, cast
@@ -13,7 +13,6 @@ from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
 from dp2ddp.rewrite.edits import (
-    AddImport,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -23,9 +22,10 @@ from dp2ddp.rewrite.edits import (
     WrapStatement,
 )
 from dp2ddp.rewrite.templates import hole_names, is_hole_line
-from dp2ddp.rewrite.written import Positions
 from dp2ddp.source.spans import Position, Span
 
+#: Where each node lies, white space around it left out.
+Positions = Mapping[cst.CSTNode, CodeRange]
 StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
 EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
 _STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
@@ -40,7 +40,6 @@ class Located:
         expressions: of each expression that is edited or fills a hole, the edits on it.
         statements: of each statement that is edited or fills a hole, the edits on it.
         with_parentheses: tuples and generators whose span was given with their parentheses.
-        start_of: where each node starts that has statement edits.
     """
 
     expressions: dict[int, list[ReplaceExpr]] = field(default_factory=dict)
@@ -83,9 +82,9 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
         elif isinstance(edit, _STATEMENT_EDITS):
             statement = finder.statement(edit, edit.span)
             located.statements.setdefault(id(statement), []).append(edit)
-        elif not isinstance(edit, AddImport):
+        else:
             raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
-        if not isinstance(edit, (AddImport, RemoveStatement)):
+        if not isinstance(edit, RemoveStatement):
             finder.holes(edit)
     return located
 

@@ -36,7 +36,7 @@ def fold(statements: Sequence[cst.BaseStatement]) -> Folded:
         else:
             body.append(with_leading(statement, _join(pending, leading(statement))) if pending else statement)
             pending = []
-    return Folded(body, pending if _has_comment(pending) else [])
+    return Folded(body, pending if any(line.comment for line in pending) else [])
 
 
 def is_marker(statement: cst.BaseStatement) -> bool:
@@ -149,7 +149,3 @@ def _join(above: Sequence[cst.EmptyLine], below: Sequence[cst.EmptyLine]) -> lis
             kept.pop()
         return [*kept, *below]
     return [*above, *below]
-
-
-def _has_comment(lines: Sequence[cst.EmptyLine]) -> bool:
-    return any(line.comment for line in lines)

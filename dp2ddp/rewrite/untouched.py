@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from dp2ddp.errors import NotRewritable
-from dp2ddp.rewrite.edits import RUNTIME, Edit, RemoveStatement, ReplaceStatement, WrapStatement
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WrapStatement
+from dp2ddp.source.spans import in_characters
 
 _MARK = "__dp2ddp_kept__"
 _PUT_BACK = re.compile(rf"(?:if )?{_MARK}\('''(\d+)[\r\n]*'''\)(?:: pass)?")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _END_OF_LINE = re.compile(r"[ \t\f]*(?:#|[\r\n]|\Z)")
 _LONE_RETURN = re.compile(r"\r(?!\n)")
-_RUNTIME = re.compile(rf"\b{RUNTIME}\b")
 #: What moves a statement to another indentation, or away.
 _MOVING = (ReplaceStatement, RemoveStatement, WrapStatement)
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -50,7 +50,12 @@ class Shortened:
         return _PUT_BACK.sub(lambda mark: self.kept[int(mark[1])], text) if self.kept else text
 
 
-def shortened(text: str, tree: ast.Module, edits: Sequence[Edit]) -> Shortened:
+def lines_of(text: str) -> list[str]:
+    """A source's lines, with their ends."""
+    return _LINE.findall(text)
+
+
+def shortened(text: str, lines: Sequence[str], tree: ast.Module, edits: Sequence[Edit]) -> Shortened:
     """The source `text`, whose syntax tree is `tree`, without the statements that `edits` neither change nor move.
 
     Raises:
@@ -58,7 +63,6 @@ def shortened(text: str, tree: ast.Module, edits: Sequence[Edit]) -> Shortened:
     """
     if _MARK in text:
         return Shortened(text, ())
-    lines = _LINE.findall(text)
     finder = _Finder(lines, edits)
     finder.look_through(tree)
     kept: list[str] = []
@@ -98,26 +102,18 @@ class _Finder:
 
     def look_through(self, tree: ast.Module) -> None:
         """Goes through all blocks in which something stays."""
-        # Where a new import goes depends on the kinds of statements between those that are there.
-        last = max((i for i, each in enumerate(tree.body) if _imports(each)), default=-1)
-        blocks = [(tree.body, last)]
+        blocks: list[list[ast.stmt]] = [tree.body]
         while blocks:
-            block, apart = blocks.pop()
             # The first indented block is looked at first: by it libcst knows how the file indents.
-            blocks += reversed([(inner, -1) for inner in self._block(block, apart)])
+            blocks += reversed(list(self._block(blocks.pop())))
 
-    def _block(self, block: Sequence[ast.stmt], apart: int) -> Iterator[list[ast.stmt]]:
-        """Leaves out what can be of a block; yields the blocks inside of what stays.
-
-        Args:
-            apart: the statements up to this one are left out one by one.
-        """
+    def _block(self, block: Sequence[ast.stmt]) -> Iterator[list[ast.stmt]]:
+        """Leaves out what can be of a block; yields the blocks inside of what stays."""
         row: list[_Run] = []
-        for number, statement in enumerate(block):
+        for statement in block:
             run = self._run(statement)
-            if run is None or number <= apart:
-                self._close(row)
             if run is None:
+                self._close(row)
                 yield from self._inside(statement)
             else:
                 row.append(run)
@@ -156,13 +152,12 @@ class _Finder:
             return None
         index = bisect_left(self._wanted, start)
         touched = index < len(self._wanted) and self._wanted[index] < end
-        if touched or not self._is_alone(statement, start, end) or _stays(statement):
+        if touched or not self._is_alone(statement, start, end):
             return None
         if body:
             end = self._with_footer(end, body[0])
         text = _between(self._lines, start, end)
-        # A name that decides what the runtime is called; a line's end that libcst doesn't count in a string.
-        if _RUNTIME.search(text) or _LONE_RETURN.search(text):
+        if _LONE_RETURN.search(text):  # a line's end that libcst doesn't count in a string
             return None
         return _Run(start, end, bool(body))
 
@@ -182,8 +177,7 @@ class _Finder:
         return line, self._column(line, column)
 
     def _column(self, line: int, column: int) -> int:
-        text = self._lines[line - 1]
-        return column if text.isascii() else len(text.encode("utf-8")[:column].decode("utf-8"))
+        return in_characters(self._lines[line - 1], column)
 
     def _is_alone(self, statement: ast.stmt, start: Position, end: Position) -> bool:
         """Whether a statement has its lines for itself, but for a comment."""
@@ -208,18 +202,6 @@ class _Finder:
             if text:
                 found = (number, len(line))
         return found
-
-
-def _stays(statement: ast.stmt) -> bool:
-    """Whether a statement decides where others go: imports, texts by themselves."""
-    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return is_text or _imports(statement)
-
-
-def _imports(statement: ast.stmt) -> bool:
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return True
-    return isinstance(statement, ast.Try) and any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in statement.body)
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.AST]]:

@@ -83,6 +83,31 @@ batch_size = memory >> 28
 net = nn.DataParallel(nn.Linear(4, 2))
 """),
         Example(
+            before="""\
+import torch
+import torch.nn as nn
+
+count = torch.cuda.device_count()
+found = [torch.cuda.get_device_properties(i) for i in range(count)]
+for i in range(count):
+    print(i, found[i].name)
+net = nn.DataParallel(nn.Linear(4, 2))
+batch_size = 64 * count
+""",
+            after="""\
+import torch
+import torch.nn as nn
+import dp2ddp_runtime as ddp
+
+count = ddp.device_count()
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+for i in range(torch.cuda.device_count()):
+    print(i, found[i].name)
+net = nn.DataParallel(nn.Linear(4, 2))
+batch_size = 64 * count
+""",
+        ),
+        Example(
             allow_ddp=True,
             before="""\
 import torch
@@ -241,7 +266,18 @@ def _over_devices(facts: Facts, call: ast.expr) -> ast.For | ast.comprehension |
         return None
     inside = facts.source.parent(loop) if isinstance(loop, ast.comprehension) else loop
     uses = [n for n in ast.walk(inside or loop) if isinstance(n, ast.Name) and n.id == loop.target.id]
-    return loop if any(_names_device(facts, use) for use in uses) else None
+    return loop if any(_names_device(facts, use) or _picks_from_devices(facts, use) for use in uses) else None
+
+
+def _picks_from_devices(facts: Facts, index: ast.expr) -> bool:
+    """Whether something is picked of what a loop over the devices found out: `x[i].name`."""
+    above = facts.source.parent(index)
+    if not isinstance(above, ast.Subscript) or above.slice is not index or not isinstance(above.value, ast.Name):
+        return False
+    listed = only_value(facts, above.value)
+    if not isinstance(listed, ast.ListComp) or not isinstance(listed.generators[0].iter, ast.Call):
+        return False
+    return any(_over_devices(facts, end) is listed.generators[0] for end in listed.generators[0].iter.args)
 
 
 def _told(facts: Facts, call: ast.expr, loop: ast.For | ast.comprehension) -> Iterator[Note]:

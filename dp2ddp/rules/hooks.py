@@ -6,14 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.roles import Function, Module, Wrapped
+from dp2ddp.analysis.roles import Function, Instance, Module, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode
 
-_REGISTERING = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
-_KEEPING = frozenset("append extend update add insert put setdefault".split())
+_REGISTERING = frozenset(
+    "register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook".split()
+)
+_KEEPING = frozenset("append extend update add insert put setdefault __setitem__".split())
 
 
 class HooksRule(Rule):
@@ -63,14 +65,29 @@ net(torch.randn(8, 4))
         for call in facts.source.calls if facts.parallel else ():
             if not isinstance(call.func, ast.Attribute) or call.func.attr not in _REGISTERING or not call.args:
                 continue
-            hooks = [role.definition for role in facts.resolver.roles(call.args[0]) if isinstance(role, Function)]
-            if any(_keeps(facts, each) for each in hooks) and _is_wrapped(facts, call.func.value):
+            if facts.resolver.holds(call.func.value, Wrapped):
+                continue  # the wrapper's own hook sees whole batches
+            keeps = any(_keeps(facts, each) for each in _called(facts, call.args[0]))
+            if keeps and _is_wrapped(facts, call.func.value):
                 what = "this hook keeps what it sees, which in a wrapped model are each rank's own rows"
                 todo = "return it from `forward`, or add it up over the ranks: `sum(ddp.gather(x))`"
                 yield Note(self.id, facts.source.span(call), what, todo)
 
 
-def _keeps(facts: Facts, hook: FunctionNode) -> bool:
+def _called(facts: Facts, hook: ast.expr) -> Iterator[FunctionNode | ast.Lambda]:
+    """What runs when a hook is called."""
+    yield from (role.definition for role in facts.resolver.roles(hook) if isinstance(role, Function))
+    for role in facts.resolver.roles(hook):
+        if isinstance(role, Instance) and role.definition is not None:
+            yield from (each.definition for each in facts.resolver.classes.methods(role.definition, "__call__"))
+    for value in facts.provenance.of(hook):
+        if isinstance(value, ast.Lambda):
+            yield value
+        elif isinstance(value, ast.Call) and facts.names.qualified(value.func) == "functools.partial" and value.args:
+            yield from _called(facts, value.args[0])
+
+
+def _keeps(facts: Facts, hook: FunctionNode | ast.Lambda) -> bool:
     """Whether a hook puts something where it stays: in globals, in what others hold.
 
     What belongs to a function around it is that function's: it counts operations, and is done.
@@ -79,40 +96,59 @@ def _keeps(facts: Facts, hook: FunctionNode) -> bool:
     own = facts.source.local_names(hook) - {each.arg for each in hook.args.args[:is_method]}
     around = (each for each in facts.source.ancestors(hook) if isinstance(each, FUNCTIONS))
     own = set(own).union(*map(facts.source.local_names, around))
-    for node in ast.walk(hook):
-        if isinstance(node, ast.Global):
-            return True
-        kept = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-        if kept is not None and node.func.attr in _KEEPING and names_in(kept) - own:  # type: ignore[attr-defined]
-            return True
-        if (
-            isinstance(node, (ast.Attribute, ast.Subscript))
-            and isinstance(node.ctx, ast.Store)
-            and _root(node) not in own
-        ):
-            return True
+    return any(isinstance(node, ast.Global) or not own.issuperset(_kept_in(node)) for node in ast.walk(hook))
+
+
+def _kept_in(node: ast.AST) -> Iterator[str]:
+    """The names of what a node puts something into."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        yield from names_in(_root(node))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPING:
+        yield from names_in(node.func.value)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr" and node.args:
+        yield from names_in(node.args[0])
+
+
+def _root(node: ast.expr) -> ast.expr:
+    return list(_prefixes(node))[-1]
+
+
+def _prefixes(node: ast.expr) -> Iterator[ast.expr]:
+    """`net.module.layers[0]`, `net.module.layers`, `net.module`, `net`."""
+    yield node
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+        yield node
+
+
+def _is_wrapped(facts: Facts, layer: ast.expr) -> bool:
+    """Whether a layer may be of a model that is wrapped, before or after."""
+    models = [wrap.model for wrap in facts.wraps.models if wrap.model is not None]
+    made = frozenset().union(*map(facts.provenance.of, models))
+    classes = _classes(facts, models)
+    left, seen = [layer], set[ast.expr]()
+    while left:
+        for node in _prefixes(left.pop()):
+            if node in seen:
+                continue
+            if node in made or facts.resolver.holds(node, Wrapped):
+                return True
+            is_own = isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id == "self")
+            if is_own and not classes.isdisjoint(facts.source.ancestors(node)):
+                return True
+            seen.add(node)
+            left += [*facts.provenance.of(node), *facts.provenance.elements_of(node)]
     return False
 
 
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_wrapped(facts: Facts, layer: ast.expr, depth: int = 3) -> bool:
-    """Whether a layer may be of a model that is wrapped, before or after."""
-    while isinstance(layer, (ast.Attribute, ast.Subscript, ast.Call)):
-        layer = layer.func if isinstance(layer, ast.Call) else layer.value
-    over = facts.provenance.elements_of(layer)  # `for layer in net.modules()`
-    if over and depth:
-        return any(_is_wrapped(facts, each, depth - 1) for each in over)
-    wrapped = [wrap.model for wrap in facts.wraps.models if wrap.model is not None]
-    roles = facts.resolver.roles(layer)
-    if isinstance(layer, ast.Name) and layer.id == "self":
-        return any(
-            isinstance(role, Module) and role in facts.resolver.roles(model) for model in wrapped for role in roles
-        )
-    if any(isinstance(role, Wrapped) for role in roles):
-        return True
-    return any(not facts.provenance.of(model).isdisjoint(facts.provenance.of(layer)) for model in wrapped)
+def _classes(facts: Facts, models: list[ast.expr]) -> set[ast.AST]:
+    """The classes of models, and of what these are made of."""
+    found: set[ast.AST] = set()
+    left = list(models)
+    while left:
+        roles = facts.resolver.roles(left.pop())
+        new = {role.definition for role in roles if isinstance(role, Module) and role.definition is not None}
+        classes = {each for definition in new for each in facts.resolver.classes.lineage(definition)} - found
+        found |= classes
+        left += [node for each in classes for node in ast.walk(each) if isinstance(node, ast.Call)]
+    return found

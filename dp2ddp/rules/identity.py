@@ -12,14 +12,10 @@ from dp2ddp.rewrite.edits import Finding, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import keyword
 from dp2ddp.source.program import FunctionNode
-from dp2ddp.source.spans import Span
 
-# Generators that take a seed from the system unless given one, and what draws one. (A torch.Generator does not.)
-_SEEDS = {
-    "numpy.random.default_rng": "integers(2**63)",
-    "numpy.random.RandomState": "randint(2**31)",
-    "random.Random": "random()",
-}
+# What takes a seed from the system unless given one: behind `ddp.setup()` the same on every rank, but for threads and
+# workers. (A torch.Generator does not.)
+_SEEDS = frozenset({"numpy.random.default_rng", "numpy.random.RandomState", "random.Random"})
 _RESEEDING = frozenset({"random.seed", "numpy.random.seed", "torch.seed", "torch.random.seed"})
 
 _FOR_CHILDREN = "give it a number that all ranks have: which of them it is, for instance"
@@ -34,22 +30,20 @@ class IdentityRule(Rule):
     why = (
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
-        "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's; a generator that takes its seed from the "
-        "system is given one that rank 0 draws. Times that are only printed, tell how long something took, or name "
-        "what is only written, which rank 0 does, stay as they are; so do temporary files and folders, which each rank "
-        "fills and deletes itself."
+        "makes the ranks diverge. `ddp.broadcast` gives all ranks rank 0's. A generator that takes its seed from the "
+        "system stays as it is: behind `ddp.setup()` it begins alike on every rank. So do times that are only printed, "
+        "tell how long something took, or name what is only written, which rank 0 does; and temporary files and "
+        "folders, which each rank fills and deletes itself."
     )
     examples = (
         Example(
             before="""\
 import os
 import time
-import numpy as np
 import torch
 import torch.nn as nn
 
 torch.manual_seed(int(time.time()))
-rng = np.random.default_rng()
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", time.strftime("%m-%d_%H-%M-%S"))
 os.makedirs(run_dir)
@@ -59,13 +53,11 @@ net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
             after="""\
 import os
 import time
-import numpy as np
 import torch
 import torch.nn as nn
 import dp2ddp_runtime as ddp
 
 torch.manual_seed(int(ddp.broadcast(time.time())))
-rng = np.random.default_rng(ddp.broadcast(np.random.default_rng().integers(2**63)))
 net = nn.DataParallel(nn.Linear(4, 2))
 run_dir = os.path.join("runs", ddp.broadcast(time.strftime("%m-%d_%H-%M-%S")))
 os.makedirs(run_dir)
@@ -79,11 +71,13 @@ net.load_state_dict(torch.load(os.path.join(run_dir, "net.pt")))
 import os
 import tempfile
 import time
+import numpy as np
 import torch
 import torch.nn as nn
 
 net = nn.DataParallel(nn.Linear(4, 2))
 generator = torch.Generator()  # begins with the same seed in every process
+rng = np.random.default_rng()  # so does this, behind `ddp.setup()`
 start = time.time()
 with tempfile.TemporaryDirectory() as folder:  # filled and deleted by each rank itself
     torch.save(net.state_dict(), os.path.join(folder, "net.pt"))
@@ -98,11 +92,10 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
         beside = _seeds_beside(facts)
         yield from self._own(facts, {part for seed in beside for part in ast.walk(seed)})
         for one in facts.source.calls:
-            draw = _SEEDS.get(facts.names.qualified(one.func) or "")
-            is_own = one not in facts.per_sample and one not in facts.divergent.nodes and not _is_taken_over(facts, one)
-            if draw and _is_bare(one) and is_own:
-                template = f"__h_kind__(ddp.broadcast(__h_kind__().{draw}))"
-                yield self._shared(facts, one, template, {"kind": facts.source.span(one.func)})
+            if facts.names.qualified(one.func) not in _SEEDS or not _is_bare(one) or not facts.before_launch(one):
+                continue
+            if one not in facts.per_sample and one not in facts.divergent.nodes and not _is_taken_over(facts, one):
+                yield self._shared(facts, one)
         for seed in beside:
             what = (
                 "a thread or process of this rank's takes a seed that is another one on each rank: so is what it makes"
@@ -116,9 +109,9 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                 "rank 0 alone, writes there; the others don't find it",
                 "make one that all ranks share: `folder = ddp.broadcast(tempfile.mkdtemp())`",
             )
-        apart = _in_workers(facts)
+        inside = _in_workers(facts)
         for call in facts.source.calls:
-            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call) and call not in apart:
+            if facts.names.qualified(call.func) in _RESEEDING and _is_bare(call) and call in inside:
                 yield Note(
                     self.id,
                     facts.source.span(call),
@@ -141,9 +134,9 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
                 what = "a thread or process of this rank's may come here, and has another one on each rank"
                 yield Note(self.id, facts.source.span(value), what, _FOR_CHILDREN)
             elif starts[value] is None and value not in facts.divergent.nodes:
-                yield self._shared(facts, value, "ddp.broadcast(__h_it__)", {"it": facts.source.span(value)})
+                yield self._shared(facts, value)
 
-    def _shared(self, facts: Facts, value: ast.expr, template: str, holes: dict[str, Span]) -> Finding:
+    def _shared(self, facts: Facts, value: ast.expr) -> Finding:
         """Rank 0's on every rank; where there are no ranks yet, nobody can tell."""
         span = facts.source.span(value)
         if facts.before_launch(value):
@@ -151,7 +144,7 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
             todo = "give it a fixed value, or work it out below `ddp.setup()` and broadcast it"
             return Note(self.id, span, what, todo)
         reason = "each rank would get a different one, and then look elsewhere or draw other numbers"
-        return ReplaceExpr(self.id, span, reason, template, holes)
+        return ReplaceExpr(self.id, span, reason, "ddp.broadcast(__h_it__)", {"it": span})
 
 
 def _is_taken_over(facts: Facts, generator: ast.Call) -> bool:
@@ -210,12 +203,12 @@ def _seeds_beside(facts: Facts) -> list[ast.Call]:
 
 
 def _in_workers(facts: Facts) -> set[ast.AST]:
-    """What loaders' workers run as they start, where each row is one worker's of one rank."""
+    """What loaders' workers run as they start, where all ranks' workers load all rows."""
     loaders = {call: given for call in facts.source.calls if (given := keyword(call, "worker_init_fn")) is not None}
     functions = [
         {role.definition for role in facts.resolver.roles(given) if isinstance(role, Function)}
         for call, given in loaders.items()
-        if not loads_whole_batches(call)
+        if loads_whole_batches(call)
     ]
     return set(facts.loops.reached(*set[FunctionNode]().union(*functions)))
 

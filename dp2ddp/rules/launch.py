@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.given_devices import given_devices, untold_condition
+from dp2ddp.analysis.given_devices import Given, given_devices, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module
@@ -28,12 +28,18 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
+_UNTOLD = "the `device_ids` of this wrap are not known where the processes start, "
+_TELL = "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES"
 _LOGS = ("logging.FileHandler", "logging.handlers.")
 # What writes before they start: the same.
 _EARLY = (
     "every process that torchrun starts writes this file by itself, before `ddp.setup()`, which has to know the "
     "arguments; one may read what another is writing",
     "start the script by `python` once, which writes it before there are others",
+)
+_FOR_OTHERS = (
+    "every script that comes here starts processes, also one that wraps nothing and isn't converted",
+    "show such a script one GPU: CUDA_VISIBLE_DEVICES=0",
 )
 _EARLY_BESIDE = (
     "every process writes here by itself, before `ddp.setup()`, which stands where it can be told whether the script "
@@ -193,8 +199,10 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         if not facts.parallel:
             return
+        told: list[Finding] = []  # several scripts may come to the same place
         for launch in facts.launches:
-            yield from self._start(facts, launch)
+            told += [found for found in self._start(facts, launch) if found not in told]
+        yield from told
 
     def _start(self, facts: Facts, launch: Launch) -> Iterator[Finding]:
         modules = facts.names.reachable(launch.entry)
@@ -229,6 +237,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 self.id, facts.source.span(call), what, "begin it in a function that is called below `ddp.setup()`"
             )
         given = given_devices(facts, launch)
+        here = [each for each in facts.launches if each is not launch and each.statement is launch.statement]
+        if any(given_devices(facts, each).device_ids != given.device_ids for each in here):
+            given = Given(None, given.untold or next((w.call for w in wraps if w.device_ids is not None), None))
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
         apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
@@ -246,11 +257,20 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
             yield Note(
                 self.id,
                 facts.source.span(given.untold),
-                "the `device_ids` of this wrap are not known where the processes start, so "
-                + (f"`{given.instead}` are used" if given.instead else "all visible devices are used"),
-                "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES",
+                ("this wrap names other devices than another one, " if given.is_other else _UNTOLD)
+                + f"so {f'`{given.instead}`' if given.instead else 'all visible devices'} are used",
+                "check that these are right for both" if given.is_other else _TELL,
             )
         yield from self._late(facts, launch, are_chosen=given.are_chosen)
+        yield from self._above(facts, launch)
+
+    def _above(self, facts: Facts, launch: Launch) -> Iterator[Finding]:
+        """What is done above the place, and who else comes there."""
+        assert launch.statement is not None
+        around = facts.source.function(launch.statement)
+        is_elsewhere = facts.source.module(launch.statement) is not launch.entry
+        if around is not None and is_elsewhere and not facts.launch_finder.effects.leads_to_a_wrap(around):
+            yield Note(self.id, facts.source.span(launch.statement), *_FOR_OTHERS)
         for call in launch.early[:1]:
             yield Note(self.id, facts.source.span(call), *(_EARLY if launch.test is None else _EARLY_BESIDE))
         for call in launch.folders:
@@ -262,7 +282,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         function = call.func.value if is_single else call.func  # type: ignore[attr-defined]
         holes = {"f": facts.source.span(function)}
         given = []
-        for number, each in enumerate([*call.args, *call.keywords]):
+        kept = [*call.args[:2], *(each for each in call.keywords if each.arg != "exist_ok")]
+        for number, each in enumerate(kept):
             holes[f"a{number}"] = facts.source.span(each.value if isinstance(each, ast.keyword) else each)
             name = f"{each.arg}=" if isinstance(each, ast.keyword) else ""
             given.append(f"{name}__h_a{number}__")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Finding, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import last_name
+
+#: What tells `torch.load` which classes a checkpoint may name.
+_LOADING = ("add_safe_globals", "safe_globals")
 
 
 class TypeChecksRule(Rule):
@@ -48,6 +53,13 @@ plain = net.module if hasattr(net, "module") else net
 import torch
 import torch.nn as nn
 
+torch.serialization.add_safe_globals([nn.DataParallel])  # checkpoints name it, whoever saved them
+net = nn.DataParallel(nn.Linear(4, 2))
+"""),
+        Example("""\
+import torch
+import torch.nn as nn
+
 net = torch.load("net.pt", weights_only=False)
 if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other class comes here
     net = net.module
@@ -58,4 +70,8 @@ if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other clas
         if not facts.parallel:
             return  # what such a script loads is a plain `DataParallel`
         for reference in facts.wraps.type_checks:
+            if any(
+                isinstance(n, ast.Call) and last_name(n.func) in _LOADING for n in facts.source.ancestors(reference)
+            ):
+                continue  # checkpoints name the original's class, so that either script loads them
             yield ReplaceExpr(self.id, facts.source.span(reference), "the wrapper's class", "ddp.WrappedModel")

@@ -11,16 +11,15 @@ import ast
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, Callable, TypeVar, cast
 
 from dp2ddp.errors import BadInput
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_MIB = 1 << 20
-#: Sizes of the stack, largest first. Memory is taken as far as it is used, but some systems don't promise so much.
-_STACKS = (1024 * _MIB, 256 * _MIB, 64 * _MIB)
+#: Bytes of the stack. Memory is taken as far as it is used.
+_STACK = 1 << 29
 #: What a frame of Python takes of the stack at most, where calls go through C.
 _FRAME = 4096
 
@@ -28,8 +27,6 @@ _FRAME = 4096
 _DEEP = 300
 
 _here = threading.local()
-_lock = threading.Lock()
-_limits: list[int] = []  # of the runs that are under way; the first is the one from before
 
 
 def with_room(function: _Function) -> _Function:
@@ -39,66 +36,32 @@ def with_room(function: _Function) -> _Function:
     def roomy(*args: object, **kwargs: object) -> object:
         if getattr(_here, "has_room", False):
             return function(*args, **kwargs)
-        return _in_thread(functools.partial(function, *args, **kwargs))
+        result: Future[object] = Future()
+
+        def run() -> None:
+            _here.has_room = True
+            try:
+                result.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+                result.set_exception(error)
+
+        frames, stack = sys.getrecursionlimit(), threading.stack_size(_STACK)
+        sys.setrecursionlimit(max(frames, _STACK // _FRAME))
+        try:
+            # A daemon: it only computes, so that Ctrl-C may end the command at once.
+            threading.Thread(target=run, daemon=True).start()
+            threading.stack_size(stack)
+            return result.result()
+        except RuntimeError:
+            if result.done():
+                raise
+            sys.setrecursionlimit(frames)
+            return function(*args, **kwargs)  # there is no memory for such a stack
+        finally:
+            threading.stack_size(stack)
+            sys.setrecursionlimit(frames)
 
     return cast("_Function", roomy)
-
-
-def _in_thread(work: Callable[[], object]) -> object:
-    results: list[object] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        _here.has_room = True
-        try:
-            results.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
-            errors.append(error)
-
-    for size in _STACKS:
-        with _frames(size // _FRAME):
-            thread = _started(run, size)
-            if thread is not None:
-                thread.join()
-                break
-    else:
-        run()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _started(run: Callable[[], None], size: int) -> threading.Thread | None:
-    """A thread with a stack of that size; None where there is no memory for it."""
-    # A daemon: it only computes, so that Ctrl-C may end the command at once.
-    thread = threading.Thread(target=run, daemon=True)
-    with _lock:
-        usual = threading.stack_size(size)
-        try:
-            thread.start()
-        except RuntimeError:
-            return None
-        finally:
-            threading.stack_size(usual)
-    return thread
-
-
-@contextmanager
-def _frames(count: int) -> Iterator[None]:
-    """Lets Python have so many frames meanwhile. The limit is the interpreter's: it is lowered by the last to leave."""
-    with _lock:
-        if not _limits:
-            _limits.append(sys.getrecursionlimit())
-        _limits.append(count)
-        sys.setrecursionlimit(max(_limits))
-    try:
-        yield
-    finally:
-        with _lock:
-            _limits.remove(count)
-            sys.setrecursionlimit(max(_limits))
-            if len(_limits) == 1:
-                _limits.clear()
 
 
 def too_deep(trees: Mapping[str, ast.AST]) -> BadInput | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 from typing import NamedTuple, Union
 
 from dp2ddp.source.nodes import attribute_got
 from dp2ddp.source.program import ParsedProgram, ScopeNode
-from dp2ddp.source.starred import starred
 
 # Other paths under which the same object can be imported.
 _ALIASES = {
@@ -127,7 +127,7 @@ class Names:
         scopes = self.source.scopes(node) if isinstance(node, ast.Name) and self._others else ()
         scope = next((scope for scope in scopes if node.id in self._imported.get(scope, {})), None)  # type: ignore[attr-defined]
         found = self._others.get((scope, node.id), ()) if scope is not None else ()  # type: ignore[attr-defined]
-        return [end for target in found for end in [self._followed(target, frozenset())] if end is not None]
+        return [end for target in found for end in [self._followed(target, set())] if end is not None]
 
     def qualified(self, node: ast.AST) -> str | None:
         """The dotted path that an expression names, None where it isn't a name that was imported from elsewhere."""
@@ -155,7 +155,7 @@ class Names:
         if isinstance(base, str):
             return _canonical(f"{base}.{name}")
         if isinstance(base, OwnModule):
-            own = None if base.tree is None else self._own(base.tree, name, frozenset())
+            own = None if base.tree is None else self._own(base.tree, name, set())
             return own or self._within(base, name)
         return None
 
@@ -163,16 +163,16 @@ class Names:
         for scope in self.source.scopes(node):
             target = self._imported.get(scope, {}).get(node.id)
             if target is not None:
-                return self._followed(target, frozenset())
+                return self._followed(target, set())
             if node.id in self._bound.get(scope, ()) and not isinstance(scope, ast.ClassDef):
                 return None
             if isinstance(scope, ast.Module) and scope in self._stars:
-                starred = self._from_stars(scope, node.id, frozenset())
+                starred = self._from_stars(scope, node.id, set())
                 if starred is not None:
                     return starred
         return f"builtins.{node.id}" if node.id in _BUILTINS else None
 
-    def _followed(self, target: Target, seen: frozenset[Own]) -> Target | None:
+    def _followed(self, target: Target, seen: set[Own]) -> Target | None:
         """The end of a chain of imports between the program's modules."""
         if isinstance(target, str):
             return _canonical(target)
@@ -180,9 +180,10 @@ class Names:
             return target
         if target in seen:  # `from package import module` in the package itself
             return self._submodule(target.module, target.name)
-        return self._own(target.module, target.name, seen | {target})
+        seen.add(target)
+        return self._own(target.module, target.name, seen)
 
-    def _own(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+    def _own(self, module: ast.Module, name: str, seen: set[Own]) -> Target | None:
         """What `name` stands for in one of the program's modules, None where nothing there binds it."""
         imported = self._imported.get(module, {}).get(name)
         if imported is not None:
@@ -191,16 +192,17 @@ class Names:
             return Own(module, name)
         return self._from_stars(module, name, seen) or self._submodule(module, name)
 
-    def _from_stars(self, module: ast.Module, name: str, seen: frozenset[Own]) -> Target | None:
+    def _from_stars(self, module: ast.Module, name: str, seen: set[Own]) -> Target | None:
         here = Own(module, f"{name} by *")
         if here in seen or name.startswith("_"):
             return None
+        seen.add(here)  # where it was looked once and not found it isn't
         for node in self._stars.get(module, ()):
             tree = self.source.imported(node, node.module or "", node.level)
-            found = None if tree is None else self._own(tree, name, seen | {here})
+            found = None if tree is None else self._own(tree, name, seen)
             if found is not None:
                 return found
-        others = (starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
+        others = (_starred(node.module or "", name) for node in self._stars.get(module, ()) if not node.level)
         # What two of them bring is the last one's.
         found = next(filter(None, reversed(list(others))), None)
         return None if found is None else _canonical(found)
@@ -226,20 +228,26 @@ class Names:
             module = todo.pop()
             if module not in found:
                 found.add(module)
-                inner = (n for n in self._modules if self.source.module(n) is module)
-                todo += [tree for n in inner for tree in self._modules[n]]
+                todo += [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
+        return found
+
+    @cached_property
+    def _imports(self) -> dict[ast.Module, list[ast.AST]]:
+        """The import statements of each module that run others of the program's own."""
+        found: dict[ast.Module, list[ast.AST]] = {}
+        for node in self._modules:
+            found.setdefault(self.source.module(node), []).append(node)
         return found
 
     def reachable(self, entry: ast.Module) -> set[ast.Module]:
         """A module and those of the program's own that it imports, directly or not."""
-        imports = [n for n in self._modules if self.source.module(n) is entry]
-        found = {entry}.union(*(self.modules_behind(n) for n in imports))  # type: ignore[arg-type]
+        found = {entry}.union(*(self.modules_behind(n) for n in self._imports.get(entry, ())))  # type: ignore[arg-type]
         reached = self.source.reached.get(self.source.file(entry).name, ())
         return found.union(file.tree for file in self.source.files if file.name in reached)
 
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""
-        return self._own(module, name, frozenset())
+        return self._own(module, name, set())
 
 
 def _canonical(path: str) -> str:
@@ -247,3 +255,33 @@ def _canonical(path: str) -> str:
 
 
 _BUILTINS = frozenset(__builtins__ if isinstance(__builtins__, dict) else dir(__builtins__))
+
+
+# What star imports of PyTorch's bring, as far as conversions ask for it.
+_PARALLEL = frozenset(
+    "DataParallel DistributedDataParallel data_parallel replicate scatter parallel_apply gather".split()
+)
+_STARRED = {
+    "torch": frozenset("device load manual_seed no_grad save set_grad_enabled Generator Tensor".split()),
+    "torch.cuda": frozenset("current_device device_count is_available manual_seed manual_seed_all set_device".split()),
+    "torch.nn": frozenset("functional init modules parallel parameter utils".split()),
+    "torch.nn.modules": frozenset(),
+    "torch.nn.parallel": _PARALLEL,
+    "torch.nn.parallel.data_parallel": frozenset({"DataParallel", "data_parallel"}),
+    "torch.optim": frozenset("lr_scheduler swa_utils ASGD Adam LBFGS NAdam Optimizer RAdam RMSprop Rprop SGD".split())
+    | frozenset("Adadelta Adafactor Adagrad AdamW Adamax SparseAdam".split()),
+    "torch.utils.data": frozenset(
+        "BatchSampler ChainDataset ConcatDataset DataLoader Dataset DistributedSampler IterableDataset RandomSampler "
+        "Sampler SequentialSampler StackDataset Subset SubsetRandomSampler TensorDataset WeightedRandomSampler "
+        "default_collate get_worker_info random_split".split()
+    ),
+    "torch.utils.data.dataloader": frozenset({"DataLoader", "default_collate"}),
+}
+# These have too many classes for a list: there a capital tells one.
+_MANY = frozenset({"torch.nn", "torch.nn.modules"})
+
+
+def _starred(module: str, name: str) -> str | None:
+    """The dotted path of `name` where ``from module import *`` brings it, None where that isn't known."""
+    known = name in _STARRED.get(module, ())
+    return f"{module}.{name}" if known or (module in _MANY and name[0].isupper()) else None

@@ -210,7 +210,7 @@ class ParsedProgram:
             scope = self.scope(scope)
         return None if isinstance(scope, ast.Module) else scope
 
-    def local_names(self, root: ast.Module | FunctionNode) -> Set[str]:
+    def local_names(self, root: ast.Module | FunctionNode | ast.Lambda) -> Set[str]:
         """The names that a function binds itself."""
         if isinstance(root, ast.Module):
             return frozenset()

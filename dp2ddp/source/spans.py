@@ -36,3 +36,8 @@ def moved(span: Span, lines: int) -> Span:
     """`span`, so many lines further down."""
     (start, column), (end, end_column) = span
     return Span.of(start + lines, column, end + lines, end_column)
+
+
+def in_characters(line: str, column: int) -> int:
+    """A column that `ast` counts in bytes of UTF-8."""
+    return column if line.isascii() else len(line.encode("utf-8")[:column].decode("utf-8"))

@@ -88,9 +88,7 @@ class _Verify(Command):
     show_default=True,
     help="The form of the verdict, on standard output.",
 )
-@click.option(
-    "--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where, a curve."
-)
+@click.option("--html", metavar="FILE", type=PATH, help="Write a page to look at: the verdict, what differs and where.")
 @flag("force", help="Overwrite FILE even if it is no page of dp2ddp.")
 @SPEECH
 @click.pass_context
@@ -142,5 +140,4 @@ def _show_verdict(verdict: Verdict, name: str, *, as_json: bool, quiet: bool) ->
     if as_json:
         click.echo(json.dumps(report.as_data(verdict, name), indent=2))
     if not as_json or verdict.failure is not None:
-        consoles = terminal.console(to_error=False), terminal.console(to_error=True)
-        report.show(*consoles, verdict, name, quiet, terminal.is_verbose())
+        report.show(verdict, name, quiet=quiet, verbose=terminal.is_verbose())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ def verifying(request: Request) -> Iterator[Verdict]:
     """Verify; the runs' folders are there as long as the context is.
 
     Raises:
-        BadInput: a script that can't be read or converted, fewer GPUs than asked for, a full disk.
+        BadInput: a script that can't be read or converted, fewer GPUs than asked for.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(cleanup.folder())
@@ -40,8 +39,4 @@ def verifying(request: Request) -> Iterator[Verdict]:
         except client.ServerEndedError as ended:
             why = "the process that starts the scripts was killed"
             raise BadInput("verify", what=why, todo="is the machine out of memory?") from ended
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise cleanup.full(folder) from error
-            raise
         yield verdict

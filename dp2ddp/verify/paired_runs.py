@@ -17,7 +17,6 @@ from dp2ddp.verify.run import runs, scratch
 from dp2ddp.verify.run.options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
-from dp2ddp.verify.start.cleanup import check_room
 from dp2ddp.verify.start.client import ForkServer
 from dp2ddp.verify.verdict import CouldNotRun, Failure
 
@@ -48,17 +47,11 @@ class PairedRuns:
 
         Raises:
             CouldNotRun: a side failed, or made no step.
-            BadInput: the disk is full.
         """
         self._runs += 1
         folder = self._folder / str(self._runs)
         places = {side: folder / side for side in ("original", second)}
-        try:
-            one, other = self._run(places, options)
-        except CouldNotRun as stopped:
-            check_room(self._folder, stopped.failure.stderr)
-            raise
-        check_room(self._folder)
+        one, other = self._run(places, options)
         progress.doing("comparing")
         foreign = options.foreign and second == "converted"
         try:

@@ -7,41 +7,37 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
+from click import style
 
+from dp2ddp.command import terminal
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.verdict import AGREE, NAMES, Failure, Verdict, counted
+from dp2ddp.verify.verdict import AGREE, NAMES, Verdict, counted
 
 _TRACEBACK = 60  # lines
+_OF_FAILURE = ("side", "reason", "where", "stderr")
 
 
-def show(
-    console: Console, errors: Console, verdict: Verdict, name: str, quiet: bool = False, verbose: bool = False
-) -> None:
-    """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to `errors`.
+def show(verdict: Verdict, name: str, *, quiet: bool = False, verbose: bool = False) -> None:
+    """Print a verdict on the script `name`; why a side could not run, and its own traceback, go to standard error.
 
     Args:
         quiet: no heading and no notes.
         verbose: a traceback's frames of the runtime, and those of C++, too.
     """
-    if verdict.failure is not None:
-        failure = verdict.failure
+    failure = verdict.failure
+    if failure is not None:
         said = f"dp2ddp: {name}: the {failure.side} script could not run: {failure.reason}"
-        errors.print(Text(said, "bold red"), soft_wrap=True)
         wrote = (failure.all_of_it if verbose else failure.stderr).rstrip()
-        for text in (failure.where, "\n".join(wrote.splitlines()[-_TRACEBACK:])):
-            if text:
-                errors.print(Text(text), soft_wrap=True)
+        texts = (style(said, bold=True, fg="red"), failure.where, "\n".join(wrote.splitlines()[-_TRACEBACK:]))
+        for text in filter(None, texts):
+            terminal.show_error(text)
         return
-    assert verdict.comparison is not None
-    if not quiet:
-        console.print(_title(verdict, name), soft_wrap=True)
-        for note in verdict.notes:
-            console.print(Text(f"note: {note}", "yellow"), soft_wrap=True)
-    for line in _conclusion(verdict):
-        console.print(line, soft_wrap=True)
+    n = verdict.options.replicas
+    where = verdict.options.gpus or "CPU replicas"
+    title = f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks"
+    head = [style(title, bold=True), *(style(f"note: {note}", fg="yellow") for note in verdict.notes)]
+    terminal.show_results([*([] if quiet else head), *_conclusion(verdict)])
 
 
 def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
@@ -79,30 +75,18 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         if comparison
         else None,
         "not_shown": verdict.unshown or None,
-        "failure": _failed(failure) if failure else None,
+        "failure": {name: getattr(failure, name) for name in _OF_FAILURE} if failure else None,
     }
 
 
-def _failed(failure: Failure) -> dict[str, str]:
-    return {"side": failure.side, "reason": failure.reason, "where": failure.where, "stderr": failure.stderr}
-
-
-def _title(verdict: Verdict, name: str) -> Text:
-    n = verdict.options.replicas
-    where = verdict.options.gpus or "CPU replicas"
-    return Text(f"{name}: nn.DataParallel on {n} {where}, and the converted script on {n} ranks", "bold")
-
-
-def _conclusion(verdict: Verdict) -> Iterator[Text]:
-    comparison = verdict.comparison
-    assert comparison is not None
+def _conclusion(verdict: Verdict) -> Iterator[str]:
+    assert verdict.comparison is not None
     if verdict.exit_code == AGREE:
-        yield Text(agreement(comparison), "bold green")
-        return
+        yield style(agreement(verdict.comparison), bold=True, fg="green")
     for finding in verdict.findings:
-        yield Text.assemble(("DIFFERENT ", "bold red"), str(finding))
+        yield f"{style('DIFFERENT', bold=True, fg='red')} {finding}"
     if verdict.unshown:
-        yield Text.assemble(("NOT SHOWN ", "bold yellow"), verdict.unshown)
+        yield f"{style('NOT SHOWN', bold=True, fg='yellow')} {verdict.unshown}"
 
 
 def agreement(comparison: Comparison) -> str:

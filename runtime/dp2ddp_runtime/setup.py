@@ -156,6 +156,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     deferred.watch_handover()
     rng.watch_seeding()
     rng.watch_states()
+    rng.share_entropy(place.store)
     hands.install(place.store, checkpoint.onto_own_device(torch.load))
     atexit.register(_leave)
     if multiprocessing.parent_process() is None:  # which ends its processes by `os._exit` itself

@@ -9,6 +9,20 @@ from dp2ddp.rules import Options
 
 _IMPORTS = "import argparse\nimport os\nimport torch\nimport torch.nn as nn\n"
 
+# A folder that must not be there is made below the choice of devices, in a function that comes back.
+_SETTINGS = (
+    "import time\nfrom pathlib import Path\nclass C:\n    def __init__(self, fresh=True):\n"
+    "        self.folder = Path(time.strftime('%H%M%S'))\n        self.folder.mkdir(exist_ok=not fresh)\n"
+    "    @classmethod\n    def parsed(cls, p):\n        a = p.parse_args()\n        if a.gpu:\n"
+    "            os.environ['CUDA_VISIBLE_DEVICES'] = a.gpu\n        <return cls()>\n"
+    "def start(c):\n    net = nn.DataParallel(Net())\n    torch.save(net.state_dict(), c.folder / 'net.pt')\n"
+)
+_EARLY = (
+    _SETTINGS.replace("<", "")
+    .replace(">", "")
+    .replace("    a =", "    if not p:\n            return cls()\n        a =")
+)
+
 # Before the line in angle brackets comes `ddp.setup()`, or the call that is named.
 PLACES = {
     "before the first line that builds": "<net = nn.DataParallel(Net())>",
@@ -30,8 +44,13 @@ PLACES = {
         "args = argparse.ArgumentParser().parse_args()\n\nids = args.ids.split()\n<net = nn.DataParallel(Net(), ids)>",
         "ddp.setup(device_ids=ids)",
     ),
-    "in main, below what only chooses colours": (
-        "import matplotlib.pyplot as plt\nplt.set_cmap('jet')\ndef main():\n    <net = nn.DataParallel(Net())>\nmain()"
+    "in main, below a logger and what only chooses colours": (
+        "import logging\nimport matplotlib.pyplot as plt\nplt.set_cmap('jet')\nlog = logging.getLogger()\n"
+        "def main():\n    <net = nn.DataParallel(Net())>\nmain()"
+    ),
+    "above functions that call one another": (
+        "<net = Net().cuda()>\ndef one(x):\n    return two(x) if len(x) - 4 else nn.parallel.data_parallel(net, x)\n"
+        "def two(x):\n    return torch.cat([one(x[:4]), one(x[4:])])\none(x)"
     ),
     "below a file that is read, and a table": (
         "import json\nwith open('names.json') as file:\n    names = json.load(file)\ntable = torch.tensor([1, 2])\n"
@@ -51,6 +70,10 @@ PLACES = {
         "def main():\n    args = argparse.ArgumentParser().parse_args()\n"
         '    os.environ["CUDA_VISIBLE_DEVICES"] = args.gpu\n'
         "    <global cuda; cuda = torch.device('cuda')>\n    net = nn.DataParallel(Net()).to(cuda)\nmain()"
+    ),
+    "below a choice of torchvision's": (
+        "import torchvision\ntorchvision.set_image_backend('PIL')\ntorchvision.disable_beta_transforms_warning()\n"
+        "args = argparse.ArgumentParser().parse_args()\n<net = nn.DataParallel(Net())>"
     ),
     "before seeding": "seed = 1\n<torch.manual_seed(seed)>\nnet = nn.DataParallel(Net())",
     "in main, when a helper parses": (
@@ -108,6 +131,12 @@ PLACES = {
         "    os.mkdir(args.save)\nsettings = {'gpus': 1}\nn, many = settings['gpus'], args.many\n"
         "<net = Net()>\nif n != 1 and many:\n    net = nn.DataParallel(net).cuda()",
         "ddp.setup(device_ids=None if n != 1 and many else [0])",
+    ),
+    "in what parses and chooses devices, above what it makes once": (
+        f"{_SETTINGS}if __name__ == '__main__':\n    p = argparse.ArgumentParser()\n    start(C.parsed(p))"
+    ),
+    "above what parses and may come back early": (
+        f"{_EARLY}if __name__ == '__main__':\n    <start(C.parsed(argparse.ArgumentParser()))>"
     ),
     "literal devices": (
         "<net = nn.DataParallel(Net(), [2, 3])>",
@@ -197,32 +226,6 @@ def test_devices_that_are_not_known_get_a_note() -> None:
     assert "ddp.setup()\nnet = Net()" in result.new_text
     assert [n.rule for n in result.notes] == ["DDP001"]
     assert "not known where the processes start" in result.notes[0].what
-
-
-@pytest.mark.parametrize(
-    ("lines", "given"),
-    [
-        ("gpus = [0]\nnet = Net()\ngpus = [0, 1]\nnet = nn.DataParallel(Net(), gpus)", ""),
-        (
-            "args = parse()\nnet = Net()\nargs.ngpu = len(args.gpu)\n"
-            "net = nn.DataParallel(Net(), device_ids=range(args.ngpu))",
-            "",
-        ),
-        ("gpus = [0]\ngpus = [0, 1]\nprint('training')\nnet = nn.DataParallel(Net(), gpus)", "device_ids=gpus"),
-        ("gpus = [0]\nprint('training')\nnet = nn.DataParallel(Net(), gpus)\ngpus = None", "device_ids=gpus"),
-        (
-            "def options():\n    args = parse()\n    args.gpus = [0, 1]\n    return args\n"
-            "args = options()\ntorch.manual_seed(1)\nnet = nn.DataParallel(Net(), args.gpus)",
-            "device_ids=args.gpus",
-        ),
-    ],
-)
-def test_devices_that_change_before_the_wrap_are_not_known(lines: str, given: str) -> None:
-    head = "import argparse, torch, torch.nn as nn\nclass Net(nn.Linear): pass\n"
-    head += "def parse():\n    return argparse.ArgumentParser().parse_args()\n"
-    result = convert_source(head + lines + "\n", "train.py", Options())
-    assert f"ddp.setup({given})" in result.new_text, result.new_text
-    assert [note.rule for note in result.notes] == ([] if given else ["DDP001"])
 
 
 def test_two_wraps_with_different_devices_get_a_note() -> None:
@@ -331,3 +334,59 @@ def test_a_list_that_is_parsed_is_no_command_line(parsed: str, is_late: bool) ->
     script += "net = nn.Linear(4, 2)\nargs = parse(a=1)\nnet = nn.DataParallel(net)\n"
     notes = convert_source(_IMPORTS + script, "train.py", Options()).notes
     assert any("the arguments are parsed after" in note.what for note in notes) == is_late
+
+
+@pytest.mark.parametrize(
+    ("parsed", "call"),
+    [
+        ("args = parser.parse_args()", "print(args)\n    sys.exit(args.func(args))"),
+        ("args, _ = parser.parse_known_args()", "args.func(args)"),
+        (
+            "args = parser.parse_args()",
+            "if hasattr(args, 'func'):\n        args.func(args)\n    else:\n        print()",
+        ),
+    ],
+)
+def test_of_the_functions_that_argparse_picks_each_that_wraps_starts_the_processes(parsed: str, call: str) -> None:
+    script = _IMPORTS + "def pre(args):\n    print('pre')\n"
+    for name in ("fit", "evaluate"):
+        script += f"def {name}(args):\n    net = Net()\n    if args.{name}:\n        net = nn.DataParallel(net)\n"
+    script += "def main():\n    parser = argparse.ArgumentParser()\n    sub = parser.add_subparsers()\n"
+    for name in ("pre", "fit", "evaluate"):
+        script += f"    {name}_parser = sub.add_parser('{name}')\n    {name}_parser.set_defaults(func={name})\n"
+    script += f"    {parsed}\n    {call}\nif __name__ == '__main__':\n    main()\n"
+    new = launched(script).new_text
+    assert new.count("ddp.setup(") == 2
+    for name in ("fit", "evaluate"):
+        setup = f"    ddp.setup(device_ids=None if args.{name} else [0])\n"
+        assert f"def {name}(args):\n{setup}    net = Net()" in new
+    # What all of them need is built before one of them is picked: any of their conditions may be what counts.
+    built = launched(script.replace(f"    {parsed}", f"    net = nn.Linear(4, 2)\n    {parsed}")).new_text
+    assert built.count("ddp.setup(") == 1
+    assert f"    ddp.setup()\n    net = nn.Linear(4, 2)\n    {parsed}" in built
+    late = launched(script.replace(f"    {call}", f"    net = nn.Linear(4, 2)\n    {call}")).new_text
+    assert "    ddp.setup(device_ids=None if args.fit or args.evaluate else [0])\n    net = nn.L" in late
+
+
+def test_scripts_that_share_what_parses_start_there() -> None:
+    settings = _IMPORTS + _SETTINGS.replace("<", "").replace(">", "")
+    script = (
+        "import argparse\nimport torchvision\nimport torch.nn as nn\nfrom settings import C\nseed = 1\ndef main(c):\n{}"
+    )
+    script += "    data = torchvision.datasets.MNIST(seed, download=True)\nif __name__ == '__main__':\n"
+    script += "    main(C.parsed(argparse.ArgumentParser()))\n"
+    files = {
+        f"{name}.py": script.format(f"    net = nn.DataParallel(nn.Linear(4, 2){ids})\n")
+        for name, ids in (("train", ""), ("test", ", device_ids=[0, 1]"))
+    }
+    done = convert_files({**files, "settings.py": settings}, list(files), Options())
+    texts = {name: each.new_text for name, each in done.items()}
+    assert texts["settings.py"].count("ddp.setup") == 1
+    assert "        ddp.setup()\n        return cls()\n" in texts["settings.py"]
+    for name in files:
+        assert "ddp.setup" not in texts[name]
+        assert "ddp.main_first()" in texts[name]  # it runs behind the start, wherever its file comes
+    assert [note.what.split(",")[0] for note in done["settings.py"].notes] == [
+        "every script that comes here starts processes"
+    ]
+    assert ["not known where the processes start" in note.what for note in done["test.py"].notes] == [True]

@@ -328,15 +328,9 @@ def test_folders_that_are_made_before_may_exist() -> None:
     assert 'os.makedirs(args.out + "/log")' in result.new_text
 
 
-def test_without_the_option_the_line_says_what_it_does() -> None:
-    with pytest.raises(BadInput) as raised:
-        converted(_FULL, allow=False)
-    assert str(raised.value) == (
-        "train.py:16: sets up distributed training already: calls init_process_group; "
-        "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
-    )
-    with pytest.raises(BadInput, match=r"converts scripts that use nn\.DataParallel alone"):
-        converted("net = DDP(Net())\n", allow=False)
+def test_what_spawns_its_processes_is_started_as_before() -> None:
+    with pytest.raises(BadInput, match="start that as before, as it spawns its processes by itself; --allow-ddp"):
+        converted(f"{_FULL}torch.multiprocessing.spawn(work, nprocs=2)\n", allow=False)
 
 
 def test_the_option_is_named_with_all_that_is_in_its_way() -> None:

@@ -179,19 +179,6 @@ def test_synchronised_batchnorm_needs_the_option(vendored: bool) -> None:
     assert note.todo.startswith("convert with --sync-bn")
 
 
-@pytest.mark.parametrize("vendored", [True, False])
-def test_with_the_option_torch_s_takes_its_place(vendored: bool) -> None:
-    files = _SYNC if vendored else {"train.py": _SYNC["train.py"]}
-    done = convert_files(files, ["train.py"], Options(sync_bn=True))
-    text = done["train.py"].new_text
-    assert "net = ddp.wrap_model(net" in text
-    assert ", sync_bn=True)" in text
-    assert "patch_replication_callback(" not in text
-    (note,) = [note for each in done.values() for note in each.notes]
-    assert note.rule == "DDP014"
-    assert "torch's SyncBatchNorm takes the place of all BatchNorm layers" in note.what
-
-
 def test_a_wrapper_with_a_callback_says_what_to_do() -> None:
     train = _SYNC["train.py"].replace("net = nn.DataParallel(net)", "net = DataParallelWithCallback(net)")
     train = train.replace("patch_replication_callback(net)\n", "").replace(
@@ -259,47 +246,6 @@ def test_what_guards_the_patch_guards_synchronised_batch_norm(patch: str, kept: 
     conversion = converted(_PATCHED + patch, sync_bn=True)
     assert f", sync_bn={kept})" in conversion.new_text
     assert "patch_replication_callback(net)" not in conversion.new_text
-
-
-_BALANCED = """\
-import argparse
-import torch
-import torch.nn as nn
-
-
-class Balanced(nn.DataParallel):
-    def __init__(self, first, *args, **kwargs):
-        self.first = first
-        super().__init__(*args, **kwargs)
-
-    def scatter(self, inputs, kwargs, device_ids):
-        return super().scatter(inputs, kwargs, device_ids[self.first :])
-
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--first", type=int, default=-1)
-args = parser.parse_args()
-net = nn.Linear(4, 2)
-if args.first >= 0:
-    net = Balanced(args.first, net)
-else:
-    net = nn.DataParallel(net)
-"""
-
-
-def test_a_class_that_changes_data_parallel_and_is_chosen_by_an_option_stays_beside_the_plain_wrap() -> None:
-    done = convert_source(_BALANCED, "train.py", Options())
-    assert "    net = ddp.wrap_model(net)\n" in done.new_text
-    assert "class Balanced(nn.DataParallel):" in done.new_text
-    raising = 'raise NotImplementedError("Balanced copies the model in every process: use nn.DataParallel")'
-    assert f"    if ddp.world_size() > 1:\n        {raising}\n    net = Balanced(" in done.new_text
-    (note,) = done.notes
-    assert note.what.startswith("`Balanced` changes how `DataParallel` works (`scatter`): in several processes, a run")
-    always = convert_source(
-        _BALANCED.replace("    net = nn.DataParallel(net)", "    net.cuda()"), "train.py", Options()
-    )
-    assert always.refused
-    assert "which takes whole batches (no list with a part for each GPU), then convert again" in always.notes[0].todo
 
 
 def test_a_class_below_one_that_derives_from_data_parallel_may_change_it() -> None:

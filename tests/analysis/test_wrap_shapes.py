@@ -21,84 +21,10 @@ def converted(body: str, *, loop: str = _LOOP) -> Conversion:
     return convert_source(_HEAD + textwrap.dedent(body).lstrip("\n") + loop, "train.py", Options())
 
 
-# Each with the line that it becomes.
-PARTS = {
-    "of a model of the script": (
-        "class Net(nn.Module):\n    pass\nnet = Net()\n"
-        "net.features = nn.DataParallel(net.features, device_ids=[0, 1]).cuda()\n",
-        "net.features = ddp.wrap_model(net.features, device_ids=[0, 1]).cuda()",
-    ),
-    "in a constructor": (
-        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.encoder = nn.DataParallel(nn.Linear(4, 2))\nnet = Net()\n",
-        "        self.encoder = ddp.wrap_model(nn.Linear(4, 2))",
-    ),
-    "by setattr": (
-        'net = nn.Sequential()\nsetattr(net, "features", nn.DataParallel(net.features))\n',
-        'setattr(net, "features", ddp.wrap_model(net.features))',
-    ),
-    "by add_module": (
-        'net = nn.Sequential()\nnet.add_module("features", nn.DataParallel(nn.Linear(4, 2)))\n',
-        'net.add_module("features", ddp.wrap_model(nn.Linear(4, 2)))',
-    ),
-    "given to a container": (
-        "net = nn.Sequential(nn.DataParallel(nn.Linear(4, 4)), nn.Linear(4, 2))\n",
-        "net = nn.Sequential(ddp.wrap_model(nn.Linear(4, 4)), nn.Linear(4, 2))",
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", PARTS)
-def test_a_part_of_a_model_is_wrapped_in_its_place(shape: str) -> None:
-    body, line = PARTS[shape]
-    conversion = converted(body)
-    assert line in conversion.new_text.splitlines()
-    assert not conversion.notes
-
-
 @pytest.mark.parametrize("made", ["torch.compile(nn.DataParallel(model))", "nn.DataParallel(torch.compile(model))"])
 def test_the_loaders_of_a_compiled_model_are_shared_out(made: str) -> None:
     body = f"model = nn.Linear(4, 2)\nnet = {made}\nnet = torch.compile(net, dynamic=True)\n"
     assert "loader = ddp.shard_loader(DataLoader(data, 4))" in converted(body).new_text
-
-
-# Each with the lines of the wrap, and of its guard where that asks for devices.
-GUARDS = {
-    "the number of devices": (
-        "net = nn.Linear(4, 2)\nif torch.cuda.device_count() > 1:\n    net = nn.DataParallel(net)\n",
-        "if ddp.device_count() > 1:\n    net = ddp.wrap_model(net)\n",
-    ),
-    "a number asked for before": (
-        "net = nn.Linear(4, 2)\nn_gpu = torch.cuda.device_count()\nif n_gpu > 1:\n    net = nn.DataParallel(net)\n",
-        "n_gpu = ddp.device_count()\nif n_gpu > 1:\n    net = ddp.wrap_model(net)\n",
-    ),
-    "a conditional expression": (
-        "net = nn.Linear(4, 2)\nnet = nn.DataParallel(net) if torch.cuda.device_count() > 1 else net\n",
-        "net = ddp.wrap_model(net) if ddp.device_count() > 1 else net\n",
-    ),
-    "a guard that needs the wrapped model": (
-        "net = nn.Linear(4, 2)\nif args.gpu:\n    net = nn.DataParallel(net)\n    patch(net)\n    old = net.module\n",
-        "if args.gpu:\n    net = ddp.wrap_model(net)\n    patch(net)\n    old = net.module\n",
-    ),
-    "an early return": (
-        "def build(n):\n    net = nn.Linear(4, 2)\n    if n == 1:\n        return net.cuda()\n"
-        "    return nn.DataParallel(net)\nnet = build(2)\n",
-        "    if n == 1:\n        return net.cuda()\n    return ddp.wrap_model(net)\n",
-    ),
-    "two models": (
-        "g, d = nn.Linear(4, 2), nn.Linear(4, 2)\nnet = g\nif ngpu > 1:\n    g = nn.DataParallel(g)\n"
-        "    d = nn.DataParallel(d)\n",
-        "if ngpu > 1:\n    g = ddp.wrap_model(g)\n    d = ddp.wrap_model(d)\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", GUARDS)
-def test_guards_stay_where_they_are(shape: str) -> None:
-    body, lines = GUARDS[shape]
-    conversion = converted(body)
-    assert lines in conversion.new_text
-    assert not conversion.notes
 
 
 # Each with the line that it becomes.
@@ -190,16 +116,6 @@ def test_other_kinds_of_parallelism_are_their_script_s_business() -> None:
             other = ShardedDataParallel(nn.Linear(4, 2))
         """
     assert "net = ddp.wrap_model(nn.Linear(4, 2)" in converted(body).new_text
-
-
-def test_where_nothing_is_converted_only_the_reason_is_noted() -> None:
-    body = """
-        import mmcv.parallel
-        def main(ids):
-            net = nn.DataParallel(mmcv.parallel.MMDataParallel(nn.Linear(4, 2)), device_ids=ids)
-        main(unknown())
-        """
-    assert [note.rule for note in converted(body).notes] == ["DDP016"]
 
 
 def test_steps_of_data_parallel_s_forward_are_named() -> None:

@@ -126,30 +126,11 @@ def test_the_summary_as_json(script: Path) -> None:
     assert Path("out.py").read_text() == f"{CONVERTED}odd = 1\n"
 
 
-def test_other_forms_have_what_needs_a_person_instead_of_the_diff(script: Path) -> None:
-    script.write_text(f"{SCRIPT}odd = 1\n")
-    result = run("convert", "train.py", "--format", "github")
-    assert (
-        result.stdout == "::warning file=train.py,line=4,col=1,endColumn=4,title=dp2ddp DDP008::it is odd; look at it\n"
-    )
-    assert result.stderr == ""
-    script.write_text(SCRIPT)
-    assert run("convert", "train.py", "--format", "github").stdout == ""
-
-
 def test_a_quiet_command_shows_results_and_errors_alone(script: Path) -> None:
     quiet = run("convert", "-q", "train.py")
     assert (quiet.stdout, quiet.stderr) == (run("convert", "train.py").stdout, "")
     assert run("convert", "-q", "none.py").stderr == "dp2ddp: none.py: no such file\n"
     assert run("check", "-q", "train.py").stderr == ""
-
-
-def test_a_verbose_command_names_each_line(script: Path) -> None:
-    result = run("convert", "train.py", "-v")
-    assert (
-        "    1  wraps the model: one replica in each process\n         train.py:3  DDP002  "
-        "`nn.DataParallel(Net())` becomes `ddp.wrap_model(Net())`: one replica\n" in result.stderr
-    )
 
 
 @pytest.mark.parametrize("command", [["convert", "train.py"], ["check", "train.py"], ["rules", "DDP002"]])
@@ -229,15 +210,6 @@ def test_the_diff_can_be_applied(script: Path) -> None:
     Path("diff").write_bytes(run("convert", "train.py").stdout_bytes)
     subprocess.run(["patch", "--binary", "-s", "train.py", "diff"], check=True)
     assert run("convert", "-", "-o", "-", given=data).stdout_bytes == script.read_bytes() != data
-
-
-def test_nothing_to_convert_is_said_and_copied(script: Path) -> None:
-    script.write_bytes(b"x = 1\r\n")
-    result = run("convert", "train.py", "-o", "out.py", "--strict", "--vendor")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == "train.py: nothing to convert\n"
-    assert Path("out.py").read_bytes() == b"x = 1\r\n"
-    assert run("convert", "train.py").stdout == ""
 
 
 def test_strict_fails_while_notes_are_open(script: Path) -> None:
@@ -405,8 +377,8 @@ def test_a_reader_that_leaves_is_no_failure(script: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "near"),
     [
-        (["chek", "train.py"], "did you mean"),
-        (["check", "train.py", "--format", "jsn"], "did you mean json?"),
+        (["chek", "train.py"], "no such command 'chek'"),
+        (["check", "train.py", "--format", "jsn"], "'jsn' is not one of"),
         (["check", "train.py", "--formt", "json"], "--format"),
         (["rules", "DDP99"], "did you mean DDP0"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options, rule
 
@@ -56,19 +56,6 @@ def test_a_line_is_left_to_a_person(comment: str) -> None:
     assert "DDP011" not in {edit.rule for edit in done.edits}
 
 
-def test_other_lines_of_the_rule_are_changed() -> None:
-    done = convert(commented(SCRIPT, '"train"', "[DDP005]"))
-    assert notes(done) == [("DDP005", 7)]
-    assert done.new_text.count("ddp.shard_loader(") == 1
-    assert '"test": ddp.shard_loader(' in done.new_text
-
-
-def test_behind_a_statement_of_several_lines_it_is_for_all_of_them() -> None:
-    done = convert(commented(SCRIPT, "}", "[DDP005]"))
-    assert notes(done) == [("DDP005", 7), ("DDP005", 8)]
-    assert "shard_loader" not in done.new_text
-
-
 def test_behind_the_last_line_of_an_expression_it_is_for_that() -> None:
     loader = '    "test": DataLoader(\n        torch.rand(8, 4),\n        batch_size=4,\n    ),\n'
     script = SCRIPT.replace('    "test": DataLoader(torch.rand(8, 4), 4),\n', loader)
@@ -102,18 +89,6 @@ def test_a_comment_without_use_is_told() -> None:
     assert done.notes[1].what == "`# dp2ddp: ignore[DDP011, DDP005]` leaves out no edit of DDP005 on this line"
     alone = convert(f"# dp2ddp: ignore\n{commented(SCRIPT, 'from', '')}")
     assert notes(alone) == [("unused", 1), ("unused", 4)]
-
-
-def test_in_another_file_of_the_program() -> None:
-    files = {
-        "train.py": "import torch.nn as nn\nimport data\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n",
-        "data.py": 'import cv2\n\nlog = cv2.VideoWriter("log.avi")  # dp2ddp: ignore[DDP011]\n',
-    }
-    done = convert_files(files, ["train.py"], Options())
-    assert notes(done["data.py"]) == [("DDP011", 3)]
-    files["data.py"] = files["data.py"].replace("DDP011", "DDP001")
-    with pytest.raises(BadInput, match=r"data\.py:3: DDP001 can't be left out"):
-        convert_files(files, ["train.py"], Options())
 
 
 def test_each_line_of_a_script_can_be_left_out_by_itself() -> None:

@@ -124,42 +124,6 @@ def test_devices_of_wraps_that_a_script_never_comes_to_are_not_its_own() -> None
         assert not any(each.notes for each in done.values())
 
 
-SYNTHESIS = """\
-import torch
-from torch import nn
-from nets import inner
-
-def load():
-    model = nn.DataParallel(nn.Linear(4, 2)).cuda()
-    model.load_state_dict(torch.load("net.pt"))
-    return model.eval()
-
-def synthesis(model, x):
-    return {call}
-
-model = load()
-torch.save(synthesis(model, torch.zeros(1, 4)), "out.pt")
-"""
-
-
-@pytest.mark.parametrize(
-    ("call", "is_converted"),
-    [
-        ("model.module.forward(x)", False),
-        ("model(x)", True),
-        ("[model(x), model.module(x)]", True),
-        ("[model.module.state_dict(), x]", True),
-    ],
-)
-def test_a_script_that_only_calls_what_is_inside_of_its_wrap_stays_one_process(call: str, is_converted: bool) -> None:
-    text = SYNTHESIS.format(call=call)
-    done = convert_files({"synthesis.py": text, "nets.py": NETS}, ["synthesis.py"], Options())
-    assert ("ddp.setup(" in done["synthesis.py"].new_text, done["synthesis.py"].on_one_device) == (
-        is_converted,
-        not is_converted,
-    )
-
-
 SOLVER = "from nets import build\n\nclass Solver:\n    def __init__(self):\n        self.net = build()\n"
 
 

@@ -96,12 +96,11 @@ def test_code_is_side_by_side_where_there_is_room(browser: Browser, project: Pat
 
 def test_links_lead_to_the_code(browser: Browser, project: Path) -> None:
     browser.open(project)
-    link = browser.one(".actions tr:nth-child(2) a")
+    link = browser.one(".leaf:nth-child(2) a")
     name = browser.run("return arguments[0].hash.slice(1)", link)
-    assert not browser.one(f"[id='{name}']").is_displayed()
+    assert not browser.one(f"[id='{name}'] .body").is_displayed()
     link.click()
-    assert browser.one(f"[id='{name}']").is_displayed()
-    assert "DataLoader" in browser.one(f"[id='{name}']").text
+    assert browser.one(f"[id='{name}'] .body").is_displayed()
     assert browser.run("return location.hash") == f"#{name}"
 
 

@@ -83,25 +83,6 @@ def converted(files: dict[str, str], *entries: str, **options: object) -> dict[s
     return convert_files(files, entries or ("train.py",), Options(**options))  # type: ignore[arg-type]
 
 
-def test_roles_cross_files() -> None:
-    done = converted(PROJECT)
-    assert "return ddp.wrap_model(Net())" in done["lib/models.py"].new_text
-    assert "train = ddp.shard_loader(DataLoader(data, batch_size=batch_size, shuffle=True))" in (
-        done["lib/data.py"].new_text
-    )
-    assert "def main():\n    ddp.setup()\n    torch.manual_seed(0)" in done["train.py"].new_text
-
-
-def test_each_file_that_calls_the_runtime_imports_it() -> None:
-    done = converted(PROJECT)
-    assert [name for name, conversion in done.items() if not conversion.changed] == ["engine.py"]
-    for name, conversion in done.items():
-        if not conversion.changed:
-            continue
-        assert conversion.new_text.count("import dp2ddp_runtime as ddp") == 1
-        compile(conversion.new_text, name, "exec")
-
-
 def test_converting_twice_changes_nothing() -> None:
     once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
     again = converted(once)
@@ -131,52 +112,6 @@ def test_a_factory_by_any_import(importing: str, used: str) -> None:
     train = TRAIN.replace("from lib.models import build", importing).replace('build("net")', f'{used}("net")')
     done = converted({**PROJECT, "train.py": train})
     assert "ddp.shard_loader(" in done["lib/data.py"].new_text  # what it returns was called
-
-
-BASE = """\
-class Base:
-    def __init__(self, model, loader):
-        self.model = model
-        self.loader = loader
-
-    def fit(self):
-        for epoch in range(2):
-            print(epoch, self.run_epoch())
-"""
-DERIVED = """\
-import torch.nn.functional as F
-from base import Base
-
-
-class Trainer(Base):
-    def __init__(self, model, loader, optimizer):
-        super().__init__(model, loader)
-        self.optimizer = optimizer
-
-    def run_epoch(self):
-        total = 0
-        for x, y in self.loader:
-            loss = F.cross_entropy(self.model(x), y)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            total += y.size(0)
-        return total
-"""
-
-
-def test_base_classes_in_another_file() -> None:
-    train = """\
-import torch
-from lib import data, models
-from trainer import Trainer
-
-net = models.build("net")
-train, test = data.get(None, 8)
-Trainer(net, train, torch.optim.SGD(net.parameters(), lr=0.1)).fit()
-"""
-    done = converted({**PROJECT, "train.py": train, "base.py": BASE, "trainer.py": DERIVED})
-    assert "ddp.shard_loader(" in done["lib/data.py"].new_text
 
 
 def test_processes_start_before_a_module_that_builds_is_imported() -> None:

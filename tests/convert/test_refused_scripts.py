@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,23 +62,6 @@ def test_standard_input_that_is_refused_goes_nowhere() -> None:
     assert result.stderr.endswith(LAST)
 
 
-def test_json_says_it(tmp_path: Path) -> None:
-    result = run("bad.py", "-o", "out.py", "--format", "json")
-    assert result.exit_code == 2
-    data = json.loads(result.stdout)
-    (file,) = data["files"]
-    assert (file["output"], file["changed"], file["refused"]) == (None, False, True)
-    assert [(each["rule"], each["kind"]) for each in data["findings"]] == [("DDP016", "refused")]
-
-
-def test_a_file_that_it_imports_counts() -> None:
-    Path("train.py").write_text("import bad\n")
-    result = run("train.py", "-o", "out.py")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("train.py: not converted\nbad.py: not converted\n")
-    assert not Path("out.py").exists()
-
-
 def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -> None:
     result = run(".", "-o", "../refused-out", "--force")
     assert result.exit_code == 0, result.stderr
@@ -87,15 +69,6 @@ def test_scripts_found_in_a_directory_are_left_as_they_are_beside_the_others() -
     assert Path("../refused-out/bad.py").read_text() == BAD
     assert "ddp.wrap_model" in Path("../refused-out/good.py").read_text()
     assert run(".", "--strict").exit_code == 1
-
-
-def test_a_directory_with_nothing_but_refused_scripts_is_refused() -> None:
-    Path("good.py").unlink()
-    Path("worse.py").write_text("from bad import Own\nnet = Own(1)\n")
-    result = run(".", "-o", "../none")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("dp2ddp: bad.py:3: `Own` changes how `DataParallel` works (`scatter`); nothing was")
-    assert not Path("../none").exists()
 
 
 def test_a_directory_names_all_reasons_of_a_script() -> None:

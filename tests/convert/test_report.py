@@ -8,13 +8,12 @@ from dataclasses import replace
 import click
 import pytest
 
-from dp2ddp import rules_doc
 from dp2ddp.command import terminal
 from dp2ddp.convert import diffs, running
 from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.convert.reporting import File, Report, lines_of
 from dp2ddp.rewrite.edits import Note, RemoveStatement
-from dp2ddp.rules import Example, Options, Rule
+from dp2ddp.rules import Options
 from dp2ddp.source.spans import Span
 
 NO_NEWLINE = "\\ No newline at end of file\n"
@@ -57,21 +56,6 @@ def test_a_diff_is_colored_as_git_does() -> None:
         "\x1b[1m--- a\x1b[0m\n\x1b[1m+++ a\x1b[0m\n\x1b[36m@@ -1 +1 @@\x1b[0m def f():\n"
         "\x1b[31m-x\x1b[0m\n\x1b[32m+y\x1b[0m\n z\n"
     )
-
-
-def test_colors_are_for_terminals_and_not_with_no_color(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal.show_messages([click.style("x", bold=True)])
-    assert capsys.readouterr().err == "x\n"
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    terminal.show_messages([click.style("x", bold=True)])
-    assert capsys.readouterr().err == "\x1b[1mx\x1b[0m\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    terminal.show_messages([click.style("x", bold=True)])
-    assert capsys.readouterr().err == "x\n"
 
 
 def test_what_is_said_twice_for_a_line_is_said_once(printed: Printed) -> None:
@@ -121,37 +105,6 @@ def test_square_brackets_are_no_markup(printed: Printed) -> None:
 def test_long_lines_are_not_wrapped(printed: Printed) -> None:
     edit = RemoveStatement("DDP003", SPAN, "long " * 60)
     assert "long " * 60 in "\n".join(printed(Conversion("x\n", edits=[edit], changed=True), verbose=True))
-
-
-@pytest.mark.parametrize(
-    ("example", "flags"),
-    [
-        (Example("", ""), ""),
-        (Example("", "", sync_bn=True, clean_keys=True), "--sync-bn --clean-keys"),
-        (Example("", "", clean_keys=True), "--clean-keys"),
-    ],
-)
-def test_the_flags_of_an_example(example: Example, flags: str) -> None:
-    assert rules_doc.flags_of(example) == flags
-
-
-def test_the_page_shows_flags_and_companions(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shown(Rule):
-        id = "DDP900"
-        title = "Show"
-        why = "To be\nshown."
-        examples = (Example("x\n", "y\n", sync_bn=True, also=("DDP901",)), Example("z\n"))
-        valid = (Example("v\n", allow_ddp=True),)
-        edits = None  # type: ignore[assignment]
-
-    monkeypatch.setattr(rules_doc, "all_rules", lambda: (Shown(),))
-    page = rules_doc.page()
-    assert "| [DDP900](#ddp900) | Show |" in page
-    assert "**Show.** To be shown." in page
-    assert "After (`--sync-bn`, together with DDP901):\n\n```python\ny\n```\n" in page
-    assert "Only noted:\n\n```python\nz\n```\n\nLeft alone (`--allow-ddp`):\n\n```python\nv\n```\n" in page
-    shown = [click.unstyle(line) for line in rules_doc.rule_lines(Shown())]
-    assert shown[-3:] == ["", "left alone with --allow-ddp:", "    v"]
 
 
 @pytest.mark.parametrize(

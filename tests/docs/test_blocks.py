@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import blocks
 import pytest
 from blocks import Block
-from click.testing import CliRunner
+from commands import command
 from starts import Warm
 
-from dp2ddp.cli import main
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -34,8 +31,6 @@ BY_HAND = [
 CONVERTS = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp convert")]
 VERIFIES = [block for block in BLOCKS if block.comment.startswith("printed by: dp2ddp verify")]
 PRINTED = [block for block in BLOCKS if block.comment == "printed by: python train_ddp.py"]
-# Before click 8.2 the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 _RUNNER = """
 import os, sys, torch
 torch.set_num_threads(1)
@@ -90,7 +85,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
     def call(block: Block) -> str:
-        result = CliRunner(**_SEPARATE).invoke(main, block.comment.removeprefix("printed by: dp2ddp ").split())
+        result = command(*block.comment.removeprefix("printed by: dp2ddp ").split())
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -118,7 +113,7 @@ def test_a_script_that_has_left_the_runtime_trains_the_same(tmp_path: Path, monk
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     (shown,) = (block for block in here if block.comment.startswith("ends with: dp2ddp "))
-    result = CliRunner(**_SEPARATE).invoke(main, shown.comment.removeprefix("ends with: dp2ddp ").split())
+    result = command(*shown.comment.removeprefix("ends with: dp2ddp ").split())
     assert result.exit_code == 0, result.output
     verdict, rounding = " ".join(shown.text.split()), r"within \S+\)"
     told = re.sub(rounding, "", " ".join(result.stdout.split()))

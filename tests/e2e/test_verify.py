@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from nursery import Nursery
-from torch import nn
 
-from dp2ddp.verify.compare import printed, saved
+from dp2ddp.verify.compare import printed
 from dp2ddp.verify.run.recording import is_union
 from dp2ddp.verify.run.runs import Options, Run, start
 from dp2ddp.verify.run.state import sketch
@@ -128,40 +127,3 @@ def test_union_of_shards(whole: list[int] | None, parts: list[list[int] | None],
 def test_printed_numbers_are_compared_in_their_last_place(original: str, converted: str, places: float | None) -> None:
     (difference,) = printed.differences(original, converted or "")
     assert difference.places == places if places is None else difference.places == pytest.approx(places)
-
-
-def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
-    state = {"model": nn.Linear(2, 2).state_dict(), "epoch": 3, "best": [0.5, float("nan")]}
-    other = {"model": {**state["model"], "bias": state["model"]["bias"] * 1.5}, "epoch": 4, "best": [0.5, float("nan")]}
-    paths = tmp_path / "a.pt", tmp_path / "b.pt"
-    for path, value in zip(paths, (state, other)):
-        torch.save(value, path)
-    found = {each.where: (each.relative, each.factor) for each in saved.differences("net.pt", *paths)}
-    assert found.keys() == {"model/bias", "epoch"}
-    assert found["model/bias"] == (pytest.approx(0.5), pytest.approx(1.5))
-
-
-def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
-    paths = tmp_path / "a.csv", tmp_path / "b.csv"
-    paths[0].write_text("epoch,loss\n0,0.51\n")
-    paths[1].write_text("epoch,loss\n0,0.53\n")
-    assert [difference.where for difference in saved.differences("log.csv", *paths)] == ["line 2: '0,0.51', '0,0.53'"]
-    paths[1].write_text("epoch,loss\n0,0.52\n")
-    assert list(saved.differences("log.csv", *paths)) == []
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]), 0.1),
-        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), 0.0),
-        (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]), float("inf")),
-        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
-        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
-        (torch.zeros(2), torch.ones(2), float("inf")),
-        (torch.tensor([True]), torch.tensor([False]), 1.0),
-        (torch.zeros(0), torch.zeros(0), 0.0),
-    ],
-)
-def test_relative_difference(ours: torch.Tensor, theirs: torch.Tensor, expected: float) -> None:
-    assert saved.relative_difference(ours, theirs) == pytest.approx(expected)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ import fixture_data
 import making
 import nbformat
 import pytest
-from click.testing import CliRunner, Result
+from commands import command as run
 from making import WRAP
-
-from dp2ddp.cli import main
 
 FIXTURE = fixture_data.FIXTURES / "notebook"
 # Before click 8.2 the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +30,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def notebook() -> Path:
     """train.ipynb in the current folder."""
     return making.write(Path("train.ipynb"), "#md # Title", f"!pip install timm\n{WRAP}")
-
-
-def run(*args: str, given: bytes | None = None) -> Result:
-    return CliRunner(**_SEPARATE).invoke(main, args, input=given)
 
 
 def test_the_fixture_s_conversions_are_as_committed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,11 +12,9 @@ from browser import NARROW, WIDE, Browser
 from markupsafe import Markup
 
 from dp2ddp import page
-from dp2ddp.errors import BadInput
 from dp2ddp.page import rendering
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31mred\u202egnp.exe\x00\udc80"
-SAID = "</script><img src=x onerror=alert(1)>\"'&\\x1b[31mred\\u202egnp.exe\\x00\\udc80"
 TEMPLATE = """\
 {% extends "base.html.j2" %}
 {% from "macros.html.j2" import command %}
@@ -45,7 +42,7 @@ def sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "house_of_pages", raising=False)
     path = tmp_path / "try.html"
-    page.write(str(path), page.render("house_of_pages", "try.html.j2", {"name": HOSTILE}))
+    page.write(str(path), rendering.render("house_of_pages", "try.html.j2", {"name": HOSTILE}))
     return path
 
 
@@ -60,15 +57,6 @@ def test_it_opens_in_both_themes_and_widths_in_silence(browser: Browser, sheet: 
             assert browser.complaints() == []
             assert browser.requests() == []
             assert browser.unnamed() == []
-
-
-def test_what_it_says_is_text(browser: Browser, sheet: Path) -> None:
-    browser.open(sheet)
-    assert browser.run("return document.querySelector('h1').textContent") == SAID
-    assert browser.run("return document.querySelector('h1').title") == SAID
-    assert browser.run("return document.querySelector('#it').textContent") == SAID
-    assert browser.driver.title == f"{SAID} · dp2ddp"
-    assert browser.run("return document.images.length") == 0
 
 
 def test_the_policy_lets_nothing_in(browser: Browser, sheet: Path) -> None:
@@ -139,16 +127,6 @@ def test_copying_gives_the_very_characters(browser: Browser, sheet: Path) -> Non
     assert browser.one("button.copy").text == "Copied"
 
 
-def test_boxes_stay_ticked(browser: Browser, sheet: Path) -> None:
-    browser.open(sheet)
-    browser.one("input[data-remember]").click()
-    browser.driver.refresh()
-    assert browser.one("input[data-remember]").is_selected()
-    browser.one("input[data-remember]").click()
-    browser.driver.refresh()
-    assert not browser.one("input[data-remember]").is_selected()
-
-
 def test_a_link_opens_what_is_folded(browser: Browser, sheet: Path) -> None:
     browser.open(sheet)
     assert browser.shown("#deep") == []
@@ -195,31 +173,3 @@ def test_letters_from_right_to_left_keep_their_place() -> None:
 
 def test_sentences_have_their_code_marked() -> None:
     assert rendering.prose("use `a < b`\n  and \x07") == Markup("use <code>a &lt; b</code> and \\x07")
-
-
-def test_a_page_goes_over_a_page_and_over_nothing_else(tmp_path: Path, sheet: Path) -> None:
-    page.check_target(str(sheet), force=False)
-    page.check_target(str(tmp_path / "new.html"), force=False)
-    mine = tmp_path / "train.py"
-    mine.write_text("print()\n")
-    with pytest.raises(BadInput, match=r"train\.py: exists already, and is no page of dp2ddp"):
-        page.check_target(str(mine), force=False)
-    page.check_target(str(mine), force=True)
-    for wrong, why in [
-        ("-", "standard output"),
-        ("", "an empty name"),
-        (str(tmp_path), "a directory"),
-        (str(tmp_path / "no/x.html"), "no such folder"),
-    ]:
-        with pytest.raises(BadInput, match=why):
-            page.check_target(wrong, force=True)
-
-
-def test_jinja_is_loaded_for_pages_only() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "import sys, dp2ddp.page, dp2ddp.cli, dp2ddp.convert; print('jinja2' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout == "False\n"

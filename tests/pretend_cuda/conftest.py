@@ -8,18 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-
 sys.path[:0] = [str(Path(__file__).parent)]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    """The native half, which takes a minute the first time."""
-    try:
-        build.compiled()
-    except PretendCudaUnavailableError as error:
-        pytest.skip(str(error))
+@pytest.fixture(autouse=True)
+def _pretended(pretended: None) -> None:
+    """All of them."""
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from children import call
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
 from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
 from dp2ddp.verify.compare import printed
 
@@ -58,10 +57,6 @@ def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[
 def test_a_fixture_trains_on_devices_as_under_data_parallel(
     name: str, smaller_digits: Path, tmp_path: Path, unused_port: str
 ) -> None:
-    try:
-        build.compiled()
-    except PretendCudaUnavailableError as error:
-        pytest.skip(str(error))
     at = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port}
     at["PYTHONHASHSEED"] = "0"
     wanted, said = call(trained, fixture_data.original(name), smaller_digits, tmp_path / "a", True)

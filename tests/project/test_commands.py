@@ -9,13 +9,11 @@ import pytest
 from commands import write
 
 from dp2ddp.convert import pipeline
-from dp2ddp.project import commands, entries
-from dp2ddp.project.commands import Command
+from dp2ddp.project import entries
+from dp2ddp.project import tree as trees
 from dp2ddp.project.modules import Layout
-from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rules import Options
 
-TRAIN = Command("tool-train", "tool.cli", "train", "")
 SETUP = {
     "a list": "setup(entry_points={'console_scripts': ['tool-train = tool.cli:train', 'broken']})",
     "a text": "setup(entry_points={'console_scripts': 'tool-train=tool.cli:train [extra]'})",
@@ -34,14 +32,21 @@ FILES = {
 
 def guess(folder: Path, files: Mapping[str, str]) -> entries.Entries:
     write(folder, files)
-    sources = PythonFiles(folder, [path for path in files if path.endswith(".py")])
-    return entries.guess(sources, Layout(sources), commands.read(folder, files))
+    tree = trees.scan(folder)
+    sources = tree.sources()
+    return entries.guess(sources, Layout(sources), entries.started(tree, sources))
+
+
+def named(folder: Path, files: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    write(folder, files)
+    tree = trees.scan(folder)
+    return entries.started(tree, tree.sources())
 
 
 @pytest.mark.parametrize("way", SETUP)
 def test_setup_py_is_read_and_not_run(tmp_path: Path, way: str) -> None:
-    write(tmp_path, {"setup.py": f"raise SystemExit('must not run')\n{SETUP[way]}\n"})
-    assert commands.read(tmp_path, ["setup.py"]) == [TRAIN]
+    files = {**FILES, "setup.py": f"raise SystemExit('must not run')\n{SETUP[way]}\n"}
+    assert named(tmp_path, files) == {"tool/cli.py": {"train": "tool-train"}}
 
 
 @pytest.mark.parametrize(
@@ -49,60 +54,23 @@ def test_setup_py_is_read_and_not_run(tmp_path: Path, way: str) -> None:
     [
         ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    tool-train = tool.cli:train\n"),
         ("pyproject.toml", '[project.scripts]\ntool-train = "tool.cli:train"\n'),
-        ("pyproject.toml", '[project.gui-scripts]\ntool-train = "tool.cli:train"\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\ntool-train = "tool.cli:train"\n'),
     ],
 )
 def test_other_files_that_name_commands(tmp_path: Path, name: str, text: str) -> None:
-    write(tmp_path, {f"sub/{name}": text})
-    assert commands.read(tmp_path, [f"sub/{name}", "README.md"]) == [TRAIN._replace(folder="sub")]
+    files = {f"sub/{path}": content for path, content in {**FILES, "setup.py": "", name: text}.items()}
+    assert named(tmp_path, files) == {"sub/tool/cli.py": {"train": "tool-train"}}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("setup.py", "setup(entry_points=points())"),
-        ("setup.cfg", "no section"),
-        ("pyproject.toml", "[project"),
-    ],
-)
-def test_what_names_no_commands_is_passed_over(tmp_path: Path, name: str, text: str) -> None:
-    write(tmp_path, {name: text})
-    assert commands.read(tmp_path, [name]) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "folder", "file"),
-    [
-        ("tool.cli", "", "tool/cli.py"),
-        ("tool", "", "tool/__init__.py"),
-        ("cli", "", None),
-    ],
-)
-def test_modules_are_found_where_packages_lie(module: str, folder: str, file: str | None) -> None:
-    files = ["tool/cli.py", "tool/__init__.py", "libs/src/other/cli.py", "python/deep/cli.py"]
-    assert commands.module_file(module, folder, files) == file
+@pytest.mark.parametrize("text", ["setup(entry_points=points())", "x = dict(a=b)", "f = lambda x=tool: x"])
+def test_what_names_no_commands_is_passed_over(tmp_path: Path, text: str) -> None:
+    assert named(tmp_path, {**FILES, "setup.py": text}) == {}
 
 
 def test_commands_that_come_to_a_wrap_are_entries(tmp_path: Path) -> None:
     files = {**FILES, "setup.cfg": "[options.entry_points]\nconsole_scripts =\n  prepare = tool.cli:prepare\n"}
     found = guess(tmp_path, files)
     assert (found.entries, found.commands) == (["tool/cli.py"], {"tool/cli.py": {"train": "tool-train"}})
-
-
-def test_a_command_may_be_imported_from_elsewhere(tmp_path: Path) -> None:
-    setup = "setup(entry_points={'console_scripts': ['t = tool:main']})"
-    files = {**FILES, "setup.py": setup, "tool/__init__.py": "from .cli import train as main\n"}
-    found = guess(tmp_path, files)
-    assert found.commands == {"tool/__init__.py": {"main": "t"}}
-    done = pipeline.convert_files(files, {"tool/__init__.py": ["main"]}, Options())
-    assert "    ddp.setup()\n    print(args)" in done["tool/cli.py"].new_text
-
-
-def test_the_processes_start_in_the_function() -> None:
-    done = pipeline.convert_files(FILES, {"tool/cli.py": ["train"]}, Options())
-    assert done["tool/cli.py"].new_text.count("ddp.setup(") == 1
-    assert "parse_args()\n    ddp.setup()\n    print(args)" in done["tool/cli.py"].new_text
-    assert "ddp.setup" not in done["tool/engine.py"].new_text
 
 
 def test_a_script_that_is_also_a_command_starts_them_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from commands import write
 from dp2ddp.project import entries, wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
+from dp2ddp.project.reachability import TORCH_CALLS
 from dp2ddp.source import syntax
 
 GUARD = "if __name__ == '__main__':\n    main()\n"
@@ -351,3 +353,25 @@ def test_a_file_that_only_pytest_would_start_is_no_script(tmp_path: Path, name: 
     text = "import nets\nmade = nets.wrap(1)\ndef test_made():\n    assert made\n"
     files = {"train.py": f"from nets import wrap\nwrap(1)\n{GUARD}", "nets.py": WRAP, name: text}
     assert guess(tmp_path, files).entries == sorted(["train.py", *[name] * is_one])
+
+
+@pytest.mark.parametrize(
+    ("base", "may_call"), [("nn.Module", False), ("Own", False), ("vision.Module", True), ("nn.Sequential", True)]
+)
+def test_torch_calls_only_what_its_class_has(tmp_path: Path, base: str, may_call: bool) -> None:
+    net = f"import vision, torch.nn as nn\nclass Own(nn.Module): pass\nclass Net({base}):\n"
+    script = "from net import Net\nif __name__ == '__main__':\n    Net()\n"
+    for method, is_called in (("load_package", may_call), ("forward", True)):
+        method = f"    def {method}(self): return nn.DataParallel(self)\n"
+        found = guess(tmp_path, {"net.py": net + method, "train.py": script})
+        assert found.entries == ["train.py"] * is_called
+
+
+@pytest.mark.parametrize("name", TORCH_CALLS)
+def test_what_torchs_classes_have_may_be_called(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    libraries = (torch.nn, torch.utils.data, torch.optim, torch.optim.lr_scheduler)
+    own = dir(next(getattr(library, name) for library in libraries if hasattr(library, name)))
+    missing = [each for each in own if each[:2] != "__" and not re.fullmatch(TORCH_CALLS[name], each)]
+    assert own
+    assert not missing

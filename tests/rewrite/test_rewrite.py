@@ -7,10 +7,9 @@ import textwrap
 
 import pytest
 
-from dp2ddp.errors import EditError, NotRewritable
+from dp2ddp.errors import EditError
 from dp2ddp.rewrite.apply import apply
 from dp2ddp.rewrite.edits import (
-    AddImport,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -349,17 +348,6 @@ def test_the_runtime_is_imported_once_where_imports_stand(source: str, expected:
     assert apply(source, [ReplaceExpr("DDP000", at(source, "f()"), WHY, "ddp.f()")]) == expected
 
 
-def test_other_imports_can_be_asked_for() -> None:
-    source = "import sys\n\nx = 1\n"
-    edits: list[Edit] = [
-        AddImport("DDP000", at(source, "x = 1"), WHY, "os", None),
-        AddImport("DDP000", at(source, "x = 1"), WHY, "os", None),
-        AddImport("DDP000", at(source, "x = 1"), WHY, "sys", None),
-        AddImport("DDP000", at(source, "x = 1"), WHY),
-    ]
-    assert apply(source, edits) == "import sys\nimport os\nimport dp2ddp_runtime as ddp\n\nx = 1\n"
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -382,12 +370,6 @@ def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:
     with pytest.raises(EditError) as raised:
         apply(source, [edit])
     assert message in str(raised.value)
-
-
-def test_what_libcst_would_lose_is_refused() -> None:
-    with pytest.raises(NotRewritable) as raised:
-        apply("f(0)\n\x0cx = 1\n", [ReplaceExpr("DDP000", Span.of(1, 0, 1, 4), WHY, "g(1)")])
-    assert raised.value.line == 2
 
 
 @pytest.mark.parametrize(

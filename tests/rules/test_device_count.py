@@ -22,20 +22,6 @@ def test_whether_there_is_a_gpu_each_rank_sees_itself(test: str) -> None:
     assert convert_source(_HEAD + line, "train.py", Options()).new_text.endswith(line)
 
 
-@pytest.mark.parametrize("test", [f"{_N} > 1", f"{_N} >= 2", f"0 < {_N} < 3", f"{_N} == 1", f"args.n > {_N}"])
-def test_how_many_there_are_the_job_knows(test: str) -> None:
-    new = convert_source(f"{_HEAD}if {test}:\n    pass\n", "train.py", Options()).new_text
-    assert f"if {test.replace(_N, 'ddp.device_count()')}:" in new
-
-
-def test_torch_accelerator_asks_for_the_same_devices() -> None:
-    lines = "torch.accelerator.set_device_index(1)\nif torch.accelerator.device_count() > 1:\n    pass\n"
-    new = convert_source(_HEAD + lines, "train.py", Options()).new_text
-    assert "torch.accelerator.set_device_index(ddp.device())\nif ddp.device_count() > 1:" in new
-    wrap = "net = nn.DataParallel(net, list(range(torch.accelerator.device_count())))\n"
-    assert "ddp.setup()\n" in convert_source(_HEAD + wrap, "train.py", Options()).new_text
-
-
 def test_a_guard_of_a_wrap_asks_about_the_job() -> None:
     for guard in (f"if {_N} > 0:\n    net = nn.DataParallel(net)\n", f"net = nn.DataParallel(net) if {_N} else net\n"):
         assert "ddp.device_count()" in convert_source(_HEAD + guard, "train.py", Options()).new_text

@@ -8,6 +8,7 @@ from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
 _HEAD = """\
+import functools
 import torch
 import torch.nn as nn
 class Net(nn.Module):
@@ -27,6 +28,8 @@ def add(module, inputs, output):
     total += 1
 def mark(module, inputs, output):
     module.seen = output
+def put(name, module, inputs, output):
+    model.seen[name] = output
 def measure(model):
     counts = []
     def count(module, inputs, output):
@@ -46,6 +49,22 @@ net = nn.DataParallel(model)
         ("pass", "net.module.layer.register_forward_hook(add)", True),
         ("pass", "model.layer.register_forward_hook(add)", True),
         ("pass", "for each in model.modules():\n    each.register_full_backward_hook(add)", True),
+        ("pass", "model.layer.register_backward_hook(lambda m, i, o: print.append(o))", True),
+        ("pass", "model.layer.register_forward_hook(lambda m, i, o: m.add(o) or [].append(o))", False),
+        ("pass", "model.layer.register_forward_hook(functools.partial(put, 'fc'))", True),
+        (
+            "pass",
+            "class Held:\n    def __init__(self, at): at.register_forward_hook(self.put)\n"
+            "    def put(self, *seen):\n        self.seen = seen\nHeld(net.module.layer)",
+            True,
+        ),
+        (
+            "pass",
+            "class Held:\n    def __call__(self, *seen):\n        self.seen = seen\n"
+            "net.module.layer.register_forward_hook(Held())",
+            True,
+        ),
+        ("pass", "net.register_forward_hook(add)", False),  # on whole batches
         ("pass", "layer = model\nfor layer in layer.children():\n    layer.register_forward_hook(mark)", False),
         ("self.layer.register_forward_hook(self.keep)", "", True),
         ("self.layer.register_forward_hook(self.show)", "", False),

@@ -143,3 +143,16 @@ def test_a_loader_that_is_handed_to_nobody_known_is_sharded_where_it_is_made_alo
     done = convert_files(files, ["main.py"], Options())
     assert "train(ddp.shard_loader(DataLoader(data, 4)), net)\n" in done["main.py"].new_text
     assert done["ways/plain.py"].new_text == files["ways/plain.py"]
+
+
+def test_the_loader_of_a_functional_form_in_a_method_is_sharded() -> None:
+    """What kind of model a method is given isn't known there."""
+    step = "class Trainer:\n    def step(self, x):\n        return nn.parallel.data_parallel(self.net, x, [0, 1])\n"
+    loop = "trainer = Trainer()\nfor x in DataLoader(data, 4):\n    trainer.step(x)\n"
+    assert lines(step + loop) == ["for x in ddp.shard_loader(DataLoader(data, 4)):"]
+
+
+@pytest.mark.parametrize("made", ["torch.randperm(8).view(-1, 4)", "numpy.arange(8).reshape(2, 4)"])
+def test_what_goes_over_a_tensor_is_not_sharded(made: str) -> None:
+    step = "for idx in perm:\n    nn.Linear(4, 2)(data[idx]).sum().backward()\n"
+    assert lines(f"import numpy\nperm = {made}\n{step}") == []

@@ -12,9 +12,9 @@ import bz2, codecs, gzip, json, os, pickle, shutil, sqlite3, tarfile, zipfile
 from pathlib import Path
 import comet_ml, cv2, h5py, imageio, mlflow, neptune, scipy.io, skimage.io, torchvision, visdom, wandb, yaml
 import matplotlib.pyplot as plt
-import numpy as np
-import pandas as pd
+import numpy as np, pandas as pd
 import torch, torch.nn as nn
+import deepdish as dd, hdf5storage, lmdb, netCDF4, open3d as o3d, tables
 from PIL import Image
 from tensorboardX import SummaryWriter
 from torchvision.transforms import ToPILImage
@@ -43,6 +43,13 @@ WRITTEN = {
     "video = cv2.VideoWriter(p, 1, 2, (3, 4))\nvideo.write(x)\n": "cv2.VideoWriter",
     "f = h5py.File(p, 'w')\nf['x'] = 1\n": "h5py.File",
     "how = 'a' if os.path.exists(p) else 'w'\nf = h5py.File(p, how)\n": "h5py.File",
+    "f = tables.open_file(p, mode='w')\nf.create_array('/', 'x', x)\n": "tables.open_file",
+    "with netCDF4.Dataset(p, 'w') as f:\n    f.title = 'x'\n": "netCDF4.Dataset",
+    "hdf5storage.savemat(p, x)\n": "hdf5storage.savemat",
+    "dd.io.save(p, x)\n": "dd.io.save",
+    "v = o3d.visualization.Visualizer()\nv.create_window()\n": "o3d.visualization.Visualizer",
+    "o3d.visualization.draw_geometries([x])\n": "o3d.visualization.draw_geometries",
+    "db = lmdb.open(p, 9)\nwith db.begin(write=True) as t:\n    t.put(b'x', b'y')\n": "lmdb.open",
     "db = sqlite3.connect(p)\ndb.execute('insert')\ndb.commit()\n": "sqlite3.connect",
     "wandb.init()\n": "wandb.init",
     "e = comet_ml.Experiment()\ne.log_metric('x', 1)\n": "comet_ml.Experiment",
@@ -53,6 +60,7 @@ LEFT = [
     "with Path('log.csv').open('w') as f:\n    f.write('x')\nos.makedirs('out')\nPath('x').touch()\n",
     "os.system('cat log.txt')\nopen('log.txt')\nshutil.rmtree('out')\n",
     "how = 'r'\nf = h5py.File(p)\ng = h5py.File(p, 'r')\nh = h5py.File(p, how)\n",
+    "d = lmdb.open(p, 9)\nt = d.begin()\nf = tables.open_file(p)\nnetCDF4.Dataset(p)\n",
     "model.save(p)\nnet.module.save('x.png')\n",
     "text = Path('notes.txt').open('rt').read()\n",
     "archive.open('member', 'w')\n",
@@ -97,6 +105,7 @@ def test_a_tracker_that_is_handed_on_is_rank_0s_wherever_it_goes(text: str) -> N
     "text",
     [
         "db = sqlite3.connect(p)\nrows = db.execute('select').fetchall()\n",
+        "db = lmdb.open(p)\nwith db.begin() as t:\n    x = t.get(b'x')\ndb.begin(write=True).put(b'x', x)\n",
         "db = sqlite3.connect(p)\nfor row in db.cursor().execute('select'):\n    pass\n",
     ],
 )

@@ -21,6 +21,10 @@ CLOCKS = [
     "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
+    "import time\nstart = None\nfor i in range(9):\n    if start is not None and start < 9:\n        load(i)\n"
+    "    net(x)\n    start = time.time()\n",
+    "import time\nlast = 0\ndef step():\n    global last\n    if last > 9:\n        load(i)\n    net(x)\n"
+    "    last = time.time()\nstep()\nstep()\n",
 ]
 #: Rank 0's disk answers all ranks, wherever they ask.
 LEFT = [
@@ -43,6 +47,7 @@ LEFT = [
     "import time\nstart = time.time()\ndef log(text):\n    x = time.time() - start\n    unit = 's'\n    if x > 60:\n"
     "        x = x / 60\n        unit = 'm'\n    print(x, unit, text)\nlog(net(torch.ones(8, 4)).mean())\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
+    "import time\ndef run(name):\n    if not name:\n        name = time.strftime('%H')\n        net(x)\nrun(None)\n",
     "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
 ]
 
@@ -69,30 +74,6 @@ def test_left_alone(body: str) -> None:
 
 
 _ASKING = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-
-ASKED = {
-    "value": ("name = input('name? ')\n", "name = ddp.broadcast(ddp.main_only(input)('name? '))\n"),
-    "test": (
-        "if input().strip() != 'y':\n    sys.exit()\n",
-        "if ddp.broadcast(ddp.main_only(input)()).strip() != 'y':\n",
-    ),
-    "function": (
-        "def ask():\n    while True:\n        n = int(input())\n        if n:\n            return n\nask()\n",
-        "n = int(ddp.broadcast(ddp.main_only(input)()))\n",
-    ),
-    "password": (
-        "key = getpass.getpass()\n",
-        "key = ddp.broadcast(ddp.main_only(getpass.getpass)())\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_rank_0_asks(name: str) -> None:
-    text, expected = ASKED[name]
-    conversion = convert_source(_ASKING + text, "train.py", Options())
-    assert expected in conversion.new_text
-    assert not [note for note in conversion.notes if note.rule == "DDP022"]
 
 
 @pytest.mark.parametrize(
@@ -167,3 +148,15 @@ def test_what_is_handed_on_may_ask_behind_the_launch_as_well() -> None:
     }
     done = convert_files(files, ["train.py"], Options())["options.py"]
     assert "args.name = ddp.broadcast(ddp.main_only(input)('name? '))\n" in done.new_text
+
+
+def test_what_is_asked_above_the_start_is_left() -> None:
+    script = _HEAD.rpartition("net =")[0] + (
+        "import argparse\nimport time\ndef main(now):\n    net = nn.DataParallel(nn.Linear(4, 2))\n    {}net(now)\n"
+        "if __name__ == '__main__':\n    args = argparse.ArgumentParser().parse_args()\n    now = time.time()\n    {}"
+        "main(now)\n"
+    )
+    test = "if time.time() > 9:\n        {} = 1\n    "
+    for inside, above in (("", test.format("now")), (test.format("now"), "")):
+        text = convert_source(script.format(inside, above), "train.py", Options(select=frozenset({"DDP018"}))).new_text
+        assert ("ddp.broadcast" in text) == bool(inside)

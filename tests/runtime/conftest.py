@@ -16,18 +16,13 @@ DEVICES = 2
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Callable[[str], RankPool]]:
+def pools(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RankPool]]:
     """Rank processes by where they compute: `pools("cpu")`, `pools("cuda")`, which is pretended, or skips the test."""
     made: dict[str, RankPool] = {}
 
     def pool(where: str) -> RankPool:
         if where == "cuda":
-            from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
-
-            try:
-                build.compiled()
-            except PretendCudaUnavailableError as error:
-                pytest.skip(str(error))
+            request.getfixturevalue("pretended")
         if where not in made:
             made[where] = RankPool(DEVICES if where == "cuda" else 0)
         return made[where]

@@ -80,9 +80,8 @@ def is_the_whole_batch() -> bool:
     return x.rows.size(0) < ROWS
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_it_is_the_whole_batch_to_the_script(ranks: RankPool, n: int) -> None:
-    assert ranks(n, is_the_whole_batch) == [True] * n
+def test_it_is_the_whole_batch_to_the_script(ranks: RankPool) -> None:
+    assert ranks(3, is_the_whole_batch) == [True] * 3
 
 
 def looks() -> list[str]:
@@ -181,9 +180,8 @@ def _set_into(x: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_what_looks_gets_the_whole_batch(ranks: RankPool, n: int) -> None:
-    assert ranks(n, looks) == [[]] * n
+def test_what_looks_gets_the_whole_batch(ranks: RankPool) -> None:
+    assert ranks(3, looks) == [[]] * 3
 
 
 def large_looks() -> list[str]:
@@ -496,10 +494,9 @@ class _Halved(torch.autograd.Function):
         return grad / 2
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_large_outputs_stay_where_they_are(ranks: RankPool, n: int) -> None:
+def test_large_outputs_stay_where_they_are(ranks: RankPool) -> None:
     expected = with_all_large_outputs()
-    for results in ranks(n, with_all_large_outputs):
+    for results in ranks(3, with_all_large_outputs):
         for kind, (loss, correct, grads) in expected.items():
             got = results[kind]
             assert got[0] == pytest.approx(loss, rel=1e-12), kind

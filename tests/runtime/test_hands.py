@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from forks import WORKERS_OF_FORKS
+from rank_pool import RankPool
 from starts import Warm, write
 
 
-def test_a_rank_that_opens_what_rank_0_does_not_goes_on(warm: Warm, tmp_path: Path) -> None:
+def test_ranks_that_differ_in_what_they_open_or_remove_go_on(warm: Warm, tmp_path: Path) -> None:
     """Where rank 0 stands in a collective it has done all that lies before it."""
     body = """
         ddp.setup(timeout=60)
@@ -22,23 +29,13 @@ def test_a_rank_that_opens_what_rank_0_does_not_goes_on(warm: Warm, tmp_path: Pa
         with open("by 0", "w") as file:
             file.write("x")
         print(sorted(name for name in os.listdir(".") if name.startswith("by")))
+        if ddp.is_main():
+            os.remove("by 0")
+        print(sum(ddp.gather(1)), os.path.exists("by 0"))
         """
     done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["[[], [False, 'import']]", "['by 0']"]
-
-
-def test_rank_0_goes_on_where_others_do_not_come_to_what_it_removes(warm: Warm, tmp_path: Path) -> None:
-    body = """
-        ddp.setup(timeout=60)
-        with open("a", "w") as file:
-            file.write("x")
-        if ddp.is_main():
-            os.remove("a")
-        print(sum(ddp.gather(1)), os.path.exists("a"))
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "2 False\n", "")
+    assert done.stdout.splitlines() == ["[[], [False, 'import']]", "['by 0']", "2 False"]
 
 
 def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
@@ -68,7 +65,7 @@ def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
                 net(x).sum().backward()
         ddp.barrier()
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS)
     assert (done.returncode, done.stderr) == (0, "")
     names = {path.name for path in tmp_path.iterdir()}
     assert {"own0", "own1", "child0"} <= names
@@ -76,31 +73,31 @@ def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
     assert {f"sample{index}" for index in range(4)} <= names
 
 
-def test_what_goes_into_a_folder_of_its_own_is_a_ranks(warm: Warm, tmp_path: Path) -> None:
+def _fills_a_folder_of_its_own(folder: Path) -> list[str]:
+    os.chdir(folder)
+    Path("a.txt").write_text("x")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.write("a.txt")
+    own = tempfile.mkdtemp(dir=".")
+    shutil.copy("a.txt", f"{own}/b.txt")
+    shutil.copyfile(src="a.txt", dst=f"{own}/c.txt")
+    shutil.unpack_archive("a.zip", extract_dir=f"{own}/d")
+    os.makedirs(name=f"{own}/e")
+    with zipfile.ZipFile("a.zip") as archive:
+        archive.extractall(path=f"{own}/e")
+        archive.extract("a.txt", f"{own}/f")
+    torch.jit.script(torch.nn.Linear(2, 1)).save("net.ts")
+    assert torch.jit.load("net.ts")(torch.ones(1, 2)).shape == (1, 1)
+    found = sorted(os.path.relpath(os.path.join(at, name), own) for at, _, names in os.walk(own) for name in names)
+    shutil.rmtree(path=own)
+    return found
+
+
+def test_what_goes_into_a_folder_of_its_own_is_a_ranks(ranks: RankPool, tmp_path: Path) -> None:
     """Whose a call is, is told by what it changes, however that is named."""
-    body = """
-        import shutil, tempfile, zipfile
-        ddp.setup()
-        with open("a.txt", "w") as file:
-            file.write("x")
-        with zipfile.ZipFile("a.zip", "w") as archive:
-            archive.write("a.txt")
-        own = tempfile.mkdtemp(dir=".")
-        shutil.copy("a.txt", f"{own}/b.txt")
-        shutil.copyfile(src="a.txt", dst=f"{own}/c.txt")
-        shutil.unpack_archive("a.zip", extract_dir=f"{own}/d")
-        os.makedirs(name=f"{own}/e")
-        with zipfile.ZipFile("a.zip") as archive:
-            archive.extractall(path=f"{own}/e")
-            archive.extract("a.txt", f"{own}/f")
-        found = sorted(os.path.relpath(os.path.join(at, name), own) for at, _, names in os.walk(own) for name in names)
-        print(ddp.gather(" ".join(found)))
-        shutil.rmtree(path=own)
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{['b.txt c.txt d/a.txt e/a.txt f/a.txt'] * 2}\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "a.zip", "train.py"]
+    found = ["b.txt", "c.txt", "d/a.txt", "e/a.txt", "f/a.txt"]
+    assert ranks(2, _fills_a_folder_of_its_own, tmp_path) == [found] * 2
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.zip", "net.ts"]
 
 
 def test_a_temporary_file_that_takes_its_place_is_listed_by_nobody(warm: Warm, tmp_path: Path) -> None:
@@ -120,16 +117,6 @@ def test_a_temporary_file_that_takes_its_place_is_listed_by_nobody(warm: Warm, t
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n['a'] x False\n", "")
 
 
-def test_a_script_module_is_saved_once(warm: Warm, tmp_path: Path) -> None:
-    body = """
-        ddp.setup()
-        torch.jit.script(torch.nn.Linear(2, 1)).save("net.ts")
-        print(torch.jit.load("net.ts")(torch.ones(1, 2)).shape)
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stdout) == (0, "torch.Size([1, 1])\n"), done.stderr
-
-
 def test_children_that_are_started_anew_have_no_hands_either(warm: Warm, tmp_path: Path) -> None:
     body = """
         import multiprocessing
@@ -144,7 +131,7 @@ def test_children_that_are_started_anew_have_no_hands_either(warm: Warm, tmp_pat
                 process.join()
                 print(process.exitcode)
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n0\n", "")
     assert {path.name for path in tmp_path.glob("child*")} == {"childspawn0", "childforkserver0"}
 
@@ -181,7 +168,7 @@ def test_children_can_not_meet(warm: Warm, tmp_path: Path) -> None:
             process.join()
         ddp.barrier()
         """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path)
+    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=WORKERS_OF_FORKS)
     wanted = "ddp.broadcast was called in a child process of rank 0: the ranks meet in their own\n"
     assert (done.returncode, done.stderr) == (0, wanted)
 

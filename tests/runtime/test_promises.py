@@ -119,7 +119,7 @@ def read_all(workers: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "n", "workers"),
-    [("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 2, 2), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 0), ("cuda", 2, 2)],
+    [("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
     indirect=["ranks"],
 )
 def test_p1_each_batch_is_the_originals(ranks: RankPool, n: int, workers: int) -> None:
@@ -160,9 +160,9 @@ def test_p1_a_sampler_with_randomness_of_its_own_is_rank_0s(ranks: RankPool) -> 
     assert first == second
 
 
-def train(wrap: Wrap, steps: int, dtype: torch.dtype, dropout: float) -> list[Parameters]:
+def train(wrap: Wrap, steps: int, dtype: torch.dtype) -> list[Parameters]:
     """Training on batches of 16, 16, 16 and 7 rows, shuffled; the parameters and buffers after each step."""
-    net = wrap(seeded(lambda: Net(dropout), dtype))
+    net = wrap(seeded(lambda: Net(0.5), dtype))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     loader = loaders.shard_loader(DataLoader(torch.utils.data.TensorDataset(*data(55, dtype)), 16, shuffle=True))
     history: list[Parameters] = []
@@ -190,22 +190,14 @@ def train_plainly(*args: Any) -> list[Parameters]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "n", "dtype", "dropout"),
-    [
-        ("cpu", 2, torch.float32, 0.0),
-        ("cpu", 2, torch.float32, 0.5),
-        ("cpu", 3, torch.float64, 0.0),
-        ("cpu", 3, torch.float64, 0.5),
-        ("cuda", 2, torch.float32, 0.5),
-    ],
+    ("ranks", "n", "dtype"),
+    [("cpu", 2, torch.float32), ("cpu", 3, torch.float64), ("cuda", 2, torch.float32)],
     indirect=["ranks"],
 )
-def test_p2_parameters_are_data_parallels_after_every_step(
-    ranks: RankPool, n: int, dtype: torch.dtype, dropout: float
-) -> None:
+def test_p2_parameters_are_data_parallels_after_every_step(ranks: RankPool, n: int, dtype: torch.dtype) -> None:
     steps = 100
-    results = ranks(n, train_on_ranks, steps, dtype, dropout)
-    expected = ranks.original(train_original, n, steps, dtype, dropout)
+    results = ranks(n, train_on_ranks, steps, dtype)
+    expected = ranks.original(train_original, n, steps, dtype)
     for step in range(steps):
         for result in results[1:]:
             assert difference(result[step], results[0][step]) == 0
@@ -217,8 +209,8 @@ def test_p2_parameters_are_data_parallels_after_every_step(
 
 @EVERYWHERE
 def test_p2_one_rank_is_the_original(ranks: RankPool) -> None:
-    (result,) = ranks(1, train_on_ranks, 8, torch.float32, 0.5)
-    expected = ranks.original(train_plainly, 8, torch.float32, 0.5)
+    (result,) = ranks(1, train_on_ranks, 8, torch.float32)
+    expected = ranks.original(train_plainly, 8, torch.float32)
     assert all(difference(one, other) == 0 for one, other in zip(result, expected))
 
 
@@ -286,7 +278,7 @@ def epochs(workers: int) -> Any:
 
 @pytest.mark.parametrize(
     ("ranks", "n", "workers"),
-    [("cpu", 2, 0), ("cpu", 2, 2), ("cpu", 3, 0), ("cpu", 3, 2), ("cuda", 2, 0), ("cuda", 2, 2)],
+    [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
     indirect=["ranks"],
 )
 def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from forks import WORKERS_OF_FORKS
+from starts import Warm
 
 SCRIPT = """
 import builtins, contextlib, io, logging, logging.handlers, os, pdb, sys, warnings
@@ -213,17 +215,13 @@ except OSError:
 """
 
 
-def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+def test_whether_output_is_a_terminal_is_the_same_on_all_ranks(warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TERMINAL)
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 41, 93, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DP2DDP_NPROC": "2", "DP2DDP_DEVICE": "cpu"}
-    for name in ("COLUMNS", "LINES"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, script], env=environment, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=120
-    )
+    unset = {"COLUMNS": "", "LINES": ""}
+    done = warm.start(script, env=unset, stdout=theirs, forked=True)
     os.close(theirs)
     assert done.returncode == 0, done.stderr
     assert os.read(ours, 100) == b"alike\r\n"
@@ -237,7 +235,7 @@ import dp2ddp_runtime as ddp
 ddp.setup()
 workers = int(sys.argv[1])
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
-print("begins")
+print("begins\\n", end="")
 
 class Data(Dataset):
     def __len__(self):
@@ -271,27 +269,16 @@ for loader in (ddp.shard_loader(DataLoader(Data(), 3, num_workers=workers)),
 done = True
 if not workers:
     thread.join()
-print("ends")
+print("ends\\n", end="")
 """
 
 
-@pytest.mark.parametrize(("n", "workers"), [(2, 0), (3, 0), (2, 2), (3, 1)])
-def test_what_samples_print_is_shown_once(tmp_path: Path, n: int, workers: int) -> None:
+@pytest.mark.parametrize(("n", "workers"), [(3, 0), (2, 2), (3, 1)])
+def test_what_samples_print_is_shown_once(warm: Warm, tmp_path: Path, n: int, workers: int) -> None:
     """By the rank that loads them, and by none of those that would stand idle; and nothing else of its output."""
     script = tmp_path / "train.py"
     script.write_text(SAMPLES)
-    path = os.pathsep.join(sys.path)
-    # (Unbuffered, lines of several processes would be mixed up.)
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "",
-        "PYTHONPATH": path,
-        "DP2DDP_NPROC": str(n),
-        "DP2DDP_DEVICE": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, script, str(workers)], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = warm.start(script, workers, nproc=n, forked=WORKERS_OF_FORKS or not workers)
     assert done.returncode == 0, done.stderr
     told = Counter(line for line in done.stdout.splitlines() if not line.startswith("thread"))
     steps = [f"step {[*range(start, min(start + 3, 10))]}" for start in range(0, 10, 3)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -11,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import loader
 from dp2ddp_runtime.ranks import rng
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool
+from torch.utils.data import DataLoader
 
 
 def draw(count: int = 1) -> list[tuple[float, ...]]:
@@ -201,3 +206,58 @@ def _draws_of_what_a_module_holds() -> list[float]:
 def test_generators_that_modules_hold_get_rank_0s_state(ranks: RankPool) -> None:
     wanted = [random.Random(0).random(), np.random.RandomState(0).rand(), np.random.default_rng(0).random()]
     assert ranks(2, _draws_of_what_a_module_holds) == [wanted, wanted]
+
+
+def drawn() -> list[Any]:
+    """From generators that are made here, as a library makes them, and from global ones that are seeded anew."""
+    before = rng.capture()
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    numbers = [
+        torch.rand(1).item(),
+        random.random(),
+        np.random.rand(),
+        random.Random().random(),
+        np.random.default_rng().random(),
+    ]
+    rng.restore(before)
+    sequence = np.random.SeedSequence()
+    return [*numbers, np.random.RandomState().rand(), np.random.Philox().random_raw(), sequence.generate_state(1)[0]]
+
+
+class Drawing:
+    """A data set, whose samples are made of what is drawn for them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(list(map(float, drawn())), dtype=torch.float64)
+
+
+def _everywhere() -> dict[str, list[Any]]:
+    found = {"script": [*drawn(), *drawn()]}
+    if world.is_main():  # what rank 0 alone has made elsewhere parts nobody
+        np.random.default_rng()
+    found["script again"] = drawn()
+    thread = threading.Thread(target=lambda: found.update(thread=drawn()))
+    thread.start()
+    thread.join()
+    with rng.forward:
+        found["forward"] = drawn()
+    with rng.loading:
+        found["samples"] = drawn()
+    for workers in (0, 1):
+        whole = [*loader.shard_loader(DataLoader(Drawing(), 4, num_workers=workers))]
+        found[f"samples of {workers} workers"] = torch.cat([*map(torch.as_tensor, whole)]).flatten().tolist()
+    found["the system"] = [os.urandom(8), tempfile.mktemp(), random.SystemRandom().random()]
+    return found
+
+
+def test_generators_without_a_seed_begin_alike_where_the_ranks_draw_alike(ranks: RankPool) -> None:
+    first, second = ranks(2, _everywhere)
+    for place, numbers in first.items():
+        assert len({*numbers}) == len(numbers), f"{place}: two generators begin alike"
+        is_whole = place.startswith(("script", "samples of"))  # a batch is gathered where the script looks at it
+        assert [a == b for a, b in zip(numbers, second[place])] == [is_whole] * len(numbers), place

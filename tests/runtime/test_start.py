@@ -14,7 +14,7 @@ from starts import TORCHRUN, Done, Warm, start, write
 
 ARGUMENTS = ["two words", 'a "quote"', "it's", "--x=$HOME", ""]
 PLAIN = """
-    import logging, warnings
+    import logging, random, warnings
     import torch.distributed as dist
     counted = ddp.device_count()
     print("before")
@@ -38,7 +38,7 @@ PLAIN = """
         typed = None  # rather than to take away what is typed for rank 0
     os.write(2, f"terminal {ddp.rank()} {sys.stdin.isatty()} {os.get_terminal_size(0).columns} {typed}\\n".encode())
 
-    drawn = torch.stack([torch.rand(1)[0], torch.tensor(hash("a string") % 1000.0)])
+    drawn = torch.stack([torch.rand(1)[0], torch.tensor([random.Random().random(), hash("a string") % 1000.0]).sum()])
     ours = drawn.clone()
     drawn = ddp.broadcast(drawn)
     every = sum(ddp.gather(torch.tensor([float(torch.equal(drawn, ours)), 1.0])))

@@ -163,7 +163,7 @@ def read_all(workers: int) -> Any:
     return [read(kind, num_workers=workers) for kind in KINDS]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_original_s_where_a_data_set_has_a_state_of_its_own(ranks: RankPool, workers: int) -> None:
     """Also its draws from the global generators, those of the workers included."""
     results = ranks(2, read_all, workers)
@@ -536,16 +536,14 @@ def learned(moves: bool, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("moves", "options"),
+    ("n", "moves", "options"),
     [
-        (False, {"num_workers": 2}),
-        (False, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
-        (False, {"num_workers": 8}),  # the original draws all of them at once
-        (True, {"num_workers": 2}),
-        (False, {"num_workers": 0}),
+        (2, False, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
+        (3, False, {"num_workers": 8}),  # the original draws all of them at once
+        (2, True, {"num_workers": 2}),
+        (3, False, {"num_workers": 0}),
     ],
 )
-@pytest.mark.parametrize("n", [2, 3])
 def test_a_sampler_that_learns_is_asked_when_the_originals_is(
     ranks: RankPool, n: int, moves: bool, options: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from starts import Warm, write
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
 
 
-def test_eight_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Path) -> None:
+def test_four_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Path) -> None:
     """Each with its own folder; nothing else tells them apart."""
     body = """
         ddp.setup(timeout=100)
@@ -27,7 +27,7 @@ def test_eight_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Pat
         print(ddp.load("net.pt")["weight"].sum().item(), net.module.weight.grad.sum().item(), sum(ddp.gather(1)))
         """
     script = write(tmp_path, body)
-    folders = [tmp_path / str(number) for number in range(8)]
+    folders = [tmp_path / str(number) for number in range(4)]
     with ExitStack() as running:
         jobs = []
         for number, folder in enumerate(folders):
@@ -35,8 +35,8 @@ def test_eight_jobs_at_once_know_nothing_of_each_other(warm: Warm, tmp_path: Pat
             jobs.append(running.enter_context(warm.started(script, number, cwd=folder, forked=True)))
         done = [job.wait() for job in jobs]
     told = [(each.returncode, each.stdout, each.stderr) for each in done]
-    assert told == [(0, f"{2.0 * number} 40.0 2\n", "") for number in range(8)]
-    assert [os.listdir(folder) for folder in folders] == [["net.pt"]] * 8
+    assert told == [(0, f"{2.0 * number} 40.0 2\n", "") for number in range(4)]
+    assert [os.listdir(folder) for folder in folders] == [["net.pt"]] * 4
 
 
 def test_a_reader_that_ends_ends_the_job_with_one_message(warm: Warm, tmp_path: Path) -> None:

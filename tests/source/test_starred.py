@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dp2ddp.convert.pipeline import convert_files, convert_source
+from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
 
@@ -28,26 +28,6 @@ def test_star_imports_of_torch_are_followed() -> None:
     assert "optimizer = SGD(net.parameters(), 0.1)\n" in text
     assert "loader = ddp.shard_loader(DataLoader(samples, 3)" in text
     assert "ddp.save(net.state_dict(), 'net.pt')" in text
-
-
-def test_star_imports_are_followed_through_files_of_the_program() -> None:
-    files = {
-        "train.py": "from layers import *\nnet = DataParallel(Linear(4, 2))\n",
-        "layers.py": "from torch.nn import *\n",
-    }
-    text = convert_files(files, ["train.py"], Options())["train.py"].new_text
-    assert "net = ddp.wrap_model(Linear(4, 2)" in text
-
-
-def test_what_a_script_binds_itself_is_its_own() -> None:
-    script = "from torch.nn import *\ndef DataParallel(net):\n    return net\nnet = DataParallel(Linear(4, 2))\n"
-    assert not convert_source(script, "train.py", Options()).changed
-
-
-@pytest.mark.parametrize("star", ["torch.nn", "torch.nn.parallel", "torch.nn.parallel.data_parallel"])
-def test_the_functional_form_is_followed(star: str) -> None:
-    script = f"import torch\nfrom torch.nn import *\nfrom {star} import *\nout = parallel.data_parallel(net, x)\n"
-    assert "ddp.data_parallel(net, x)" in convert_source(script, "train.py", Options()).new_text
 
 
 def test_getattr_of_a_plain_name_is_followed() -> None:

@@ -7,21 +7,16 @@ import os
 import re
 import sys
 import threading
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import command
 
-from dp2ddp.cli import main
 from dp2ddp.command import progress
 from dp2ddp.verify.run import scratch
-
-# Before click 8.2 (the newest for Python 3.9 is 8.1), the two outputs are kept apart only on demand.
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 FAILS = "\nraise ValueError('on purpose\\nand so on')\n"
 AUGMENTED = tiny.ORIGINAL.replace(
@@ -44,7 +39,7 @@ def verify(workplace: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(workplace)
 
     def call(*arguments: str) -> Result:
-        return CliRunner(**_SEPARATE).invoke(main, ["verify", *arguments])
+        return command("verify", *arguments)
 
     return call
 
@@ -279,11 +274,3 @@ def test_a_rank_that_waits_for_another_is_told_of_while_they_run(verify, tmp_pat
     assert result.stderr.startswith("dp2ddp: a rank has waited for the others for "), result.stderr
     assert re.search(rf"^  rank 1 at slow\.py:{line} for \d+ s: is at work: time\.sleep\(6\)$", result.stderr, re.M)
     assert "time.sleep" not in result.stdout
-
-
-def test_a_script_that_meets_a_full_disk_is_told_as_that(verify, workplace: Path) -> None:
-    text = tiny.ORIGINAL + "\nimport errno, os\nraise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-    (workplace / "full.py").write_text(text)
-    result = verify("full.py", "--quiet")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("dp2ddp: verify: no space left for what the scripts write (")

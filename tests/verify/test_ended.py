@@ -19,7 +19,7 @@ from dp2ddp.verify.start import cleanup, client
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 #: A script that goes on and on, with a worker of a loader and a child in a session of its own.
-LONG = tiny.ORIGINAL.replace("range(3)", "range(10**9)")
+LONG = tiny.ORIGINAL.replace("range(3)", "range(10**9)").replace(".step()\n", ".step()\n        time.sleep(0.05)\n")
 LONG = LONG.replace("shuffle=True", "shuffle=True, num_workers=1, persistent_workers=True")
 LONG = "import subprocess\nsubprocess.Popen(['sleep', '3600'], start_new_session=True)\n" + LONG
 _SOON = 30.0  # seconds; far less on a machine that does nothing else

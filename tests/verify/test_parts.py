@@ -73,6 +73,7 @@ TIMES = [
     ("done in 12.3s.", "done in 827 ms."),
     ("a step in 2.3e-05 s", "a step in 3.1e-04 s"),
     ("5.5 min, loss 0.5", "6.5 min, loss 0.5"),
+    ("{'lr': 0.1, 'run': <function f at 0x7f3c12ab>}", "{'lr': 0.1, 'run': <function f at 0x7f99e0d1>}"),
 ]
 
 
@@ -107,6 +108,7 @@ def test_numbers_before_other_words_are_no_durations(pair: tuple[str, str]) -> N
         ("Time 1.5 (2.5) 0.50", "Time 1.5 (2.5) 0.25", 0.5, False),
         ("Step: 1s27ms 0.50", "Step: 160ms 0.25", 0.5, False),
         ("a net of 10m parameters", "a net of 5m parameters", 0.5, True),
+        ("best inf, loss 0.50", "best inf, loss 0.25", 0.5, False),
     ],
 )
 def test_other_numbers_of_a_line_still_are(original: str, converted: str, relative: float, whole: bool) -> None:

@@ -12,12 +12,11 @@ import pytest
 import test_foreign
 import tiny
 import torch
-from click.testing import CliRunner, Result
-from test_command import _SEPARATE
+from click.testing import Result
+from commands import command
 from test_cuda import MIXED
 
-from dp2ddp.cli import main
-from dp2ddp.pretend_cuda import PretendCudaUnavailableError, build
+from dp2ddp.pretend_cuda import build
 from dp2ddp.verify.run import runs
 from dp2ddp.verify.run.options import Options
 from dp2ddp.verify.start import client
@@ -44,15 +43,7 @@ print(torch.cuda.device_count(), net.module.weight.device, torch.cuda.get_device
 MOVES = "x, y = x.cuda(), y.cuda()"
 
 
-@pytest.fixture
-def _compiled() -> None:
-    try:
-        build.compiled()
-    except PretendCudaUnavailableError as error:
-        pytest.skip(str(error))
-
-
-pretended = pytest.mark.usefixtures("_compiled")
+pretended = pytest.mark.usefixtures("pretended")
 Verify = Callable[..., Result]
 
 
@@ -64,7 +55,7 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
     tiny.lay_out(tmp_path, HEALTHY)
 
     def call(*arguments: str, device: str = "cuda") -> Result:
-        return CliRunner(**_SEPARATE).invoke(main, ["verify", "train.py", "--device", device, *arguments])
+        return command("verify", "train.py", "--device", device, *arguments)
 
     return call
 

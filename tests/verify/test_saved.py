@@ -154,3 +154,40 @@ def test_other_archives_are_compared_file_by_file(tmp_path: Path) -> None:
     assert found == ["other.npy", "new.npy (only in the converted)"]
     scripted = {each.where for each in saved.differences("x.pt", tmp_path / "a" / "x.pt", tmp_path / "c" / "x.pt")}
     assert scripted == {"x/data/0", "x/data/1"}
+
+
+def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
+    state = {"model": nn.Linear(2, 2).state_dict(), "epoch": 3, "best": [0.5, float("nan")]}
+    other = {"model": {**state["model"], "bias": state["model"]["bias"] * 1.5}, "epoch": 4, "best": [0.5, float("nan")]}
+    paths = tmp_path / "a.pt", tmp_path / "b.pt"
+    for path, value in zip(paths, (state, other)):
+        torch.save(value, path)
+    found = {each.where: (each.relative, each.factor) for each in saved.differences("net.pt", *paths)}
+    assert found.keys() == {"model/bias", "epoch"}
+    assert found["model/bias"] == (pytest.approx(0.5), pytest.approx(1.5))
+
+
+def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    paths = tmp_path / "a.csv", tmp_path / "b.csv"
+    paths[0].write_text("epoch,loss\n0,0.51\n")
+    paths[1].write_text("epoch,loss\n0,0.53\n")
+    assert [difference.where for difference in saved.differences("log.csv", *paths)] == ["line 2: '0,0.51', '0,0.53'"]
+    paths[1].write_text("epoch,loss\n0,0.52\n")
+    assert list(saved.differences("log.csv", *paths)) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]), 0.1),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), 0.0),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([float("nan"), 1.0]), float("inf")),
+        (torch.tensor([1.0, float("inf")]), torch.tensor([1.0, float("inf")]), 0.0),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64), float("inf")),
+        (torch.zeros(2), torch.ones(2), float("inf")),
+        (torch.tensor([True]), torch.tensor([False]), 1.0),
+        (torch.zeros(0), torch.zeros(0), 0.0),
+    ],
+)
+def test_relative_difference(ours: torch.Tensor, theirs: torch.Tensor, expected: float) -> None:
+    assert saved.relative_difference(ours, theirs) == pytest.approx(expected)

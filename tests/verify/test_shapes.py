@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
-from click.testing import CliRunner
+from commands import command
 
-from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.run.options import Request
-
-_SEPARATE: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 _HEAD = """\
 import itertools
@@ -138,7 +133,7 @@ torch.save(net.state_dict(), "net%s.pt" % os.environ.get("RANK", ""))
 
 
 def verify(*arguments: str) -> str:
-    result = CliRunner(**_SEPARATE).invoke(main, ["verify", *arguments])
+    result = command("verify", *arguments)
     assert result.exit_code == 0, result.output
     return result.output
 

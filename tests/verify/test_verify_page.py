@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 from nursery import Nursery
 
 from dp2ddp.cli import main
-from dp2ddp.verify.page import chart
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\\x1b[31m"
 LOUD = tiny.ORIGINAL.replace("criterion =", f'print("{HOSTILE}")\ncriterion =').replace("range(3)", "range(12)")
@@ -59,8 +58,6 @@ def test_agreement_comes_first_with_all_that_was_compared(browser: Browser, page
     assert rows[0] == "parameters 36 steps the same bits"
     assert "files written 1 file the same" in rows
     assert browser.all("#findings") == []
-    assert len(browser.all("figure.chart path")) == 1
-    assert browser.all("circle.first") == []
 
 
 def test_what_differs_is_told_with_step_parameter_cause_and_line(browser: Browser, pages: dict[str, Path]) -> None:
@@ -77,7 +74,6 @@ def test_what_differs_is_told_with_step_parameter_cause_and_line(browser: Browse
     assert (here.get_attribute("data-n"), here.text.strip()) == (str(line), "optimizer.step()")
     heights = "return [...document.querySelectorAll('.excerpt .l')].map(each => each.offsetHeight)"
     assert min(browser.run(heights)) > 15, "the number of an empty line needs its place, too"
-    assert len(browser.all("circle.first")) == 1
     assert browser.one(".output").is_displayed()
     wrong = [each.text for each in browser.all("del.l, ins.l")]
     assert wrong
@@ -93,27 +89,3 @@ def test_a_script_that_fails_is_told_in_its_own_words(browser: Browser, pages: d
     assert "fork_server.py" not in said
     assert "run_script.py" not in said
     assert browser.run("return document.images.length") == 0
-
-
-def test_it_goes_over_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("precious")
-    result = _verify("train.py", "--html", "train.py")
-    assert result.exit_code == 2
-    assert (tmp_path / "train.py").read_text() == "precious"
-
-
-def test_the_same_bits_are_at_the_foot_and_the_tolerance_is_drawn() -> None:
-    drawn = chart.drawn([0.0, 1e-12, 1e-6, 1e-2, float("inf")], 1e-6)
-    heights = [float(point.split()[1]) for point in drawn.path[1:].split("L")]
-    assert heights[0] == {mark.text: mark.at for mark in drawn.ys}["0"]
-    assert heights == sorted(heights, reverse=True)
-    assert heights[2] == drawn.tolerance.at
-    assert drawn.first is not None
-    assert drawn.first[1] == heights[3]
-
-
-def test_no_peak_of_a_long_run_is_lost() -> None:
-    drawn = chart.drawn([*[0.0] * 4_000, 1.0, *[0.0] * 4_000], 1e-6)
-    assert len(drawn.path) < 20_000
-    assert f" {drawn.first[1]:g}" in drawn.path if drawn.first else False

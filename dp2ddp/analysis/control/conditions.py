@@ -101,3 +101,16 @@ def opposite(source: ParsedProgram, test: ast.expr) -> str:
     if source.parent(found) is not None:
         return " ".join(source.segment(found).split())
     return ast.unparse(ast.fix_missing_locations(found))
+
+
+def is_true_constant(node: ast.expr) -> bool:
+    """Whether a test is true whatever happens: `gpus` where `build(gpus=[0, 1])` is called."""
+    is_list = isinstance(node, (ast.List, ast.Tuple)) and bool(node.elts)
+    return is_list or (isinstance(node, ast.Constant) and bool(node.value))
+
+
+def with_and(test: ast.expr | None) -> ast.expr | None:
+    """`a if b else False` as `b and a`."""
+    if not isinstance(test, ast.IfExp) or not isinstance(test.orelse, ast.Constant) or test.orelse.value:
+        return test
+    return ast.BoolOp(ast.And(), [test.test, test.body])

@@ -188,7 +188,8 @@ class Loops:
         for node in self.reached(*loop.body):
             if isinstance(node, ast.Call) and not self._is_training_switch(node):
                 called = _called(node)
-                if self.resolver.holds(called, Wrapped, Module):
+                is_functional = self.names.qualified(called) == "torch.nn.parallel.data_parallel"
+                if is_functional or self.resolver.holds(called, Wrapped, Module):
                     yield called
         yield from self._given_with_the_batch(loop)
 
@@ -232,15 +233,24 @@ class Loops:
         return {each.definition for call in self.source.calls for each in self.resolver.functions_called(call)}
 
     def _is_no_loader(self, iterated: ast.expr, node: ast.For) -> bool:
-        """Whether what is iterated holds numbers, is a part of a batch, or comes from a loader that is known."""
+        """Whether what is iterated is numbers or an array, a part of a batch, or comes from a loader that is known."""
         name = next(n.id for n in ast.walk(iterated) if isinstance(n, ast.Name))
         values = self._values(name, node)
-        if any(map(self.is_count, values)) or any(
-            self.sites_in(given) for value in values for given in self._in(value)
-        ):
+        if any(self.is_count(value) or self._is_array(value) for value in values):
+            return True
+        if any(self.sites_in(given) for value in values for given in self._in(value)):
             return True
         around = [loop for loop in self.data_loops if loop.node in self.source.ancestors(node)]
         return any(name in _made_of(loop.batch, loop.node.body) for loop in around)
+
+    def _is_array(self, value: ast.expr) -> bool:
+        """Whether a value is a tensor or an array: `torch.randperm(n).view(-1, 8)`."""
+        while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
+            path = self.names.qualified(value) or ""
+            if path.startswith(("torch.", "numpy.")):
+                return not path.startswith("torch.utils.data.")
+            value = value.func if isinstance(value, ast.Call) else value.value
+        return False
 
     def _in(self, value: ast.expr) -> Iterator[ast.expr]:
         """What a call is given; and what is given to objects of the script's own classes among that."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
@@ -73,10 +74,16 @@ def refuse(file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = Fal
     if found not in own:
         todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
     elif beside or uses_data_parallel(file):
-        todo = "start that with torchrun; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
+        todo = f"{how_to_start([file])}; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     else:
         todo = "dp2ddp converts scripts that use nn.DataParallel alone"
     raise BadInput(file.name, line=line - file.before, what=f"sets up distributed training already: {what}", todo=todo)
+
+
+def how_to_start(files: Sequence[File]) -> str:
+    """What to do with a script's own distributed training. What spawns its processes must not be started N times."""
+    spawns = any(re.search(r"\bspawn\s*\(", file.text) for file in files)
+    return "start that as before, as it spawns its processes by itself" if spawns else "start that with torchrun"
 
 
 def _frameworks(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:

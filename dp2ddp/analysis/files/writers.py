@@ -64,6 +64,8 @@ class Writers:
         function = self.catalogue.of(path)
         if path == "sqlite3.connect":
             return Writing(tuple(call.args[:1]), counts=True, changes=self._is_read(call), native=True)
+        if path in ("lmdb.open", "lmdb.Environment"):
+            return self._environment(call)
         if function is None:
             return None
         native = "native" in function.marks
@@ -95,6 +97,13 @@ class Writers:
         if not any(_WRITING_MODE.match(each) if isinstance(each, str) else native for each in modes):
             return None
         return Writing(tuple(call.args[:1]), counts=True, native=native)
+
+    def _environment(self, call: ast.Call) -> Writing | None:
+        """One of LMDB's that the program writes. Were each rank to write it, they'd wait for each other's end."""
+        begun = [c for c in self._method_calls if c.func.attr == "begin" and call in self.makers(c.func.value)]  # type: ignore[attr-defined]
+        writing = [c for c in begun if ast.unparse(argument(c, 2, "write") or c) == "True"]
+        changes = len(writing) < len(begun)
+        return Writing(tuple(call.args[:1]), counts=True, changes=changes, native=True) if writing else None
 
     def _is_read(self, connection: ast.Call) -> bool:
         """Whether the program fetches rows from a data base."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 from functools import cached_property
 
+from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.source.nodes import is_main_guard
-from dp2ddp.source.program import FUNCTIONS, ParsedProgram
+from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
 class BeforeLaunch:
     """Walks the script in the order in which it runs, up to the place."""
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Loops, callers: Callers) -> None:
         self.loops = loops
+        self.callers = callers
         self.source = loops.source
         self.resolver = loops.resolver
         self._known: dict[tuple[ast.Module, ast.stmt], set[ast.AST]] = {}  # what runs before a launch
@@ -23,14 +25,16 @@ class BeforeLaunch:
 
     def nodes(self, *launches: Launch) -> set[ast.AST]:
         """What runs before the processes start: in the scripts, and while modules are imported."""
-        return self._imported.union(*(self._up_to(each.entry, each.statement) for each in launches if each.statement))
+        return self._imported.union(*(self.up_to(each.entry, each.statement) for each in launches if each.statement))
 
-    def _up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
+    def up_to(self, entry: ast.Module, start: ast.stmt) -> set[ast.AST]:
+        """What of a script runs before it comes to the statement `start`."""
         if (entry, start) not in self._known:
             found = self._known[entry, start] = set()
-            function = self.source.function(start)  # which a library may call
-            if not self._run(entry.body, start, found) and function is not None:
-                self._run(function.body, start, found)
+            if not self._run(entry.body, start, found):
+                for function in self.callers.coming_to([start]):
+                    if not self.callers.of(function):  # so a library calls it
+                        self._run(function.body, start, found)
         return self._known[entry, start]
 
     @cached_property
@@ -39,36 +43,45 @@ class BeforeLaunch:
         trees = [file.tree for file in self.source.files if file.tree not in started]
         return {node for tree in trees for node in ast.walk(tree) if not _is_inside(self.source, node)}
 
-    def _run(self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST]) -> bool:
-        """Add what runs of `block`, in order, up to the launch at `start`; whether that was met."""
+    def _run(
+        self, block: list[ast.stmt], start: ast.stmt, found: set[ast.AST], around: frozenset[FunctionNode] = frozenset()
+    ) -> bool:
+        """Add what runs of `block`, in order, up to the launch at `start`; whether that was met.
+
+        Args:
+            around: the functions that were entered on the way, each of them once.
+        """
         for statement in block:
             if statement is start:
                 return True
             if statement not in self._ran:
                 self._ran[statement] = set(self.loops.reached(*_run_at_once(statement)))
             if start in self._ran[statement]:
-                self._enter(statement, start, found)
+                self._enter(statement, start, found, around)
                 return True
             found |= self._ran[statement]
         return False
 
-    def _enter(self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST]) -> None:
+    def _enter(
+        self, statement: ast.stmt, start: ast.stmt, found: set[ast.AST], around: frozenset[FunctionNode]
+    ) -> None:
         """Add what runs of the statement in which the launch is, or that calls the function in which it is."""
         if is_main_guard(statement) or isinstance(statement, (ast.Try, ast.With)):
-            self._run(statement.body, start, found)  # type: ignore[attr-defined]
+            self._run(statement.body, start, found, around)  # type: ignore[attr-defined]
             return
         if isinstance(statement, ast.If):
             found.update(self.loops.reached(statement.test))
             for block in (statement.body, statement.orelse):
                 if start in set(self.loops.reached(*block)):
-                    self._run(block, start, found)
+                    self._run(block, start, found, around)
             return
-        found.update(ast.walk(statement))
         calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
-        entered = [f.definition for c in calls for f in self.resolver.functions_called(c)]
-        inner = [f for f in entered if start in set(self.loops.reached(f))]
-        if inner:
-            self._run(inner[0].body, start, found)
+        entered = ((call, called.definition) for call in calls for called in self.resolver.functions_called(call))
+        inner = next(((c, f) for c, f in entered if f not in around and start in set(self.loops.reached(f))), None)
+        is_simple = getattr(statement, "value", None) is not None  # of `main(parse())` the call that is entered
+        found.update(ast.walk(inner[0] if inner is not None and is_simple else statement))
+        if inner is not None:
+            self._run(inner[1].body, start, found, around | {inner[1]})
 
 
 def _run_at_once(statement: ast.stmt) -> list[ast.AST]:

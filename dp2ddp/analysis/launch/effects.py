@@ -172,7 +172,9 @@ class Effects:
                 isinstance(n, ast.Attribute) and n.attr in ("parse_args", "parse_known_args")
                 for n in ast.walk(function)
             )
-            self._parsing[function] = parses and all(isinstance(s, ast.Return) or self._inert(s) for s in function.body)
+            self._parsing[function] = parses and all(
+                self._inert(ast.Expr(s.value) if isinstance(s, ast.Return) and s.value else s) for s in function.body
+            )
         return self._parsing[function]
 
     def _parser_names(self) -> set[str]:
@@ -205,7 +207,8 @@ _EFFECTS = frozenset(
 )
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
-    "socket.gethostname getpass.getuser json.load json.loads yaml.load yaml.safe_load yaml.full_load".split()
+    "logging.getLogger socket.gethostname getpass.getuser json.load json.loads yaml.load yaml.safe_load "
+    "yaml.full_load".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")

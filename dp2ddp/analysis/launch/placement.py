@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
+from dp2ddp.analysis.launch.bound import Bound, bound_names
 from dp2ddp.analysis.launch.effects import Effects
 from dp2ddp.analysis.launch.settled import DEVICES, Settled
-from dp2ddp.analysis.roles import Resolver
+from dp2ddp.analysis.roles import Resolver, Table
 from dp2ddp.source.names import Names, Own
-from dp2ddp.source.nodes import given_to, is_main_guard
+from dp2ddp.source.nodes import given_to, is_main_guard, parameters
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 _DECLARING = (ast.Global, ast.Nonlocal)
@@ -31,6 +32,7 @@ class Launch:
         narrowed: whether the script chooses devices before it.
         folders: calls that make folders, before it, and that must not mind another process being faster.
         early: calls that write files before it, in each process.
+        apart: what only other functions come to, where one of several is called.
         test: under which the processes start, beside the script's own DistributedDataParallel; None for always.
     """
 
@@ -41,23 +43,8 @@ class Launch:
     narrowed: bool = False
     folders: Sequence[ast.Call] = ()
     early: Sequence[ast.Call] = ()
+    apart: frozenset[ast.AST] = frozenset()
     test: str | None = None
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """The names bound at a place: some more, and those from above. (A set for each place would be much too large.)"""
-
-    more: frozenset[str]
-    above: _Bound | None = None
-
-    def names(self) -> frozenset[str]:
-        found: set[str] = set()
-        at: _Bound | None = self
-        while at is not None:
-            found |= at.more
-            at = at.above
-        return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -67,11 +54,13 @@ class _Step:
     Attributes:
         bound: the names that are bound there.
         parts: what of it runs: all of it, or what stands before the function that it calls, where the way goes on.
+        picks: whether it calls one of several functions, others of which may not wrap.
     """
 
     statement: ast.stmt
-    bound: _Bound
+    bound: Bound
     parts: Sequence[ast.AST]
+    picks: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,11 +69,13 @@ class _Inside:
 
     Attributes:
         before: what of the statement itself runs before them.
+        after: what runs behind them.
     """
 
     block: list[ast.stmt]
     before: Sequence[ast.AST] = ()
     function: FunctionNode | None = None
+    after: Sequence[ast.AST] = ()
 
 
 class LaunchFinder:
@@ -106,25 +97,44 @@ class LaunchFinder:
         """
         names = self.source.commands.get(self.source.file(entry).name, ())
         several = [] if names else self._commands(entry)
+        bound = self._bound_at_end(entry) if several else frozenset()
+        ways = [(self._steps(one.body, Bound(bound | parameters(one)), (one,)), one) for one in several]
+        if not names and not several:
+            several = [*dict.fromkeys(one for call in self._calls(entry) for one in self._picked(call))]
+            ways = [(self._steps(entry.body, Bound(frozenset()), (), one), one) for one in several]
         if several:
-            bound = self._bound_at_end(entry)
-            ways = [self._steps(one.body, _Bound(bound | _parameters(one)), (one,)) for one in several]
-            return _once(self._find(entry, way, unknown) for way in ways)
+            return _once(self._find(entry, way, unknown, self._apart(one, several)) for way, one in ways)
         if not names:
-            return [self._find(entry, self._steps(entry.body, _Bound(frozenset()), ()), unknown)]
+            return [self._find(entry, self._steps(entry.body, Bound(frozenset()), ()), unknown)]
         found = [self._find(entry, self._steps_of(entry, name), unknown) for name in names]
         # What the module does while it is imported comes before its commands.
         guarded = [statement for statement in entry.body if is_main_guard(statement)]
         if self.effects.comes_to_a_wrap(*guarded):
-            way = self._steps(guarded, _Bound(self._bound_at_end(entry)), ())
+            way = self._steps(guarded, Bound(self._bound_at_end(entry)), ())
             found.append(self._find(entry, way, unknown))
         return _once(found)
 
     def _commands(self, entry: ast.Module) -> list[FunctionNode]:
         """The functions that lead to a wrap, where one of several is called, as the arguments say: click's commands."""
-        calls = (call for call in self.source.calls if self.source.module(call) is entry)
-        found = dict.fromkeys(one for call in calls for one in self.settled.all_handed(call))
+        found = dict.fromkeys(one for call in self._calls(entry) for one in self.settled.all_handed(call))
         return [*found] if len(found) > 1 else []
+
+    def _apart(self, one: FunctionNode, several: Sequence[FunctionNode]) -> frozenset[ast.AST]:
+        """What others of several functions come to, and one doesn't."""
+        reached = self.effects.loops.reached
+        return frozenset(reached(*several)).difference(reached(one))
+
+    def _calls(self, entry: ast.Module) -> Iterator[ast.Call]:
+        return (call for call in self.source.calls if self.source.module(call) is entry)
+
+    def _picked(self, call: ast.Call) -> list[FunctionNode]:
+        """The functions that lead to a wrap, of those one of which is called, as the arguments say: `args.func()`."""
+        if not isinstance(call.func, ast.Attribute) or not self.resolver.holds(call.func.value, Table):
+            return []
+        found = [each.definition for each in self.resolver.functions_called(call)]
+        leading = [each for each in found if self.effects.leads_to_a_wrap(each)]
+        is_fine = all(self._is_main(each) and self.source.module(each) is self.source.module(call) for each in leading)
+        return leading if is_fine else []
 
     def _steps_of(self, entry: ast.Module, name: str) -> Iterator[_Step]:
         """The way through the function of that name, be it imported, or a method."""
@@ -134,12 +144,14 @@ class LaunchFinder:
         for part in filter(None, (own.name if isinstance(own, Own) else "", method)):
             found = next((n for n in body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and n.name == part), None)
             body = [] if found is None else found.body
-        return self._steps(body, _Bound(self._bound_at_end(entry)), ())
+        return self._steps(body, Bound(self._bound_at_end(entry)), ())
 
     def _bound_at_end(self, module: ast.Module) -> frozenset[str]:
         return frozenset().union(*map(bound_names, module.body))
 
-    def _find(self, entry: ast.Module, way: Iterator[_Step], unknown: Callable[[Launch], int]) -> Launch:
+    def _find(
+        self, entry: ast.Module, way: Iterator[_Step], unknown: Callable[[Launch], int], apart: Iterable[ast.AST] = ()
+    ) -> Launch:
         """The place on the way through what is started.
 
         That is before the first statement that has an effect, unless the arguments are parsed or the devices chosen
@@ -150,11 +162,11 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
-        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number])))
+        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number], apart)))
         before = [part for step in steps[:chosen] for part in step.parts]
         folders, early = self.settled.folders(*before), self.settled.read_back(*before)
         narrowed = DEVICES in self.settled.settles(*before)
-        return replace(_at(entry, steps[chosen]), late=late, folders=folders, early=early, narrowed=narrowed)
+        return replace(_at(entry, steps[chosen], apart), late=late, folders=folders, early=early, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
         """The places from a chosen one on, as far as every process may go by itself."""
@@ -169,7 +181,8 @@ class LaunchFinder:
     def _behind_settings(self, steps: Sequence[_Step], first: int) -> tuple[int, list[tuple[str, ast.AST]]]:
         """The step from `first` on behind which nothing is settled any more, and what is, nevertheless."""
         effects, settled = self.effects, self.settled
-        settling = [number for number in range(first, len(steps)) if settled.settles(*steps[number].parts)]
+        settles = [step.picks or bool(settled.settles(*step.parts)) for step in steps]
+        settling = [number for number in range(first, len(steps)) if settles[number]]
         chosen, together = first, False
         late: dict[ast.AST, str] = {}
         for number in range(first, settling[-1] + 1) if settling else ():
@@ -190,19 +203,26 @@ class LaunchFinder:
 
     # -- the way through the script --------------------------------------------------------------------------------
 
-    def _steps(self, block: list[ast.stmt], bound: _Bound, calls: tuple[FunctionNode, ...]) -> Iterator[_Step]:
+    def _steps(
+        self, block: list[ast.stmt], bound: Bound, calls: tuple[FunctionNode, ...], pick: FunctionNode | None = None
+    ) -> Iterator[_Step]:
+        """The way; of several functions one of which is called, by `pick`."""
         for statement in block:
-            inside = self._inside(statement, calls)
+            inside = self._inside(statement, calls, pick)
             if inside is None:
                 yield _Step(statement, bound, [statement])
             else:
-                yield _Step(statement, bound, inside.before)
+                yield _Step(statement, bound, inside.before, inside.function is not None and inside.function is pick)
                 function = inside.function
-                within = bound if function is None else _Bound(_parameters(function), bound)
-                yield from self._steps(inside.block, within, calls if function is None else (*calls, function))
-            bound = _Bound(bound_names(statement), bound)
+                within = bound if function is None else Bound(frozenset(parameters(function)), bound)
+                yield from self._steps(inside.block, within, calls if function is None else (*calls, function), pick)
+                if inside.after:
+                    yield _Step(statement, bound, inside.after)
+            bound = Bound(bound_names(statement), bound)
 
-    def _inside(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
+    def _inside(
+        self, statement: ast.stmt, calls: tuple[FunctionNode, ...], pick: FunctionNode | None
+    ) -> _Inside | None:
         """Where the way goes on inside a statement, None where it stays outside."""
         if is_main_guard(statement):
             assert isinstance(statement, ast.If)
@@ -213,6 +233,12 @@ class LaunchFinder:
         if entered is not None and here and entered not in calls and self._is_main(entered):
             first = [each for each in entered.decorator_list if self.settled.settles(each)]
             return _Inside(entered.body, [*first, *self._given(statement, entered)], entered)
+        for block in (getattr(statement, "body", []), getattr(statement, "orelse", [])):
+            if pick and isinstance(statement, (ast.If, ast.Try)) and any(self._picks(each, pick) for each in block):
+                return _Inside(block, [statement.test] if isinstance(statement, ast.If) else [])
+        call = self._picks(statement, pick) if pick and pick not in calls else None
+        if pick and call:
+            return _Inside(pick.body, given_to(call), pick)
         for call in _calls_in(statement):
             function = self.settled.handed(call)
             if function is not None and function not in calls:
@@ -220,6 +246,10 @@ class LaunchFinder:
         if self.settled.settles(statement) and not self.settled.repeatable(statement):
             return self._deeper(statement, calls)
         return None
+
+    def _picks(self, statement: ast.stmt, function: FunctionNode) -> ast.Call | None:
+        """The call in a statement that may pick a function."""
+        return next((call for call in _calls_in(statement) if function in self._picked(call)), None)
 
     def _deeper(self, statement: ast.stmt, calls: tuple[FunctionNode, ...]) -> _Inside | None:
         """Inside a statement that settles something, and does what the processes must do together, too."""
@@ -230,9 +260,25 @@ class LaunchFinder:
         for call in _calls_in(statement):
             for function in (called.definition for called in self.resolver.functions_called(call)):
                 before = given_to(call) + ([call.func.value] if isinstance(call.func, ast.Attribute) else [])
-                if function not in calls and self._is_main(function) and settled.repeatable(*before):
+                if function in calls or not settled.repeatable(*before):
+                    continue
+                if self._is_main(function):
                     return _Inside(function.body, before, function)
+                if self._is_passed(statement, call, function):
+                    return _Inside(function.body, before, function, [statement])
         return None
+
+    def _is_passed(self, statement: ast.stmt, call: ast.Call, function: FunctionNode) -> bool:
+        """Whether the way goes once through a function that settles something, does more, and then comes back."""
+        whole = getattr(statement, "value", None)
+        is_reached = call is whole or (isinstance(whole, ast.Call) and call in given_to(whole))
+        leaving = [n for n in ast.walk(function) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom))]
+        others = {entry for entry in self.source.entry_trees if entry is not self.source.module(statement)}
+        calls = [c for c in self.callers.of(function) if self.source.module(c) not in others]
+        goes_through = is_reached and len(calls) == 1 and all(each in function.body for each in leaving)
+        return (
+            goes_through and bool(self.settled.settles(*function.body)) and not self.settled.repeatable(*function.body)
+        )
 
     def _given(self, statement: ast.stmt, function: FunctionNode) -> list[ast.expr]:
         """The arguments with which a statement calls a function."""
@@ -287,7 +333,7 @@ class LaunchFinder:
                 yield from self._places(entry, statement.body, bound, calls)
             entered = self._entered(statement) or self._constructed(statement)
             if entered is not None and entered not in calls and self._is_main(entered):
-                yield from self._places(entry, entered.body, bound | _parameters(entered), (*calls, entered))
+                yield from self._places(entry, entered.body, bound | parameters(entered), (*calls, entered))
             bound |= bound_names(statement)
 
     def _entered(self, statement: ast.stmt) -> FunctionNode | None:
@@ -317,8 +363,8 @@ class LaunchFinder:
         return len(self.callers.of(function)) == 1 and self.effects.leads_to_a_wrap(function)
 
 
-def _at(entry: ast.Module, step: _Step) -> Launch:
-    return Launch(entry, step.statement, step.bound.names())
+def _at(entry: ast.Module, step: _Step, apart: Iterable[ast.AST]) -> Launch:
+    return Launch(entry, step.statement, step.bound.names(), apart=frozenset(apart))
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -335,23 +381,10 @@ def _calls_in(statement: ast.stmt) -> list[ast.Call]:
     )
 
 
-def _parameters(function: FunctionNode) -> frozenset[str]:
-    return frozenset(a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs))
-
-
-def bound_names(statement: ast.stmt) -> frozenset[str]:
-    """The names that a statement binds."""
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return frozenset({statement.name})
-    names: set[str] = set()
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
-    return frozenset(names)
-
-
 def _once(found: Iterable[Launch]) -> list[Launch]:
     """One place for each statement, also where several commands come to it."""
-    return list({launch.statement: launch for launch in found}.values())
+    places: dict[ast.stmt | None, Launch] = {}
+    for launch in found:
+        other = places.setdefault(launch.statement, launch)
+        places[launch.statement] = replace(launch, apart=launch.apart & other.apart)
+    return [*places.values()]

@@ -7,16 +7,13 @@ import re
 from functools import cached_property
 
 from dp2ddp.analysis.launch.effects import ASKS_TORCH, Effects, only_reads
-from dp2ddp.analysis.roles import Class, Function, Module, Resolver
+from dp2ddp.analysis.roles import PARSING, Class, Function, Module, Resolver
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import argument, given_to, keyword, names_in
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 ARGUMENTS = "arguments"
 DEVICES = "devices"
-_PARSING = frozenset(
-    "parse_args parse_known_args parse_intermixed_args parse_known_intermixed_args parse_args_into_dataclasses".split()
-)
 # What parses the arguments and then calls the function that it is given.
 _COMMAND_LINES = frozenset(
     "fire.Fire absl.app.run typer.run tyro.cli plac.call argh.dispatch_command defopt.run jsonargparse.CLI "
@@ -40,8 +37,8 @@ _ALONE = tuple(
     "torch.from_numpy torch.tensor torch.as_tensor torch.zeros torch.ones torch.full torch.arange torch.linspace "
     "torch.eye torch.initial_seed torch.backends. torch.set_ torch.get_ torch.device torch.autograd. "
     "torch.use_deterministic_algorithms torch.multiprocessing.set_ torchvision.transforms. "
-    "transformers.HfArgumentParser transformers.logging. random.seed numpy.random.seed multiprocessing.set_ "
-    "multiprocessing.cpu_count urllib.parse.".split()
+    "torchvision.set_ torchvision.get_ torchvision.disable_ transformers.HfArgumentParser transformers.logging. "
+    "random.seed numpy.random.seed multiprocessing.set_ multiprocessing.cpu_count urllib.parse.".split()
 )
 #: Libraries that don't write into what they are given.
 READERS = tuple(
@@ -83,7 +80,7 @@ class Settled:
     def _parses_arguments(self, node: ast.AST) -> bool:
         if not isinstance(node, ast.Call):
             return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _PARSING:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in PARSING:
             return not self._is_made_up(argument(node, 0, "args")) and not self.resolver.functions_called(
                 node
             )  # the script's own: what it does is looked at by itself
@@ -215,12 +212,14 @@ class Settled:
         return [*(c for c in runs if (self.names.qualified(c.func) or "").startswith("shutil.copy")), *written]
 
     def _makes_folder(self, call: ast.Call) -> bool:
-        """Whether a call makes a folder that must not be there, which it need not be told so."""
+        """Whether a call makes a folder that must not be there, or may not, as far as can be told."""
         method = isinstance(call.func, ast.Attribute) and call.func.attr == "mkdir"
         path = self.names.qualified(call.func)
         if path == "os.mkdir":  # `os.makedirs` minds less
             return method and self._asks_first(call) and keyword(call, "dir_fd") is None
-        return (path == "os.makedirs" or (method and path is None)) and argument(call, 2, "exist_ok") is None
+        may_exist = argument(call, 2, "exist_ok")
+        is_fine = isinstance(may_exist, ast.Constant) and may_exist.value is True
+        return (path == "os.makedirs" or (method and path is None)) and not is_fine
 
     def _asks_first(self, node: ast.AST) -> bool:
         """Whether a line runs only where a file or folder is missing."""

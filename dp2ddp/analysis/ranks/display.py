@@ -12,7 +12,7 @@ from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.analysis.files.writers import Writers
 from dp2ddp.analysis.roles import PROGRESS_BARS, Criterion, Module, Wrapped
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import given_to, keyword, names_in
+from dp2ddp.source.nodes import given_to, keyword, names_in, parameters
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 SHOWING = ("builtins.print", "sys.stdout.", "sys.stderr.", "logging.", "tqdm.", "warnings.warn", "loguru.logger.")
@@ -188,7 +188,10 @@ class Display:
         """The names that hold batches, outputs and what is computed of them in the function around `node`."""
         scope: ast.AST = self.source.function(node) or self.source.module(node)
         if scope not in self._tensors:
-            found = {name for loop in self.loops.data_loops for name in names_in(loop.batch)}
+            # (What another function calls its batch this one may use for something of its own.)
+            own = self.source.local_names(scope) - parameters(scope) if isinstance(scope, FUNCTIONS) else set()
+            loops = ((loop, self.source.function(loop.node) is scope) for loop in self.loops.data_loops)
+            found = {name for loop, is_here in loops for name in names_in(loop.batch) - (set() if is_here else own)}
             assigned = [n for n in ast.walk(scope) if isinstance(n, (ast.Assign, ast.AugAssign))]
             before = -1
             while len(found) != before:

@@ -8,10 +8,12 @@ from functools import cached_property
 
 from dp2ddp.analysis.ranks.display import Display
 from dp2ddp.source.names import Names
-from dp2ddp.source.program import ParsedProgram
+from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 _METHODS = frozenset({"isEnabledFor", "getEffectiveLevel", "tell"})
 _TESTING = (ast.If, ast.While, ast.IfExp, ast.Assert)
+#: Where names are given times, by scope and name.
+_Holding = dict[tuple[ast.AST, str], list[ast.stmt]]
 
 
 class Clocks:
@@ -26,7 +28,7 @@ class Clocks:
         """Whether an expression's value may be another one on another rank."""
         return self._is_own(node, self._holding)
 
-    def _is_own(self, node: ast.AST, holding: set[tuple[ast.AST, str]]) -> bool:
+    def _is_own(self, node: ast.AST, holding: _Holding) -> bool:
         if node in self._shared:
             return False
         if isinstance(node, ast.Call):
@@ -36,26 +38,35 @@ class Clocks:
                 return True
             if path == "builtins.len":
                 return False  # how many times a list holds is the same on all ranks
-        if isinstance(node, ast.Name) and (self.source.scope(node), node.id) in holding:
+        if isinstance(node, ast.Name) and any(
+            self._may_be_behind(node, each) for each in holding.get((self.source.scope(node), node.id), ())
+        ):
             return True
         return any(self._is_own(part, holding) for part in ast.iter_child_nodes(node))
+
+    def _may_be_behind(self, node: ast.Name, assigned: ast.stmt) -> bool:
+        """Whether a name may be read behind an assignment in its scope: further down, or in the next turn of a loop."""
+        scope = self.source.scope(node)
+        is_kept = isinstance(scope, FUNCTIONS) and node.id not in self.source.local_names(scope)  # `global`
+        if is_kept or (node.lineno, node.col_offset) > (assigned.lineno, assigned.col_offset):
+            return True
+        around = {each for each in self.source.ancestors(assigned) if isinstance(each, (ast.For, ast.While))}
+        return not around.isdisjoint(self.source.ancestors(node))
 
     @cached_property
     def _shared(self) -> Collection[ast.AST]:
         return set(self._told())
 
     @cached_property
-    def _holding(self) -> set[tuple[ast.AST, str]]:
-        """The names that hold times, by scope."""
-        found: set[tuple[ast.AST, str]] = set()
+    def _holding(self) -> _Holding:
+        found: _Holding = {}
         assigned = [n for n in self.source.nodes if isinstance(n, (ast.Assign, ast.AugAssign))]
-        before = -1
-        while len(found) != before:
-            before = len(found)
-            for node in assigned:
-                if self._is_own(node.value, found):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    found |= {(self.source.scope(t), t.id) for t in targets if isinstance(t, ast.Name)}
+        while news := [n for n in assigned if self._is_own(n.value, found)]:
+            assigned = [n for n in assigned if n not in news]
+            for node in news:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(target, ast.Name):
+                        found.setdefault((self.source.scope(target), target.id), []).append(node)
         return found
 
 

@@ -22,11 +22,12 @@ from dp2ddp.analysis.roles.kinds import (
     WrappedOptimizer,
     Wrapper,
 )
-from dp2ddp.analysis.roles.libraries import DRAWING, PROGRESS_BARS, SAME_OBJECT
+from dp2ddp.analysis.roles.libraries import DRAWING, PARSING, PROGRESS_BARS, SAME_OBJECT
 from dp2ddp.analysis.roles.resolver import Resolver, defaults
 
 __all__ = [
     "DRAWING",
+    "PARSING",
     "PROGRESS_BARS",
     "SAME_OBJECT",
     "Class",

@@ -17,6 +17,7 @@ class Bindings:
         self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}
         self._attributes: dict[tuple[ast.ClassDef, str], frozenset[Role]] = {}
         self._returns: dict[FunctionNode, frozenset[Role]] = {}
+        self.defaults: frozenset[Role] = NONE  # of what is parsed: `parser.set_defaults(func=fit)`
         self._globals = self._declared_globals()
 
     def _declared_globals(self) -> dict[ast.AST, set[str]]:
@@ -44,6 +45,10 @@ class Bindings:
     def bind_return(self, function: FunctionNode, roles: frozenset[Role]) -> None:
         """A function returns `roles` too."""
         self._returns[function] = self._joined(self.returned(function), roles)
+
+    def bind_defaults(self, roles: frozenset[Role]) -> None:
+        """What is parsed holds `roles` too."""
+        self.defaults = self._joined(self.defaults, roles)
 
     def named(self, scope: ast.AST, name: str) -> frozenset[Role]:
         """What a name holds that is bound in a scope."""

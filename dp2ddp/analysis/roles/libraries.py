@@ -23,6 +23,10 @@ from dp2ddp.source.nodes import keyword
 
 # Methods that give back the object they were called on.
 SAME_OBJECT = frozenset({"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "type", "requires_grad_"})
+# Methods that parse a script's arguments.
+PARSING = frozenset(
+    "parse_args parse_known_args parse_intermixed_args parse_known_intermixed_args parse_args_into_dataclasses".split()
+)
 # Calls that make a dictionary, or an object with these fields.
 _TABLES = frozenset(
     "builtins.dict collections.OrderedDict collections.defaultdict types.SimpleNamespace argparse.Namespace".split()

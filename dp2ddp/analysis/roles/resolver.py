@@ -85,8 +85,11 @@ class Resolver(Values):
             self._assign(node.optional_vars, node.context_expr)
 
     def _append(self, call: ast.Call) -> None:
-        """`loaders.append(loader)`: the list holds it from then on."""
+        """`loaders.append(loader)`, `parser.set_defaults(func=fit)`: the list, or what is parsed, holds it then."""
         func = call.func
+        if isinstance(func, ast.Attribute) and func.attr == "set_defaults":
+            functions = (role for k in call.keywords for role in self.roles(k.value) if isinstance(role, Function))
+            self.bindings.bind_defaults(frozenset(functions))
         if isinstance(func, ast.Attribute) and func.attr in ("append", "insert") and call.args:
             roles = self.roles(call.args[-1])
             if roles and isinstance(func.value, (ast.Name, ast.Attribute)):

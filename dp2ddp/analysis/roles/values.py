@@ -24,7 +24,7 @@ from dp2ddp.analysis.roles.kinds import (
     WrappedOptimizer,
     Wrapper,
 )
-from dp2ddp.analysis.roles.libraries import SAME_OBJECT, library_call
+from dp2ddp.analysis.roles.libraries import PARSING, SAME_OBJECT, library_call
 from dp2ddp.source.names import Names, Own, OwnModule
 from dp2ddp.source.nodes import given_to
 from dp2ddp.source.program import FunctionNode, ParsedProgram
@@ -255,7 +255,11 @@ class Values:
             same = frozenset(r for r in self.roles(node.func.value) if isinstance(r, (Wrapped, Module, Criterion)))
             if same:
                 return same
-        return self._own_call(node)
+        found = self._own_call(node)
+        if self.bindings.defaults and isinstance(node.func, ast.Attribute) and node.func.attr in PARSING:
+            parsed = Table(self.bindings.defaults)
+            found |= {Group((frozenset({parsed}), NONE)) if "known" in node.func.attr else parsed}
+        return found
 
     def _own_call(self, node: ast.Call) -> frozenset[Role]:
         """What a call of the script's own function or class gives."""

@@ -38,7 +38,7 @@ def write(report: Report, request: Request) -> None:
         BadInput: it can't be written.
     """
     if request.html is not None:
-        from dp2ddp.convert.page import content  # with jinja2 and what else only a page needs
+        from dp2ddp.convert.page import content
 
         _write(request.html, content.of_report(report, request))
 
@@ -61,5 +61,6 @@ def on_refusal(request: Request) -> Iterator[None]:
 
 
 def _write(path: str, content: Mapping[str, object]) -> None:
-    package = "dp2ddp.convert.page"
-    page.write(path, page.render(package, "convert.html.j2", content, styles=["convert.css"], scripts=["convert.js"]))
+    from dp2ddp.page.rendering import render
+
+    page.write(path, render(__name__, "convert.html.j2", content, styles=["convert.css"], scripts=["convert.js"]))

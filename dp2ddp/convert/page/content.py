@@ -12,10 +12,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from dp2ddp.convert import diffs, findings, running
+from dp2ddp.convert import diffs, findings
 from dp2ddp.convert.job import Request
-from dp2ddp.convert.reporting import File, Report, count, reasons, to_run
-from dp2ddp.convert.running import Step
+from dp2ddp.convert.reporting import File, Report, count, reasons
+from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import is_notebook
 from dp2ddp.page.rendering import Line, lines_of_rows
@@ -28,21 +28,6 @@ CHANGED, SAME, FOLDED = "changed", "same", "folded"
 _FEW = 3
 #: Unchanged lines that are shown around what matters, and how many more are worth folding.
 _AROUND, _FEWEST = 3, 4
-#: What process 0 and the others do, by the effect of the rules that see to it; what all do alike isn't here.
-_ACTIONS = {
-    "starts one process per device": ("Start: each process runs the script", "waits here for the others", "wait here"),
-    "splits batches over the processes": ("Load samples", "its rows of each batch", "their rows"),
-    "wraps the model: one replica in each process": ("Run the model", "on its rows", "on their rows"),
-    "writes files once": ("Write files, plot, report", "yes", "no"),
-    "lets one process decide for all": ("Ask for the time, names, what is typed", "asks", "get its answer"),
-    "downloads once on each machine": ("Download, unpack", "first on its machine", "after the first of their machine"),
-}
-_WHOLE = ("Load samples, with a collate_fn", "whole batches", "whole batches")
-#: What no rule has to see to.
-_ALWAYS = (
-    ("Run all other lines", "yes", "yes, with the same values"),
-    ("Print, show progress", "yes", "no"),
-)
 
 
 class Verdict(NamedTuple):
@@ -59,15 +44,6 @@ class Place(NamedTuple):
 
     text: str
     link: str
-
-
-class Action(NamedTuple):
-    """What process 0 does, what the others do, and the lines of the script that say so."""
-
-    what: str
-    first: str
-    others: str
-    places: Sequence[Place] = ()
 
 
 class Reason(NamedTuple):
@@ -176,7 +152,6 @@ def of_report(report: Report, request: Request) -> dict[str, object]:
     short = _short([each.name for each in noted])
     shown = [Shown(f"f{n}", short[each.name], each, len(noted) <= _FEW) for n, each in enumerate(noted)]
     written = (request.writes or request.output == STANDARD) and not report.refused
-    steps, remarks = _running(report, request)
     return {
         "name": _name(request),
         "verdict": _verdict(report, noted, written=written),
@@ -185,9 +160,7 @@ def of_report(report: Report, request: Request) -> dict[str, object]:
         "refused": report.refused,
         "error": None,
         "excerpt": (),
-        "actions": list(_actions(shown)) if report.changed and not report.refused else (),
-        "steps": steps,
-        "remarks": remarks,
+        "steps": list(how_to_run(report)) if report.changed and not report.refused else (),
         "warnings": [str(each) for each in report.warnings],
         "left_alone": reasons(report),
     }
@@ -200,7 +173,7 @@ def of_error(error: BadInput, request: Request) -> dict[str, object]:
     verdict = Verdict("Not converted", "bad", sentence, ["Nothing was written but this page."])
     around = findings.excerpt(error.file, error.line, _AROUND) if error.line is not None else ()
     excerpt = [(number, text, number == error.line) for number, text in around]
-    nothing = ("files", "todos", "actions", "steps", "remarks", "warnings", "left_alone")
+    nothing = ("files", "todos", "steps", "warnings", "left_alone")
     found = {"name": _name(request), "verdict": verdict, "refused": True, "error": error, "excerpt": excerpt}
     return {**found, **dict.fromkeys(nothing, ())}
 
@@ -218,22 +191,6 @@ def _short(names: Collection[str]) -> dict[str, str]:
         return {name: name for name in names}
     top = posixpath.commonpath(folders)
     return {name: posixpath.relpath(name, top) if top else name for name in names}
-
-
-def _actions(files: Sequence[Shown]) -> Iterator[Action]:
-    """What each process does, read off the edits."""
-    found: dict[tuple[str, str, str], list[Place]] = {}
-    for each in files:
-        for edit in each.file.conversion.edits:
-            known = rule(edit.rule)
-            action = _ACTIONS.get(getattr(known, "effect", ""))
-            if action is not None:
-                action = _WHOLE if "whole batches" in edit.reason else action
-                found.setdefault(action, []).append(each.place(edit.span.start.line))
-    order = {action: number for number, action in enumerate((*list(_ACTIONS.values())[:2], _WHOLE))}
-    for action in sorted(found, key=lambda action: order.get(action, len(order))):
-        yield Action(*action, list(dict.fromkeys(found[action])))
-    yield from (Action(*action) for action in _ALWAYS)
 
 
 def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict:
@@ -291,26 +248,3 @@ def _refusal(files: Sequence[File]) -> str:
             what = each.conversion.notes[0].what.strip().rstrip(".")
             return f"It can't be converted as it is: {each.name}:{each.notes[0].place}: {what}."
     return "It can't be converted as it is."
-
-
-def _running(report: Report, request: Request) -> tuple[list[Step], list[str]]:
-    """How to run it, as the terminal says it: commands, and what else there is to say."""
-    if not report.changed or report.refused:
-        return [], []
-    asked = to_run(report)
-    steps: list[Step] = []
-    remarks: list[str] = []
-    if len(asked.scripts) == 1 and is_notebook(asked.scripts[0]):
-        remarks.append(running.CELLS)
-    elif asked.scripts:
-        if asked.unwritten is not None:
-            command = f"dp2ddp convert {shlex.join(request.inputs)} {asked.unwritten}"
-            steps.append(Step(command, "writes what is shown here; then", False))
-        for script, starts, packages in zip(asked.scripts, asked.starts, asked.packages):
-            steps += running.steps(script, starts, packages=packages, confused=asked.confused)
-    if asked.scripts and not asked.vendored:
-        remarks.append(running.what_it_imports(len(asked.scripts)))
-    steps += running.steps_for_commands(asked.commands)
-    if asked.commands:
-        remarks.append(f"What commands start: {running.FOR_COMMANDS}")
-    return steps, remarks

@@ -27,6 +27,7 @@ _DURATION = re.compile(
     r"(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*(?P<s>[Ss]econds?|[Ss]ecs?|s)(?![a-zA-Z_])[\s,]*)?"
     r"(?:\d+(?:\.\d+)?\s*(?P<ms>ms))?(?!\w|\.\d)"
 )
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")  # `<function f at 0x7f3c...>`
 _LONE = re.compile(rf"(?i)(?:{_N})\s*(?:minutes?|mins?|hours?|hrs?|days?)\b(?!\s*[-+.\d])")
 _KEYWORD = re.compile(r"(?i)(?:time|took|elapsed?|duration|eta)\W{0,3}$")
 
@@ -64,8 +65,8 @@ def differences(original: str, converted: str) -> Iterator[LineDifference]:
 
 
 def without_times(line: str) -> str:
-    """`line` with the numbers that only tell how long something took, and when, left out."""
-    rest = _LONE.sub("#s", _DURATION.sub(_hidden_duration, line))
+    """`line` with the numbers that only tell how long something took, when, and where in memory it is, left out."""
+    rest = _LONE.sub("#s", _DURATION.sub(_hidden_duration, _ADDRESS.sub("at #", line)))
     for pattern in _TIMES:
         rest = pattern.sub(_hidden, rest)
     return line if rest == line else re.sub(" +", " ", rest)  # lines are filled up with blanks behind a short one
@@ -99,8 +100,8 @@ def _difference(line: int, ours: str | None, theirs: str | None) -> LineDifferen
 def _places(ours: str, theirs: str) -> float | None:
     if NUMBER.split(ours) != NUMBER.split(theirs):
         return None
-    pairs = list(zip(NUMBER.findall(ours), NUMBER.findall(theirs)))
-    if any(not Decimal(a).is_finite() or not Decimal(b).is_finite() for a, b in pairs if a != b):
+    pairs = [(a, b) for a, b in zip(NUMBER.findall(ours), NUMBER.findall(theirs)) if a != b]
+    if any(not Decimal(a).is_finite() or not Decimal(b).is_finite() for a, b in pairs):
         return None
     return max((_units_apart(Decimal(a), Decimal(b)) for a, b in pairs), default=0.0)
 

@@ -27,7 +27,7 @@ class StepDifference:
 
 def differences(ours: Recording, theirs: Recording) -> list[StepDifference]:
     """After each step that both have made."""
-    return [_largest(ours, one, other, number) for number, one, other in _pairs(ours, theirs)]
+    return [_largest(ours, one, other, number) for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), 1)]
 
 
 def apart(ranks: Sequence[Recording]) -> StepDifference | None:
@@ -56,10 +56,6 @@ def starts(ours: Recording, theirs: Sequence[Recording]) -> list[StepDifference]
             if both[0] and both[1] and len(both[0].slots) == len(both[1].slots):
                 found.append(replace(_largest(one, both[0], both[1], number), who=who))
     return [each for each in found if each.relative > TOLERANCE]
-
-
-def _pairs(ours: Recording, theirs: Recording) -> list[tuple[int, Step, Step]]:
-    return [(number, one, other) for number, (one, other) in enumerate(zip(ours.steps, theirs.steps), start=1)]
 
 
 def _largest(ours: Recording, one: Step, other: Step, number: int) -> StepDifference:

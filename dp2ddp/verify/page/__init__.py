@@ -17,7 +17,7 @@ def written(verdict: Verdict, name: str, command: str, path: str) -> None:
     Raises:
         BadInput: it can't be written.
     """
+    from dp2ddp.page.rendering import render
     from dp2ddp.verify.page import content
 
-    found = content.of(verdict, name, command)
-    page.write(path, page.render(__name__, "verify.html.j2", found, styles=["verify.css"]))
+    page.write(path, render(__name__, "verify.html.j2", content.of(verdict, name, command), styles=["verify.css"]))

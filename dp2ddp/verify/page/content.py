@@ -11,8 +11,6 @@ from typing import NamedTuple
 from dp2ddp.verify import report
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.page import chart
-from dp2ddp.verify.page.chart import Chart
 from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict, counted
 
 _LINES = 400  # of output that are shown
@@ -60,16 +58,14 @@ def of(verdict: Verdict, name: str, command: str) -> Mapping[str, object]:
         "ran": _ran(verdict),
         "failure": failure,
         "traceback": f"{failure.where}\n\n{said}" if failure and failure.where else said,
-        "frame": chart,
         "most": _PLACES,
     }
     if comparison is None:
-        return {**found, **dict.fromkeys(("findings", "rows", "chart", "files", "output"), ())}
+        return {**found, **dict.fromkeys(("findings", "rows", "files", "output"), ())}
     return {
         **found,
         "findings": [(finding, _code(finding.at, comparison)) for finding in verdict.findings],
         "rows": list(_rows(comparison, verdict)),
-        "chart": _chart(comparison),
         "files": _files(comparison),
         "output": list(_output(comparison)),
     }
@@ -129,11 +125,6 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
     for what, amount, wrong, right in rows:
         said = wrong if isinstance(wrong, str) else f"{len(wrong)} not the same"
         yield Row(what, amount, said if wrong else right, bad if wrong else "good")
-
-
-def _chart(comparison: Comparison) -> Chart | None:
-    values = [step.relative for step in comparison.steps]
-    return chart.drawn(values, TOLERANCE) if values else None
 
 
 def _code(at: str | None, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:

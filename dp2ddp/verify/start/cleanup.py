@@ -1,9 +1,8 @@
-"""That nothing stays of a comparison: its processes end, and its folder goes; and a disk that is full."""
+"""That nothing stays of a comparison: its processes end, and its folder goes."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import shutil
 import signal
@@ -20,8 +19,6 @@ from dp2ddp.errors import BadInput
 
 PREFIX = "dp2ddp-verify-"
 _ATTEMPTS = 9  # what was just killed may have been writing a file; a read-only folder takes one for each level
-_LEAST_ROOM = 2**18  # bytes
-_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed writing file")
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SOON = 0.05  # seconds
@@ -83,27 +80,6 @@ def folder() -> Iterator[Path]:
         yield folder
     finally:
         remove(folder)
-
-
-def check_room(folder: Path, said: str = "") -> None:
-    """See to it that a full disk is told as that, whatever it made of a run.
-
-    Args:
-        folder: where the runs write.
-        said: what a run that failed wrote to standard error.
-
-    Raises:
-        BadInput: the disk is full.
-    """
-    if shutil.disk_usage(folder).free < _LEAST_ROOM or any(words in said for words in _FULL):
-        raise full(folder)
-
-
-def full(folder: Path) -> BadInput:
-    """What to say where there is no room left."""
-    free = shutil.disk_usage(folder).free / 2**20
-    what = f"no space left for what the scripts write ({free:.0f} MB free in {folder.parent})"
-    return BadInput("verify", what=what, todo="set TMPDIR to a folder with more room")
 
 
 def remove(folder: Path) -> None:

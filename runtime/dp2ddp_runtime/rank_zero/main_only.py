@@ -9,9 +9,9 @@ import functools
 import inspect
 import io
 import logging
-import sys
 import os
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 import sys
+import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from ..base import codec, world
-from ..base.location import is_of_script
+from ..base.location import here, is_of_script
 from ..base.uncompiled import uncompiled
+from . import file_sync
 from .exchange import exchange
 
 np = codec.np
@@ -220,8 +225,6 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 def watch_seeding() -> None:
     """Let the ranks' own streams begin anew wherever the script seeds torch, also with the seed that it had."""
     real = torch.manual_seed
-    if hasattr(real, "of_dp2ddp"):
-        return
 
     @functools.wraps(real)
     def manual_seed(seed: Any) -> torch.Generator:
@@ -231,22 +234,48 @@ def watch_seeding() -> None:
             loading.restart(epoch=0)
         return generator
 
-    manual_seed.of_dp2ddp = True  # type: ignore[attr-defined]
     torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
+def share_entropy(store: Any) -> None:
+    """From now on generators without a seed, libraries' too, begin alike on every rank where all ranks draw alike.
+
+    Its own samples and forward passes, threads, the processes that it starts, and temporary names ask the system.
+    """
+    if world.is_main():
+        store.set("entropy", os.urandom(16).hex())
+    secret, asked = store.get("entropy").decode(), Counter[str]()
+
+    def bits(count: int) -> int | None:
+        is_main_thread = threading.get_ident() == threading.main_thread().ident
+        if _active is not None or not is_main_thread or file_sync.shared() is None:
+            return None
+        place = f"{secret} {here()}"  # what rank 0 alone asks for elsewhere is of no consequence
+        asked[place] += 1
+        return random.Random(f"{place} {asked[place]}").getrandbits(count)
+
+    def stand_in(real: Any, use: Callable[[int], Any]) -> Any:
+        return functools.wraps(real)(lambda *a: real(*a) if (given := bits(*a or (63,))) is None else use(given))
+
+    real: Any = random.Random.seed
+    python: Any = random
+    python.Random.seed = lambda self, a=None, version=2: real(self, bits(256) if a is None else a, version)
+    python.seed = python._inst.seed
+    vars(tempfile).update(_Random=type("_Random", (random.Random,), {"seed": real}))
+    torch.seed = torch.random.seed = stand_in(torch.seed, lambda seed: torch.manual_seed(seed).initial_seed())
+    if np is not None:  # which takes all its seeds from there
+        np.random.bit_generator.randbits = stand_in(np.random.bit_generator.randbits, int)
 
 
 def watch_states() -> None:
     """Let a rank, which sees one GPU, load all GPUs' states: the first one's is the shared stream's."""
     random_module: Any = torch.cuda.random
     real = random_module.set_rng_state_all
-    if hasattr(real, "of_dp2ddp"):
-        return
 
     @functools.wraps(real)
     def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         real(list(new_states)[: torch.cuda.device_count()])
 
-    set_rng_state_all.of_dp2ddp = True  # type: ignore[attr-defined]
     torch.cuda.set_rng_state_all = random_module.set_rng_state_all = set_rng_state_all
 
 

@@ -1,0 +1,64 @@
+"""What `ddp.setup()` is given says what the conditions of the wraps say, in no more words than it needs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dp2ddp.analysis.given_devices import _simplest
+from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.rules import Options
+
+_TESTS = "a,not a,b,not b,a and b,x == 1,x != 1,x == 2,x != 2,x == y".split(",")
+_WAYS = st.lists(st.lists(st.sampled_from(_TESTS), max_size=4, unique=True).map(tuple), min_size=1, max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_WAYS)
+def test_simplest_is_true_where_one_of_the_ways_is(ways: list[tuple[str, ...]]) -> None:
+    found = _simplest(ways)
+    for values in product((False, True), (False, True), (1, 2, 3), (1, 2)):
+        names = dict(zip("abxy", values))
+        true = [any(all(eval(test, names) for test in way) for way in each) for each in (ways, found)]
+        assert true[0] == true[1], names
+    assert sum(map(len, found)) <= sum(map(len, ways))
+
+
+@pytest.mark.parametrize(
+    ("wraps", "condition"),
+    [
+        ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", "m in (1, 2) and d"),
+        ("if c: W\nif not s:\n    if p: W\n    elif c: W\n", "c or (not s and p)"),
+        ("if a == 'x':\n    W\nelif a == 'y':\n    W\nelif a == 'z':\n    W\n", "a in ('x', 'y', 'z')"),
+    ],
+)
+def test_setup_is_given_the_shortest(wraps: str, condition: str) -> None:
+    head = "import torch.nn as nn\nfrom options import a, c, d, m, p, s\nnet = nn.Linear(4, 2)\n"
+    new = convert_source(head + wraps.replace("W", "net = nn.DataParallel(net)"), "train.py", Options()).new_text
+    assert f"ddp.setup(device_ids=None if {condition} else [0])\n" in new
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_known"),
+    [
+        ("if not torch.cuda.is_available(): args.cuda = False", True),
+        ("if not torch.cuda.is_available() and args.verbose: args.cuda = False", True),
+        ("if not (args.verbose or torch.cuda.device_count() > 0): args.cuda = False", True),
+        ("def on_cpu():\n    args.cuda = False\nif torch.cuda.device_count() == 0: on_cpu()", True),
+        ("if torch.cuda.device_count() < 2: args.cuda = False", False),
+        ("if args.verbose: args.cuda = False", False),
+        ("if not torch.cuda.is_available() or args.verbose: args.cuda = False", False),
+        # An option is more than what one line under a condition sets it to; `None` differs from a number.
+        ("if args.small: args.fast = True\nif not args.fast: args.cuda = False", False),
+        ("kind = None\nif kind != 3 and torch.cuda.is_available(): args.cuda = False", False),
+    ],
+)
+def test_what_only_changes_where_there_is_no_gpu_is_known(lines: str, is_known: bool) -> None:
+    head = "import argparse, torch, torch.nn as nn\nargs = argparse.ArgumentParser().parse_args()\n"
+    head += "net = nn.Linear(4, 2)\n"
+    wrap = "\nif args.cuda:\n    net = nn.DataParallel(net)\n"
+    new = convert_source(head + lines + wrap, "train.py", Options()).new_text
+    assert f"ddp.setup({'device_ids=None if args.cuda else [0]' if is_known else ''})\n" in new
