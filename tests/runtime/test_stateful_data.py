@@ -7,11 +7,11 @@ import gc
 import io
 import itertools
 import random
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 import numpy as np
@@ -445,49 +445,54 @@ def test_another_rank_s_exception_comes_with_its_traceback_and_keeps_nothing_ali
     assert second[1]
 
 
-def read_over_gaps(workers: int) -> list[Any]:
-    """What a script gets that reads over samples that fail, too, more slowly on rank 1."""
+def in_a_thread() -> list[Any]:
+    """A thread reads ahead: the main thread exchanges meanwhile, at other times on each rank."""
     found: list[Any] = []
-    shuffled = torch.Generator().manual_seed(3)
-    data = Gaps(True, (1, 8))
-    batches = iter(loaders.shard_loader(DataLoader(data, 3, shuffle=True, num_workers=workers, generator=shuffled)))
-    for _ in range(6):
-        time.sleep(0.01 * world.rank())
+
+    def read() -> None:
+        for batch in loader:
+            time.sleep(0.01 * world.rank())
+            found.append(batch)
+
+    loader = iter(loaders.shard_loader(DataLoader(TensorDataset(torch.arange(40.0)), 4)))
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(20):
+        time.sleep(0.01 * (1 - world.rank()))
+        operations.broadcast(1)
+    thread.join()
+    return [batch[0].tolist() for batch in found]
+
+
+def test_a_thread_that_reads_ahead_meets_nobody(ranks: RankPool) -> None:
+    expected = [batch[0].tolist() for batch in DataLoader(TensorDataset(torch.arange(40.0)), 4)]
+    assert ranks(2, in_a_thread) == [expected] * 2
+
+
+def failing_in_a_thread() -> str:
+    batches = iter(loaders.shard_loader(DataLoader(Gaps(), 3)))
+    caught: list[Exception] = []
+
+    def read() -> None:
         try:
-            numbers, texts = next(batches)
-        except (LookupError, OSError) as error:
-            found.append(type(error))
-        else:
-            found.append((numbers.tolist(), list(texts)))
-    return found
+            for _ in range(3):
+                next(batches)
+        except FileNotFoundError as error:
+            caught.append(error)
+
+    batches._loader._decide("")  # as after a first batch
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    with pytest.raises(Divergence) as told:
+        operations.broadcast(len(caught))
+    exchange.piggybacked.clear()
+    return str(told.value)
 
 
-def said_by_next(batches: Iterator[Any]) -> str:
-    try:
-        next(batches)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def in_a_thread(workers: int) -> tuple[list[Any], str]:
-    """The same in a thread that reads ahead, while the main thread exchanges at other times; and what two are told."""
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(read_over_gaps, workers)
-        for _ in range(10):
-            time.sleep(0.01 * (1 - world.rank()))
-            operations.broadcast(1)
-        main = iter(loaders.shard_loader(DataLoader(TensorDataset(torch.arange(8.0)), 2, num_workers=1)))
-        next(main)
-        return found.result(), pool.submit(said_by_next, main).result()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_thread_that_reads_ahead_gets_whole_batches_and_meets_nobody(ranks: RankPool, workers: int) -> None:
-    expected = read_over_gaps(workers)
-    for found, told in ranks(2, in_a_thread, workers):
-        assert found == expected
-        assert told.startswith("a DataLoader is read by the main thread and by another one")
+def test_a_failure_in_a_thread_is_an_error(ranks: RankPool) -> None:
+    for text in ranks(2, failing_in_a_thread):
+        assert text.startswith("rank 0 could not load a batch of a DataLoader in a thread")
 
 
 class Learns(Sampler[Any]):

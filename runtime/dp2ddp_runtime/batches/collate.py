@@ -7,11 +7,13 @@ ranks on two busy cores: 1.3 ms, of which 0.6 ms are the all-gather.)
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import traceback
+import zlib
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -111,9 +113,10 @@ class RankIterator(samplers.Delegate):
         self._loader, self._name = loader, type(loader).__name__
         self._sampler: samplers.RankBatchSampler = loader.batch_sampler
         self._sizes, self._drawn = self._sampler.sizes, self._sampler.latest
-        self._iteration, self._batches = next(_iterations), 0
+        self._iteration, self._batches = next(_iterations), itertools.count()
         self._piggybacked: dict[Hashable, Piggybacked] = {}
         self._failed: list[Exception] = []  # of the latest batch; popped, as a local name would keep this alive with it
+        self._failures = 0
         if not loader.num_workers:
             loader._watch = loader._watch or kept.Watch(loader.dataset)
             self._sampler.drawn = loader._watch.begin
@@ -124,33 +127,17 @@ class RankIterator(samplers.Delegate):
     def __next__(self) -> Any:
         for old in self._piggybacked:
             piggybacked.pop(old, None)  # of the batch before, and still not looked at
-        if threading.current_thread() is not threading.main_thread():
-            return self._next_in_a_thread()
-        self._piggybacked, number = {}, self._batches
-        self._batches += 1
-        share, parts = self._meet(self._load(), is_first=number == 0)
+        self._piggybacked, number = {}, next(self._batches)
+        share = self._load()
+        if threading.current_thread() is threading.main_thread():
+            share, parts = self._meet(share, is_first=number == 0)
+        else:
+            parts = self._tell_later(share, number)
         batch = as_whole(share.rows, share.sizes, parts)
         small = [each for each in nesting.tensors(batch) if isinstance(each, Deferred) and is_small(each)]
         self._piggybacked.update(((self._iteration, number, i), each.as_piggybacked()) for i, each in enumerate(small))
         piggybacked.update(self._piggybacked)
         return batch
-
-    def _next_in_a_thread(self) -> Any:
-        """A whole batch: the ranks can't meet where a thread reads ahead. RuntimeError if the main thread has begun."""
-        if self._sampler.splits:
-            if self._batches:
-                raise RuntimeError(
-                    f"a {self._name} is read by the main thread and by another one in the same pass: after "
-                    "ddp.shard_loader one of them has to read all of it"
-                )
-            self._begin_whole()
-        self._sizes.clear()
-        batch = next(self._inner)
-        return nesting.map_leaves(lambda each: each[1] if isinstance(each, Marked) else each, batch, is_column)
-
-    def _begin_whole(self) -> None:
-        self._inner = None  # its workers end
-        self._inner, self._sizes = self._loader._begin_whole(self._drawn), self._sampler.sizes
 
     def _meet(self, share: Share, is_first: bool) -> tuple[Share, list[Any]]:
         """Agree on a batch: the ranks' strings, with this rank's share, which is another one if all load it anew.
@@ -172,6 +159,23 @@ class RankIterator(samplers.Delegate):
         _check_shapes(self._name, shapes)
         return share, parts
 
+    def _tell_later(self, share: Share, number: int) -> list[Any]:
+        """In a thread that reads ahead, where ranks can't meet: tell the others by what they exchange next."""
+        self._failures += len(self._failed)
+        failures = torch.tensor(self._failures)
+        piggybacked[self._iteration, "failures"] = Piggybacked(failures, functools.partial(_hear_failures, self._name))
+        if self._failed:
+            raise self._failed.pop()
+        if self._is_trial:
+            self._loader._decide(next(iter(share.changes), ""))
+            share = share._replace(changes={})
+        mark = zlib.crc32(repr(share.changes).encode()) if share.changes else 0
+        shapes = [zlib.crc32(each.encode()) if isinstance(each, str) else each for each in share.shapes]
+        hear = functools.partial(_hear, self._name, self._loader._warn_of, next(iter(share.changes), "state"))
+        self._piggybacked[self._iteration, number, -1] = Piggybacked(torch.tensor([mark, *shapes]), hear)
+        found = travelling(share.rows)
+        return exchange("a batch's strings and items", found) if found else []
+
     @property
     def _is_trial(self) -> bool:
         """Whether this is the batch that tells whether ranks can share the work. Without workers."""
@@ -183,7 +187,8 @@ class RankIterator(samplers.Delegate):
             if not failed:
                 self._loader._decide(moves)
         elif moves and is_first and self._loader.num_workers:
-            self._begin_whole()
+            self._inner = None  # its workers end
+            self._inner, self._sizes = self._loader._begin_whole(self._drawn), self._sampler.sizes
             self._loader._decide(moves)
             return True
         elif moves:
@@ -248,3 +253,21 @@ def _check_shapes(name: str, shapes: Sequence[list[Any]]) -> None:
             "their size as it goes. With a collate_fn of your own (be it `lambda samples: default_collate(samples)`) "
             "every rank loads whole batches, as the original does"
         )
+
+
+# (No methods: what travels must not keep an iterator alive, and its workers.)
+def _hear_failures(name: str, failures: Sequence[torch.Tensor]) -> None:
+    ranks = [rank for rank, count in enumerate(failures) if count]
+    if ranks:
+        raise Divergence(
+            f"rank {ranks[0]} could not load a batch of a {name} in a thread of the script's. Where the script goes on "
+            "with the next batch, the ranks can do so together only if the main thread reads them"
+        )
+
+
+def _hear(name: str, warn_of: Callable[[str], None], what: str, notes: Sequence[torch.Tensor]) -> None:
+    marks, shapes = zip(*((number, shape) for number, *shape in (note.tolist() for note in notes)))
+    moved = [mark for mark in marks if mark]
+    if moved and len(set(moved)) < len(marks):
+        warn_of(what)
+    _check_shapes(name, shapes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
 import warnings
 import weakref
 from typing import Any, Callable, NoReturn
@@ -34,7 +33,7 @@ def shard_loader(loader: Any, rows: bool = False) -> Any:
     for a dataset that draws random numbers, as what it draws decides on the shuffles that follow; with workers, each
     rank's have seeds of their own.
     And so it does, with all of the original's workers, for a dataset that keeps something from one sample to the next,
-    such as a generator or a counter (`kept`), which the first batch tells; and where a thread of the script's reads.
+    such as a generator or a counter (`kept`), which the first batch tells.
 
     In the main thread the ranks meet at each batch: where one of them can't load its rows, all raise its exception.
 
@@ -173,10 +172,9 @@ class _RankLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         piggybacked["what a data set holds"] = self._contents.begin()
         parts = (self, self.sampler, self.batch_sampler)
-        held = [getattr(part, "generator", None) for part in parts]
-        if threading.current_thread() is threading.main_thread():  # elsewhere the ranks can't meet
-            rng.adopt_main_state([one for one in held if isinstance(one, torch.Generator) and one.device.type == "cpu"])
-        self._seeds = self._random_state()
+        found = [getattr(part, "generator", None) for part in parts]
+        rng.adopt_main_state([one for one in found if isinstance(one, torch.Generator) and one.device.type == "cpu"])
+        self._seeds = self._random_state() if self.num_workers else None
         batches: Any = self._begin()
         if isinstance(self.batch_sampler, samplers.RankBatchSampler):
             batches = collate.RankIterator(batches, self)
