@@ -277,8 +277,8 @@ def _search_path(entry: str, added: Sequence[Addition]) -> tuple[str, ...]:
 def _above(entry: str) -> list[str]:
     """The folders around a file, from its own up to the root."""
     above = [posixpath.dirname(entry)]
-    while above[-1]:
-        above.append(posixpath.dirname(above[-1]))
+    while (folder := posixpath.dirname(above[-1])) != above[-1]:  # (of "/" it is "/")
+        above.append(folder)
     return above
 
 
