@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_400,
+    "dp2ddp/analysis": 7_425,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_800,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_500,
     "runtime/dp2ddp_runtime/ranks": 1_150,
     "tests": 1_475,
-    "tests/analysis": 2_350,
+    "tests/analysis": 2_375,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 325,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import or_
@@ -141,6 +141,15 @@ class Facts:
     def picked_names(self) -> frozenset[Hashable]:
         """The names that do, each by whose it is."""
         return frozenset(binding(self, each) for each in self.picked if isinstance(each, ast.Name))
+
+    @cached_property
+    def stores(self) -> Mapping[str, Sequence[ast.Name | ast.Attribute]]:
+        """Where names and attributes are set, by the name."""
+        found: dict[str, list[ast.Name | ast.Attribute]] = {}
+        for node in self.source.nodes:
+            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+                found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, []).append(node)
+        return found
 
     @cached_property
     def handed_on(self) -> Mapping[Hashable, Collection[Hashable]]:

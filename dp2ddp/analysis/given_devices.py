@@ -326,9 +326,11 @@ def _sized(cases: list[_Case]) -> list[_Case]:
 
 
 def unknown(facts: Facts, launch: Launch) -> int:
-    """How much of the wraps' `device_ids`, and of the conditions of models' wraps, isn't known at a place."""
+    """How much of the devices, of wraps and visible ones, and of the conditions of models' wraps isn't known there."""
     ids = [(each, call) for each, call in facts.wraps.device_ids if facts.comes_to(launch, call)]
     missing = sum(not means_all(facts, each) and told(facts, launch, each) is None for each, _ in ids)
+    chosen = (each.value for each in _chosen_from(facts, launch) if isinstance(each, ast.Assign))
+    missing += sum(told(facts, launch, value) is None for value in chosen)
     for wrap in () if facts.beside_ddp else facts.wraps.models:
         if facts.comes_to(launch, wrap.call):
             tests = _parts(facts, launch, wrap.call, None)

@@ -315,11 +315,7 @@ def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
         scope, wanted = target.module, target.name
     else:
         scope, wanted = function if local else facts.source.module(name), name.id  # type: ignore[assignment]
-    stores = [
-        n
-        for n in facts.source.nodes
-        if isinstance(n, ast.Name) and n.id == wanted and isinstance(n.ctx, ast.Store) and _is_of(facts, n, scope)
-    ]
+    stores = [n for n in facts.stores.get(wanted, ()) if isinstance(n, ast.Name) and _is_of(facts, n, scope)]
     above = facts.source.parent(stores[0]) if len(stores) == 1 and not _is_set_from_outside(facts, target) else None
     if isinstance(above, ast.Assign) and stores[0] in above.targets and not _is_filled(facts, stores[0]):
         return above.value
@@ -328,8 +324,8 @@ def only_value(facts: Facts, name: ast.Name) -> ast.expr | None:
 
 def _is_set_from_outside(facts: Facts, target: object) -> bool:
     """Whether another module sets a module's name: `config.GPUS = args.gpus`."""
-    stores = (n for n in facts.source.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return isinstance(target, Own) and any(facts.names.target(n) == target for n in stores if n.attr == target.name)
+    stores = facts.stores.get(target.name, ()) if isinstance(target, Own) else ()
+    return any(isinstance(n, ast.Attribute) and facts.names.target(n) == target for n in stores)
 
 
 def _is_of(facts: Facts, name: ast.Name, scope: ast.AST) -> bool:

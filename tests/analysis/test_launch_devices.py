@@ -407,6 +407,21 @@ def test_devices_count_those_that_are_made_visible_behind_the_start(sets: str, i
     assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"] * (given is None)
 
 
+@pytest.mark.parametrize(
+    ("read", "gpus"),
+    [
+        ("config = importlib.import_module(args.config).PARAMS", "config['gpus']"),
+        ("from config import cfg\ncfg.merge_from_list(args.opts)", "cfg.gpus"),
+    ],
+)
+def test_gpus_of_a_configuration_are_given_below_it(read: str, gpus: str) -> None:
+    log = "log = logging.FileHandler('log')\n"
+    script = f"import importlib\nimport logging\n{_ARGS}{read}\n{log}os.environ['CUDA_VISIBLE_DEVICES'] = {gpus}\n"
+    result = converted(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
+    assert f"{read.splitlines()[-1]}\nddp.setup(device_ids={gpus})\n{log}" in result.new_text
+    assert not result.notes
+
+
 def test_what_fire_calls_may_set_the_devices() -> None:
     script = (
         "import fire\nclass Settings:\n    def parse(self):\n        self.to, self.ids = choose()\nopt = Settings()\n"
@@ -530,7 +545,7 @@ def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() ->
         "        Base.__init__(self, opt)\n",
     }
     done = convert_files(files, ["train.py"], Options())
-    assert "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids)\n" in done["train.py"].new_text
+    assert "ddp.setup(device_ids=opt.gpu_ids)\nmodel = found(opt)\n" in done["train.py"].new_text
     assert not any(each.notes for each in done.values())
 
 

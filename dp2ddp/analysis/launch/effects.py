@@ -208,7 +208,7 @@ _EFFECTS = frozenset(
 _QUERIES = frozenset(
     "os.getenv os.cpu_count sys.exit sys.path.append sys.path.insert warnings.filterwarnings warnings.simplefilter "
     "logging.getLogger socket.gethostname getpass.getuser json.load json.loads yaml.load yaml.safe_load "
-    "yaml.full_load".split()
+    "yaml.full_load importlib.import_module".split()
 )
 # A method of a configuration, by its name.
 _GETS = re.compile(r"[\w.]+\.get\w*")

@@ -162,11 +162,12 @@ class LaunchFinder:
         if first is None:
             return Launch(entry, None, self._bound_at_end(entry))
         chosen, late = self._behind_settings(steps, first)
-        chosen = min(self._from(steps, chosen), key=lambda number: unknown(_at(entry, steps[number], apart)))
+        places = {number: replace(_at(entry, steps[number], apart), late=late) for number in self._from(steps, chosen)}
+        chosen = min(places, key=lambda number: unknown(places[number]))
         before = [part for step in steps[:chosen] for part in step.parts]
         folders, early = self.settled.folders(*before), self.settled.read_back(*before)
         narrowed = DEVICES in self.settled.settles(*before)
-        return replace(_at(entry, steps[chosen], apart), late=late, folders=folders, early=early, narrowed=narrowed)
+        return replace(places[chosen], folders=folders, early=early, narrowed=narrowed)
 
     def _from(self, steps: Sequence[_Step], chosen: int) -> Iterator[int]:
         """The places from a chosen one on, as far as every process may go by itself."""
