@@ -164,7 +164,8 @@ class Facts:
     @cached_property
     def picking(self) -> list[ast.Call]:
         """The calls that move something to a GPU which they name, or make it the current one."""
-        return [call for call in self.source.calls if call.args and last_name(call.func) in ("cuda", "set_device")]
+        methods = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
+        return [call for call in methods if last_name(call.func) in ("cuda", "set_device")]
 
     def comes_to(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a script can come to a node from where its processes start."""

@@ -112,8 +112,11 @@ def _read(node: ast.AST) -> set[str]:
 
 
 def _among(facts: Facts, launch: Launch, ids: str | None) -> str | None:
-    """Numbers that count the GPUs of `CUDA_VISIBLE_DEVICES = "2,3"`, behind the launch, as what these are."""
-    visible = [_numbers(each.value) if isinstance(each, ast.Assign) else None for each in _chosen_from(facts, launch)]
+    """Numbers that count the GPUs of `CUDA_VISIBLE_DEVICES = "2,3"`, behind the launch, as what these are for sure."""
+    visible = []
+    for each in _chosen_from(facts, launch):
+        is_certain = all(is_true_anyway(facts, term, least=1) for term in all_terms(facts, launch, each))
+        visible.append(_numbers(each.value) if is_certain and isinstance(each, ast.Assign) else None)
     counted = None if ids is None else _numbers(ast.parse(ids, mode="eval").body)
     if not counted or len(visible) != 1 or not visible[0] or max(counted) >= len(visible[0]):
         return ids
@@ -164,7 +167,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
         tests = [_as_ranks_see_it(ast.unparse(part)) for part in reversed(parts) if part is not None]
         is_told = len(tests) == len(parts) and all(part is None or _is_plain(facts, part) for part in parts)
         # (`x.cuda(None)` is for the current one: is it a number, a condition says so.)
-        is_number = last_name(call.func) == "set_device" or any(text in test for test in tests)
+        is_number = last_name(call.func) == "set_device" or any(text in _read(ast.parse(test)) for test in tests)
         asking = [test for test in tests if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
         if is_told and is_number and all(test.startswith("not ") for test in asking):
             yield _Case(call, f"[{text}]", True, tuple(dict.fromkeys(test for test in tests if test not in asking)))

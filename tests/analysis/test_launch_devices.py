@@ -345,6 +345,10 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
             "torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net).cuda()\n",
             "None if args.parallel else [args.gpu]",
         ),
+        (
+            "if args.gpus > 0:\n    net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
+            "None if args.parallel else [0]",
+        ),
         ("net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n", "None if args.parallel else [0]"),
         (
             "if pick(net):\n    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
@@ -420,6 +424,14 @@ def test_gpus_of_a_configuration_are_given_below_it(read: str, gpus: str) -> Non
     result = converted(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
     assert f"{read.splitlines()[-1]}\nddp.setup(device_ids={gpus})\n{log}" in result.new_text
     assert not result.notes
+
+
+def test_devices_that_are_made_visible_on_a_condition_are_not_counted_among() -> None:
+    """`[0, 1]` are GPUs 0 and 1 where the condition is false."""
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nif args.far: os.environ['CUDA_VISIBLE_DEVICES'] = '2,3'\n"
+    result = converted(f"{script}net = nn.DataParallel(net, device_ids=[0, 1])\n")
+    assert "ddp.setup(device_ids=[0, 1])\nnet = nn.Linear" in result.new_text
+    assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"]
 
 
 def test_what_fire_calls_may_set_the_devices() -> None:
