@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from .base.world import device, device_count, is_main, local_rank, rank, world_size
 from .batches import losses, rowwise, views  # noqa: F401 - they enter what they can do into `deferred.RULES`
+from .batches.fewer import release_idle
 from .batches.loader import set_epoch, shard_loader
 from .model.wrapped import WrappedModel, data_parallel, load_state_dict, wrap_model
 from .operations import barrier, broadcast, gather
@@ -34,6 +35,7 @@ __all__ = [
     "main_only",
     "own_files",
     "rank",
+    "release_idle",
     "save",
     "seed_everything",
     "set_epoch",

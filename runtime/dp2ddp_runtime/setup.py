@@ -203,9 +203,7 @@ def _leave() -> None:
         store.add(failure.LEFT, 1)
         # Longer than the others wait for this rank: where it is has to be told before its connections end.
         file_sync.wait_until(_all_have_left, "the others' end", 2 * world.current().timeout)
-    # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
-    if torch.__version__ >= "2.4":  # a TorchVersion, so by number
-        group.leave()
+    group.leave()
 
 
 def _all_have_left() -> bool:

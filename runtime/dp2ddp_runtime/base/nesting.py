@@ -13,13 +13,14 @@ import torch
 from . import world
 
 
-def chunk_sizes(total: int, parts: int) -> list[int]:
+def chunk_sizes(total: int, parts: int, ranks: int | None = None) -> list[int]:
     """The sizes in which `torch.chunk` cuts `total` rows for `parts` ranks: ceil(total / parts) each, the last smaller.
 
-    There may be fewer chunks than ranks (4 rows on 3 ranks: 2 and 2); the ranks that get none have 0.
+    There may be fewer chunks than ranks (4 rows on 3 ranks: 2 and 2), of which there may be more than `parts`; the
+    ranks that get none have 0.
     """
     size = -(-total // parts)
-    return [max(0, min(size, total - index * size)) for index in range(parts)]
+    return [max(0, min(size, total - index * size)) for index in range(ranks or parts)]
 
 
 def own_chunk(sizes: Sequence[int]) -> slice:

@@ -115,7 +115,8 @@ def device_count(otherwise: int | None = None) -> int:
     if otherwise is not None and not _is_own_rank():
         return otherwise
     ranks = _world.world_size if _world.ready else int(environment().get("WORLD_SIZE", "1"))
-    return max(ranks, int(os.environ.get(GPUS, ranks))) if ranks > 1 else torch.cuda.device_count()
+    # (One rank of several that go on counts as they did.)
+    return max(ranks, int(os.environ.get(GPUS, ranks))) if ranks > 1 or GPUS in os.environ else torch.cuda.device_count()
 
 
 def _is_own_rank() -> bool:

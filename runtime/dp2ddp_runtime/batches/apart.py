@@ -71,7 +71,7 @@ class Collate:
 
     def __init__(self, collate: Callable[[Any], Any], is_heard: bool) -> None:
         self._is_heard = is_heard
-        self._collate = collate
+        self.original = collate
         self._name = getattr(collate, "__qualname__", type(collate).__name__)
         self._kinds: dict[str, _Kind] = {}
         self._batches = 0
@@ -85,7 +85,7 @@ class Collate:
             with voice.heard(False):
                 self._check(list(samples))
         with contextlib.nullcontext() if self._is_heard else voice.heard(False):
-            collated = self._collate(samples)
+            collated = self.original(samples)
         batch = self._mark(collated, len(samples))
         self._batches += 1  # one in which rows don't stay apart is followed by a check
         return batch
@@ -102,14 +102,14 @@ class Collate:
             raise _refusal(
                 self._name, f"gets samples that can't be copied, to see whether they do ({error})"
             ) from error
-        self._watch = self._watch or kept.Watch(self._collate)
+        self._watch = self._watch or kept.Watch(self.original)
         self._watch.begin()
-        whole = self._collate(copies[0])
+        whole = self.original(copies[0])
         if self._watch.drew:
             raise _refusal(self._name, "draws random numbers")
         if changed := self._watch.changes():
             raise _refusal(self._name, f"changes its {next(iter(changed))!r} with each batch")
-        parts = [self._collate(copies[1][:half]), self._collate(copies[1][half:])]
+        parts = [self.original(copies[1][:half]), self.original(copies[1][half:])]
         kinds = dict(_kinds("batch", whole, parts, [half, len(samples) - half]))
         self._kinds = self._kinds or kinds
         for name in [*self._kinds, *kinds]:

@@ -21,7 +21,7 @@ from ..base import codec, nesting, voice, world
 from ..ranks import rng
 from ..ranks.exchange import Divergence, Piggybacked, exchange, piggybacked
 from ..ranks.file_sync import PeerError
-from . import kept, samplers
+from . import fewer, kept, samplers
 from .apart import Column, Constant, Items, Marked, described
 from .deferred import Deferred, defer, is_small
 
@@ -117,6 +117,7 @@ class RankIterator(samplers.Delegate):
         self._piggybacked: dict[Hashable, Piggybacked] = {}
         self._failed: list[Exception] = []  # of the latest batch; popped, as a local name would keep this alive with it
         self._failures = 0
+        fewer.reading.add(self)
         if not loader.num_workers:
             loader._watch = loader._watch or kept.Watch(loader.dataset)
             self._sampler.drawn = loader._watch.begin
@@ -225,6 +226,7 @@ class RankIterator(samplers.Delegate):
         except Exception as error:
             is_end = isinstance(error, StopIteration) and not self._sizes
             if is_end:
+                fewer.reading.discard(self)
                 self._loader._contents.end()
             if is_end or isinstance(error, Divergence):
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import math
 import multiprocessing.process
 import multiprocessing.queues
@@ -51,6 +52,7 @@ class Deferred(torch.Tensor):
         allows_reordered_sum: whether it comes from a model's outputs: sums over its rows may then be rounded in another
             order.
         tokens: what goes with the rows' gradients (`adjoint`).
+        number: of those that this rank has made.
     """
 
     rows: torch.Tensor
@@ -58,6 +60,7 @@ class Deferred(torch.Tensor):
     batch_dim: int
     allows_reordered_sum: bool
     tokens: tuple[torch.Tensor, ...]
+    number: int
     _view_base: ViewBase | None
     _views: list[weakref.ref[Deferred]]
     _data: torch.Tensor | None  # the whole batch
@@ -185,6 +188,7 @@ class Deferred(torch.Tensor):
         return on_whole(func, args, kwargs or {})
 
 
+_numbers = itertools.count()
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -221,6 +225,7 @@ def _make(
         new = attach(rows, new, sizes, dim, tokens)  # type: ignore[assignment]
     new.rows, new.sizes, new.batch_dim, new.allows_reordered_sum = rows, sizes, dim, allows_reordered_sum
     new.tokens = tokens if rows.requires_grad else ()
+    new.number = next(_numbers)
     new._view_base, new._views, new._data, new._graph = view_base, [], None, None
     new._node = _grad_fn(new)
     return new

@@ -170,6 +170,9 @@ class _RankLoader(DataLoader[Any]):
             self.in_order = True  # the ranks' chunks have to belong together
 
     def __iter__(self) -> Any:
+        if world.world_size() == 1:
+            self._unite()
+            return super().__iter__()
         piggybacked["what a data set holds"] = self._contents.begin()
         parts = (self, self.sampler, self.batch_sampler)
         found = [getattr(part, "generator", None) for part in parts]
@@ -181,6 +184,14 @@ class _RankLoader(DataLoader[Any]):
         if type(batches).__weakrefoffset__:
             weakref.finalize(batches, self._contents.end).atexit = False
         return batches
+
+    def _unite(self) -> None:
+        """Load all rows from now on, as this is the only rank that goes on (`fewer`)."""
+        sampler = self.__dict__["batch_sampler"]
+        if isinstance(sampler, samplers.RankBatchSampler):
+            self.num_workers, self.worker_init_fn, collate_fn = self._originals
+            self.collate_fn = collate_fn.original if isinstance(collate_fn, apart.Collate) else collate_fn
+            self.__dict__.update(batch_sampler=sampler._inner, _iterator=None)
 
     def _begin(self) -> Any:
         if self.num_workers and self.__dict__.get("_iterator") is None and sys.version_info < (3, 11, 10):

@@ -16,9 +16,9 @@ from ..base import world
 from ..base.location import here
 from ..ranks import file_sync
 
-#: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, and
-#: of ranks that were told to exit with a code.
-FAILED, LEFT, EXITS = "failed", "left", "exits"
+#: The store's counters: of failed ranks (the launcher adds those that ended without a word), of ranks at their end, of
+#: ranks that were told to exit with a code, and of those that ended early, as nobody asks for so many.
+FAILED, LEFT, EXITS, RELEASED = "failed", "left", "exits", "released"
 #: What a shell adds to the number of the signal that ended a process.
 SIGNAL_BASE = 128
 

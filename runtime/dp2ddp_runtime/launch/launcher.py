@@ -26,7 +26,7 @@ from ..base.voice import HEARD
 from ..base.world import PLACE, environment
 from ..ranks import signals
 from ..ranks.file_sync import counted
-from .failure import FAILED, LEFT, SIGNAL_BASE, exit_now, flush
+from .failure import FAILED, LEFT, RELEASED, SIGNAL_BASE, exit_now, flush
 
 #: Set by a rank when it joins: its process id. Whoever inherits it is the child of a rank, and is no rank.
 JOINED = "DP2DDP_JOINED"
@@ -167,7 +167,9 @@ class _Job:
             while received:
                 self._pass_on(received.pop(0))
             codes = [rank.poll() for rank in self._ranks]
-            left_at_once = 0 in codes and counted(self._shared, LEFT) < len(codes)  # `os._exit(0)`: else they wait
+            released = counted(self._shared, RELEASED) if 0 in codes else 0
+            others = len(codes) - released  # which wait for each other, but where one is left by `os._exit(0)`
+            left_at_once = codes.count(0) > released and counted(self._shared, LEFT) < others
             if first is None and (any(codes) or left_at_once):
                 first = codes.index(0) if left_at_once else next(rank for rank, code in enumerate(codes) if code)
                 said = self._shared.add(FAILED, 1) > 1
@@ -175,7 +177,8 @@ class _Job:
                 self._end = min(self._end, time.monotonic() + _PEERS_END_WITHIN)
             if time.monotonic() > self._end:
                 _send(_KILL, self._ranks)
-        return 0 if first is None else self._verdict(first, [code or 0 for code in codes], said)
+        going = len(codes) - counted(self._shared, RELEASED)
+        return 0 if first is None else self._verdict(first, [code or 0 for code in codes[:going]], said)
 
     def _pass_on(self, number: int) -> None:
         if number in _ENDS_WITHIN and set(self._asked) & set(_ENDS_WITHIN):

@@ -36,10 +36,11 @@ class Call(NamedTuple):
 
 
 class Inputs:
-    """The inputs of one wrapped model, which are cut along `dim`."""
+    """The inputs of one wrapped model with so many replicas, on the first ranks, which are cut along `dim`."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, replicas: int) -> None:
         self._dim = dim
+        self._replicas = replicas
         self._calls = 0
 
     @_disable_dynamo
@@ -50,15 +51,14 @@ class Inputs:
         than others, the last ranks lack them.
         """
         fingerprints = self._fingerprints(arguments)
-        counts = [nesting.count_chunks(part, world.world_size(), self._dim) for part in arguments]
-        count = max(
-            (found for found in counts if found is not None), default=world.world_size() if any(arguments) else 1
-        )
+        counts = [nesting.count_chunks(part, self._replicas, self._dim) for part in arguments]
+        count = max((found for found in counts if found is not None), default=self._replicas if any(arguments) else 1)
         sources: list[Source] = []
 
         def own_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, Deferred) or not tensor.is_rows or not self._is_cut_alike(tensor, count):
-                rows, tokens = _take_rows(materialize(tensor), self._dim, count, device)
+                whole = materialize(tensor)
+                rows, tokens = _take_rows(whole, self._dim, self._sizes(whole, count), device)
                 sources.extend(Source((rows.grad_fn,), tokens) for _ in tokens)
                 return rows
             rows = tensor.rows.to(device, non_blocking=True) if device.type == "cuda" else tensor.rows
@@ -75,8 +75,13 @@ class Inputs:
         return Call(own, count, fingerprints, sources)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
-        sizes = chunk_sizes(tensor.size(self._dim), world.world_size()) if tensor.batch_dim == self._dim else None
-        return list(tensor.sizes) == sizes and sum(size > 0 for size in sizes) == count
+        sizes = self._sizes(tensor, self._replicas) if tensor.batch_dim == self._dim else None
+        return tensor.sizes == sizes and sum(size > 0 for size in sizes) == count
+
+    def _sizes(self, tensor: torch.Tensor, count: int) -> tuple[int, ...]:
+        """How many rows each rank has: as many as `torch.chunk` gives the first `count` replicas."""
+        sizes = chunk_sizes(tensor.size(self._dim), self._replicas, world.world_size())
+        return tuple(size if rank < count else 0 for rank, size in enumerate(sizes))
 
     def _fingerprints(self, arguments: Any) -> dict[str, Any]:
         """Of tensors that no loader of ours made, in the first calls and ever more rarely then; of numbers and text."""
@@ -93,22 +98,21 @@ class Inputs:
         return found
 
 
-def _chunk(tensor: torch.Tensor, dim: int, count: int) -> Layout:
-    """How a whole input lies on the ranks: as many rows as `torch.chunk` gives `count` replicas."""
-    sizes = [size if rank < count else 0 for rank, size in enumerate(chunk_sizes(tensor.size(dim), world.world_size()))]
+def _chunk(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> Layout:
+    """How a whole input lies on the ranks, each of which has so many rows."""
     shape = list(tensor.shape)
     shape[dim] = sizes[world.rank()] or sizes[0]
-    return Layout(tuple(sizes), dim, tensor.size(dim), shape)
+    return Layout(sizes, dim, tensor.size(dim), shape)
 
 
 def _take_rows(
-    tensor: torch.Tensor, dim: int, count: int, device: torch.device
+    tensor: torch.Tensor, dim: int, sizes: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """This rank's chunk of `count` of a tensor that all ranks have, on `device`; rank 0's on a rank without any.
+    """This rank's chunk of a tensor that all ranks have, on `device`; rank 0's on a rank without any.
 
     And the token of its gradient, if it has one.
     """
-    chunk = _chunk(tensor, dim, count)
+    chunk = _chunk(tensor, dim, sizes)
     rows: torch.Tensor
     if torch.is_grad_enabled() and tensor.requires_grad:
         rows, token = Take.apply(tensor, chunk, True, start())

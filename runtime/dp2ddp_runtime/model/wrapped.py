@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import _StopRecomputationError
 
 from ..base import nesting, world
+from ..batches import fewer
 from ..gradients import summing
-from ..launch import devices
 from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
@@ -125,16 +125,16 @@ class WrappedModel(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         nn.Module.__init__(self)
-        devices.compare_wrap(device_ids)
+        self._count = fewer.fit(device_ids)  # of replicas
         module = _plain(module)
-        if world.world_size() == 1 and world.device().type == "cuda":  # so does `nn.DataParallel` for a single device
+        if self._count == 1 and world.device().type == "cuda":  # so does `nn.DataParallel` for a single device
             module = module.to(world.device())
         self.dim = dim
         index = world.numbered_device().index
         self.device_ids = [] if index is None else [index]
         self.output_device = index
         self._inside = False  # inside another wrapped model, which then does everything
-        self._inputs = Inputs(dim)
+        self._inputs = Inputs(dim, self._count)
         self._copies = Copies()
         self._agreement = Agreement()
         self._replicas: dict[bool, Replica] = {}  # by whether gradients are recorded
@@ -142,7 +142,7 @@ class WrappedModel(DistributedDataParallel):
         for inner in module.modules():
             if isinstance(inner, WrappedModel):
                 inner._inside = True
-        world.current().wraps = True
+        world.current().wraps |= self._count > 1
         if world.world_size() > 1:
             group.for_gradients()
             self._agreement.join(module)
@@ -168,7 +168,7 @@ class WrappedModel(DistributedDataParallel):
             RuntimeError: the parameters differ between ranks (told before the first training step); the ranks'
                 outputs have different structures.
         """
-        if world.world_size() == 1 or self._inside:
+        if self._count == 1 or self._inside:
             return self.module(*self._moved(args), **self._moved(kwargs))
         if self.device != world.device():
             self.module.to(world.device())

@@ -65,6 +65,12 @@ def join(place: world.World) -> None:
         _peers[rank] = peer
 
 
+def keep(count: int) -> None:
+    """Go on with the first so many ranks alone."""
+    for rank in [rank for rank in _peers if rank >= count]:
+        _peers.pop(rank).close()
+
+
 def takes(device: torch.device, size: int, most: int = MOST) -> bool:
     """Whether this many bytes of a device can travel in this way."""
     return bool(_peers) and device.type == "cpu" and 0 < size <= most

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..base import waiting, world
@@ -24,6 +25,7 @@ _VARIABLES = {
     *(f"{whose}_{what}" for whose in ("LOCAL", "GROUP", "ROLE") for what in ("RANK", "WORLD_SIZE", "NAME")),
 }
 _hidden: Any = None
+_backend = ""  # by which it was joined
 _config = ""  # of the hidden one: its backends, as `cpu:gloo,cuda:nccl`
 _users = 0  # who has the group shown to them
 _lock = threading.Lock()
@@ -32,8 +34,19 @@ _gradients: dict[Any, Any] = {}  # by the process group of all else
 
 def join(backend: str, place: world.World) -> None:
     """Join the process group, of torch's `backend`, and hide it. A collective."""
+    global _backend
+    _backend = backend
+    _join(place, place.store)
+
+
+def join_anew(place: world.World) -> None:
+    """The same for those of the ranks that go on, once all have left the group that they were in."""
+    _join(place, dist.PrefixStore(f"of {place.world_size}", place.store))  # type: ignore[attr-defined]
+
+
+def _join(place: world.World, store: Any) -> None:
     limit: Any = waiting.NEVER
-    dist.init_process_group(backend, store=place.store, rank=place.rank, world_size=place.world_size, timeout=limit)
+    dist.init_process_group(_backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
     for_gradients()
     hide()
 
@@ -64,10 +77,11 @@ def shown() -> Iterator[None]:
 def leave() -> None:
     """End the groups and their threads, if there are any."""
     global _hidden
-    if whole() is not None:
+    # Newer torch complains or aborts if the group is left as it is; torch 2.1 hangs now and then if it is destroyed.
+    if whole() is not None and torch.__version__ >= "2.4":  # a TorchVersion, so by number
         dist.GroupMember.WORLD = whole()
         dist.destroy_process_group()
-        _hidden = None
+    dist.GroupMember.WORLD = _hidden = None
 
 
 def hide_variables() -> None:

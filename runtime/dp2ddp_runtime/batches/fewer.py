@@ -1,0 +1,94 @@
+"""Going on with fewer ranks, where the script turns out to ask for fewer GPUs than there are ranks.
+
+How many it asks for is known for sure where it wraps a model, and `setup` has to stand far above that. So the ranks that
+are too many end there, and the others go on as if there had never been more. What all ranks have had in common until
+then (random streams, files, whatever the script has made) stays as it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import warnings
+import weakref
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from ..base import world
+from ..launch import devices, failure
+from ..ranks import direct, file_sync, group
+from ..ranks.exchange import Divergence, exchange
+from .deferred import Deferred
+
+#: The sharded loaders' iterators that haven't come to their ends: what they have fetched, each rank has a part of.
+reading: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def release_idle() -> None:
+    """End the ranks that have nothing to do, where no model was wrapped so far. A collective.
+
+    For scripts that wrap their models under a condition which isn't known at `setup`, behind the last of these lines:
+    rank 0 goes on as the script's only process, and the other GPUs are free. Ranks whose number the user has chosen
+    (torchrun, `DP2DDP_NPROC`) all go on, each with all of the work.
+    """
+    place = world.current()
+    if place.world_size > 1 and not place.wraps and not reading and _is_free(place):
+        _go_on_with(1, "no model is wrapped", 3)
+
+
+def fit(device_ids: devices.DeviceIds) -> int:
+    """The number of replicas of a model that is wrapped for these devices. A collective where that is less than ranks.
+
+    Of the first model ranks that are too many end. Of a later one they go on, and have no replica of it.
+
+    Raises:
+        RuntimeError: as `devices.compare_wrap`, where they are too few, or are as many as the user said.
+    """
+    place, count = world.current(), len(devices.parse_device_ids(device_ids) or ())
+    if 0 < count < place.world_size and not world.wants_cpu() and _is_free(place):
+        if place.wraps or reading:
+            return count
+        _go_on_with(count, f"a model is wrapped for {count} device(s)", 5)
+    devices.compare_wrap(device_ids)
+    return place.world_size
+
+
+def _is_free(place: world.World) -> bool:
+    """Whether nobody has said how many ranks there shall be."""
+    return bool(place.set_up_at) and "LAUNCHER" in world.environment() and "DP2DDP_NPROC" not in os.environ
+
+
+def _go_on_with(count: int, why: str, stacklevel: int) -> None:
+    place = world.current()
+    if len({*exchange("the number of ranks that go on", count)}) > 1:
+        raise Divergence("the ranks' models are wrapped for different numbers of devices")
+    for batch in _deferred():
+        batch.materialize()
+    before = place.world_size
+    group.leave()
+    store: Any = place.store
+    if place.rank >= count:
+        _end(store)
+    direct.keep(count)
+    place.world_size = place.local_world_size = count
+    group.join_anew(place)
+    file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= before - count, "the end of other ranks")
+    free = f"the other {before - count} of {before} end, and their GPUs are free"
+    warnings.warn(f"{why}, so {count} rank(s) go on: {free}", stacklevel=stacklevel)
+
+
+def _deferred() -> list[Deferred]:
+    """The batches of which this rank has its rows, in the order in which they were made, as on all ranks."""
+    found = [each for each in gc.get_objects() if type(each) is Deferred and not each.is_materialized]
+    return sorted(found, key=lambda each: each.number)
+
+
+def _end(store: Any) -> NoReturn:
+    """This rank isn't asked for. Its processes end; what the script has registered for the end is the others' to do."""
+    for child in multiprocessing.active_children():
+        child.terminate()
+    with suppress(RuntimeError):
+        store.add(failure.RELEASED, 1)
+    failure.flush()
+    os._exit(0)
