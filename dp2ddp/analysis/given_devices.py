@@ -1,7 +1,7 @@
-"""The devices that `ddp.setup()` is given: those that models are wrapped for, each on the condition of its wrap.
+"""The devices that `ddp.setup()` is given, as far as that saves starting processes that nobody asks for.
 
-A condition need not be exact. Where it is true too often, processes start that train alone, as one would; so terms that
-can't be told where the processes start are left out.
+The runtime ends those that a wrap doesn't ask for (`ddp.wrap_model(device_ids=...)`, `ddp.release_idle()`), so nothing
+here has to be complete: what is short and known where the processes start is given, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, permutations
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
@@ -18,7 +18,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
 from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
-from dp2ddp.source.nodes import last_name, names_in
+from dp2ddp.source.nodes import is_main_guard, last_name, names_in
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -37,17 +37,14 @@ class Given:
 
     Attributes:
         device_ids: as they are written there; None for all devices.
-        untold: a wrap whose `device_ids` are others, or not known there.
-        is_other: whether that wrap's are known, and others.
-        instead: what is used for that wrap; None for all devices.
         are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
+        idle_behind: the statement behind which processes have nothing to do, if no model has been wrapped; None where
+            there is none, as far as can be told.
     """
 
     device_ids: str | None
-    untold: ast.Call | ast.Assign | None = None
-    is_other: bool = False
-    instead: str | None = None
     are_chosen: bool = False
+    idle_behind: ast.stmt | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class _Case:
     ids: str | None
     is_known: bool
     tests: tuple[str, ...]
+    may_be_passed: bool = False  # by what isn't known at the launch
 
 
 def given_devices(facts: Facts, launch: Launch) -> Given:
@@ -70,22 +68,44 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen = _made_visible_later(facts, launch)
     if chosen is not None and all(case.ids in (None, _ONE_PROCESS) and case.is_known for case in cases):
         return Given(chosen, are_chosen=True)
-    cases = [replace(case, ids=_among(facts, launch, case.ids)) for case in cases]
-    visible = {case.call: _visible_there(facts, launch, case.call) for case in cases}
-    if not any(case.ids and visible[case.call] for case in cases):  # which are counted among those
-        cases = [replace(case, ids=case.ids or visible[case.call]) for case in cases]
-    cases = _sized(cases)
+    cases = _sized([replace(case, ids=_among(facts, launch, case.ids)) for case in cases])
     chosen_from = _chosen_from(facts, launch)
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
-    if cases and all(case.tests and case.is_known for case in cases):
-        ids = _by_condition([*cases, *_picks(facts, launch)], _ONE_PROCESS)
-        return Given(ids, are_chosen=are_chosen)
-    known = [case for case in cases if case.is_known]
-    ids = next((case.ids for case in [*(case for case in known if not case.tests), *known]), None)
-    others = [case for case in cases if not case.is_known or case.ids != ids]
-    if not others:
-        return Given(ids, are_chosen=are_chosen)
-    return Given(ids, others[-1].call, others[-1].is_known, ids, are_chosen=are_chosen)
+    ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
+    ways = _ways([case.tests for case in cases])
+    is_untold = all(case.may_be_passed for case in cases)
+    behind = _behind(facts, cases) if is_untold or len(ways) > 1 else None
+    if ways in ([], [()]) or (len(ways) > 1 and behind is not None):
+        return Given(ids, are_chosen, behind)
+    pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
+    return Given(_on_condition(ids, ways, pick or _ONE_PROCESS), are_chosen, behind)
+
+
+def _widest(found: list[str | None]) -> str | None:
+    """The `device_ids` of all wraps, or of one among whose numbers are the others'; else None, all devices."""
+    if len({*found}) <= 1:
+        return next(iter(found), None)
+    numbers = {each: {*(_numbers(ast.parse(each, mode="eval").body) or ())} for each in found if each is not None}
+    whole = set().union(*numbers.values())
+    is_known = None not in found and all(numbers.values())
+    return next((each for each, own in numbers.items() if own == whole), None) if is_known else None
+
+
+def _behind(facts: Facts, cases: list[_Case]) -> ast.stmt | None:
+    """The statement behind which all wraps have been passed, if they are in one block."""
+    found = [_whole(facts, case.call) for case in cases]
+    blocks = {id(facts.source.block(statement)) for statement in found}
+    return max(found, key=lambda statement: statement.lineno) if len(blocks) == 1 else None
+
+
+def _whole(facts: Facts, call: ast.AST) -> ast.stmt:
+    """The statement on a function's own level, or a loop's, in which a wrap is."""
+    whole = facts.source.statement(call)
+    for above in facts.source.ancestors(whole):
+        if not isinstance(above, (ast.If, ast.With, ast.Try)) or is_main_guard(above):
+            break
+        whole = above
+    return whole
 
 
 def _chosen_from(facts: Facts, launch: Launch) -> list[ast.AST]:
@@ -151,8 +171,11 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
             return None
         texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
         cases.append(_Case(node, ids, True, texts))
-    # The last one that is reached counts.
-    return _by_condition(cases[::-1], None) if cases else None
+    if len(cases) == 2 and len(cases[0].tests) == 1 and cases[1].tests == (_opposite(cases[0].tests[0]),):
+        return _on_condition(cases[1].ids, [cases[1].tests], cases[0].ids)
+    if len(cases) != 1:
+        return None
+    return _on_condition(cases[0].ids, [cases[0].tests], None) if cases[0].tests else cases[0].ids
 
 
 def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
@@ -190,104 +213,41 @@ def _picked_apart(facts: Facts, launch: Launch, tests: set[str]) -> list[ast.exp
     return [pick for pick in picks if opposite <= set(map(ast.unparse, all_terms(facts, launch, pick)))]
 
 
-def _by_condition(cases: list[_Case], otherwise: str | None) -> str | None:
-    """`[0, 1] if count == 2 else [0]`: the devices of each wrap where it is reached, and others where none is."""
-    found: dict[str | None, list[str]] = {}
-    passed: list[set[str]] = []  # what isn't all true any more behind the `else`
-    for case in _merged(cases):
-        if any(each <= {*case.tests} for each in passed):
-            continue
-        is_next = case.ids not in found or case.ids == [*found][-1]
-        tests = [test for test in case.tests if not is_next or not _follows(test, case.tests, passed)]
-        if not tests:
-            otherwise = case.ids
-            break
-        text = " and ".join(f"({test})" if " or " in test and len(tests) > 1 else test for test in tests)
-        if text not in found.setdefault(case.ids, []):
-            found[case.ids].append(text)
-        passed.append({*case.tests})
-    if {otherwise, *found} == {otherwise}:
-        return otherwise
-    if [*found] == [None] and len(found[None]) == 1 and found[None][0].startswith("not ") and otherwise is not None:
-        return f"{otherwise} if {found[None][0][len('not ') :]} else None"
-    if otherwise is None and [[each] for each in found] == [*found.values()]:
-        return f"{next(iter(found))} or None"
-    return "".join(f"{ids} if {_any(tests)} else " for ids, tests in found.items()) + str(otherwise)
-
-
-def _follows(test: str, tests: tuple[str, ...], passed: list[set[str]]) -> bool:
-    """Whether a test is true where the others are, as otherwise a condition before had been true."""
-    return any(each <= {*tests, _opposite(test)} - {test} for each in passed)
-
-
-def _any(tests: list[str]) -> str:
-    return " or ".join(f"({test})" if " and " in test and len(tests) > 1 else test for test in tests)
+def _on_condition(ids: str | None, ways: list[tuple[str, ...]], otherwise: str | None) -> str | None:
+    """`[0, 1] if args.several else [0]`."""
+    if ids == otherwise:
+        return ids
+    if ways == [(ids,)] and otherwise is None:
+        return f"{ids} or None"
+    either = [" and ".join(f"({each})" if " or " in each and len(way) > 1 else each for each in way) for way in ways]
+    text = " or ".join(f"({each})" if " and " in each and len(ways) > 1 else each for each in either)
+    if ids is None and len(ways) == len(ways[0]) == 1 and text.startswith("not "):
+        return f"{otherwise} if {text[len('not ') :]} else None"
+    return f"{ids} if {text} else {otherwise}"
 
 
 def _opposite(test: str) -> str:
     return ast.unparse(negated(ast.parse(test, mode="eval").body))
 
 
-def _merged(cases: list[_Case]) -> list[_Case]:
-    """Cases one behind the other with the same devices, as few and with as few tests as say the same."""
-    merged: list[_Case] = []
-    for _, group in groupby(cases, key=lambda case: case.ids):
-        alike = list(group)
-        merged += [replace(alike[0], tests=tests) for tests in _simplest([case.tests for case in alike])]
-    return merged
+def _is_elsewhere(tests: tuple[str, ...], way: tuple[str, ...]) -> bool:
+    """Whether nothing else is asked where the way isn't taken."""
+    return {*tests} <= {*way, *map(_opposite, way)}
 
 
-def _simplest(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Tests all of which are true in one of the `ways`."""
-    ways = list(map(_without_implied, ways))
-    for one, other in permutations(range(len(ways)), 2):
-        together = _together(ways[one], ways[other])
-        if together is not None:
-            left = [way for number, way in enumerate(ways) if number not in (one, other)]
-            return _simplest([*left[: min(one, other)], *together, *left[min(one, other) :]])
+def _ways(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The conditions, all of one of which are true where a model is wrapped; as few as say the same."""
+    for one, other in permutations(ways, 2):
+        only, against = set(one) - set(other), set(other) - set(one)
+        rest = [way for way in ways if way not in (one, other)]
+        if not only:
+            return _ways([*rest, one])
+        passed = tuple(test for test in other if test != _opposite(" and ".join(one)))
+        if passed != other:
+            return _ways([*rest, one, passed])
+        if len(only) == len(against) == 1 and _opposite(*only) in against:
+            return _ways([*rest, tuple(test for test in one if test not in only)])
     return ways
-
-
-def _without_implied(tests: tuple[str, ...]) -> tuple[str, ...]:
-    """Tests without `mode != "eval"` where `mode == "train"` stands."""
-    values = dict(filter(None, map(_values_of, tests)))
-
-    def is_implied(test: str) -> bool:
-        excluded = _values_of(_opposite(test))
-        return excluded is not None and excluded[0] in values and values[excluded[0]].keys().isdisjoint(excluded[1])
-
-    return tuple(test for test in tests if not is_implied(test))
-
-
-def _together(first: tuple[str, ...], second: tuple[str, ...]) -> list[tuple[str, ...]] | None:
-    """Two ways with fewer tests that say the same; None where there are none."""
-    if set(first) <= set(second):
-        return [first]
-    rest = tuple(test for test in second if test != _opposite(" and ".join(first)))
-    if rest != second:
-        return [first, rest]
-    only, other = set(first) - set(second), set(second) - set(first)
-    if len(only) != 1 or len(other) != 1:
-        return None
-    (test,), (against,) = only, other
-    if test == _opposite(against):
-        return [tuple(each for each in first if each != test)]
-    of, of_other = _values_of(test), _values_of(against)
-    if of is None or of_other is None or of[0] != of_other[0]:
-        return None
-    either = f"{of[0]} in ({', '.join({**of[1], **of_other[1]})})"
-    return [tuple(either if each == test else each for each in first)]
-
-
-def _values_of(test: str) -> tuple[str, dict[str, None]] | None:
-    """`mode` and its values of `mode == "train"` or `mode in ("train", "eval")`."""
-    node = ast.parse(test, mode="eval").body
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Eq, ast.In)):
-        return None
-    values = [node.comparators[0]] if isinstance(node.ops[0], ast.Eq) else getattr(node.comparators[0], "elts", [])
-    if not values or not all(isinstance(value, ast.Constant) for value in values):
-        return None
-    return ast.unparse(node.left), dict.fromkeys(map(ast.unparse, values))
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
@@ -296,22 +256,25 @@ def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
     for wrap in facts.wraps.models:
         is_for_all = wrap.device_ids is None or means_all(facts, wrap.device_ids)
         if is_for_all and facts.comes_to(launch, wrap.call):
-            yield _Case(wrap.call, None, True, _tests(facts, launch, wrap.call, None) if by_test else ())
+            yield _reached(facts, launch, _Case(wrap.call, None, True, ()), by_test)
     for each, call in facts.wraps.device_ids:
         if facts.comes_to(launch, call) and not means_all(facts, each):
             ids = written(facts, launch, each)
             is_known, ids = ids is not None, None if ids == "None" else ids
-            yield _Case(call, ids, is_known, _tests(facts, launch, call, ids) if by_test else ())
+            yield _reached(facts, launch, _Case(call, ids, is_known, ()), by_test)
 
 
-def _visible_there(facts: Facts, launch: Launch, call: ast.AST) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is set to in the same branch, above a wrap for all devices."""
-    around = {call, *facts.source.ancestors(call)}
-    for node in (node for kind, node in launch.late if kind == DEVICES and isinstance(node, ast.Assign)):
-        block = facts.source.block(node)
-        if not around.isdisjoint(block[block.index(node) + 1 :]):
-            return written(facts, launch, node.value)
-    return None
+def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
+    """A wrap, with the conditions under which it is reached, by what of them is known at the launch."""
+    if not by_test:
+        return case
+    assert isinstance(case.call, ast.Call)
+    parts = [there for _, there in _parts(facts, launch, case.call, case.ids)]
+    known = [there for there in parts if there is not None and _is_plain(facts, there)]
+    found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
+    if launch.test is not None:  # which asks for the script's own DDP already
+        found = [test for test in found if not ASKS_FOR_DDP.search(test)]
+    return replace(case, tests=tuple(dict.fromkeys(reversed(found))), may_be_passed=len(known) < len(parts))
 
 
 def _sized(cases: list[_Case]) -> list[_Case]:
@@ -348,15 +311,6 @@ def untold_condition(facts: Facts, launch: Launch) -> str | None:
     untold = [{ast.unparse(part) for part, there in each if there is None} for each in parts]
     shared = set.intersection(*untold) if untold else set()
     return min(shared, key=len) if shared else None
-
-
-def _tests(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> tuple[str, ...]:
-    """The conditions under which a wrap is reached, by what of them is known at the launch."""
-    known = (there for _, there in _parts(facts, launch, call, ids) if there is not None and _is_plain(facts, there))
-    found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
-    if launch.test is not None:  # which asks for the script's own DDP already
-        found = [test for test in found if not ASKS_FOR_DDP.search(test)]
-    return tuple(dict.fromkeys(reversed(found)))
 
 
 def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:

@@ -11,7 +11,7 @@ from dp2ddp.analysis.given_devices import Given, given_devices, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module
-from dp2ddp.rewrite.edits import AddImport, Finding, InsertBefore, Note, ReplaceExpr
+from dp2ddp.rewrite.edits import AddImport, Finding, InsertAfter, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import is_main_guard
 
@@ -28,8 +28,7 @@ _LATE = {
         "set it above `ddp.setup()`, or in the shell that starts the script",
     ),
 }
-_UNTOLD = "the `device_ids` of this wrap are not known where the processes start, "
-_TELL = "pass the right `device_ids` to `ddp.setup()`, or set CUDA_VISIBLE_DEVICES"
+_IDLE = "where no model is wrapped, one process goes on"
 _LOGS = ("logging.FileHandler", "logging.handlers.")
 # What writes before they start: the same.
 _EARLY = (
@@ -239,7 +238,7 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         given = given_devices(facts, launch)
         here = [each for each in facts.launches if each is not launch and each.statement is launch.statement]
         if any(given_devices(facts, each).device_ids != given.device_ids for each in here):
-            given = Given(None, given.untold or next((w.call for w in wraps if w.device_ids is not None), None))
+            given = Given(None, idle_behind=given.idle_behind)
         arguments = [f"device_ids={given.device_ids}"] if given.device_ids is not None else []
         lines = [f"ddp.setup({', '.join(arguments)})"]
         apart = [statement for statement in launch.entry.body if not is_main_guard(statement)]
@@ -253,14 +252,8 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         which = NARROWED if launch.narrowed else "starts one process per device"
         reason = f"{which}, before anything that every rank must do alike"
         yield InsertBefore(self.id, facts.source.span(launch.statement), reason, lines)
-        if given.untold is not None:
-            yield Note(
-                self.id,
-                facts.source.span(given.untold),
-                ("this wrap names other devices than another one, " if given.is_other else _UNTOLD)
-                + f"so {f'`{given.instead}`' if given.instead else 'all visible devices'} are used",
-                "check that these are right for both" if given.is_other else _TELL,
-            )
+        if given.idle_behind is not None and launch.test is None:
+            yield InsertAfter(self.id, facts.source.span(given.idle_behind), _IDLE, ["ddp.release_idle()"])
         yield from self._late(facts, launch, are_chosen=given.are_chosen)
         yield from self._above(facts, launch)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp2ddp.analysis.given_devices import _simplest
+from dp2ddp.analysis.given_devices import _ways
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
@@ -18,8 +18,8 @@ _WAYS = st.lists(st.lists(st.sampled_from(_TESTS), max_size=4, unique=True).map(
 
 @settings(max_examples=200, deadline=None)
 @given(_WAYS)
-def test_simplest_is_true_where_one_of_the_ways_is(ways: list[tuple[str, ...]]) -> None:
-    found = _simplest(ways)
+def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[str, ...]]) -> None:
+    found = _ways(ways)
     for values in product((False, True), (False, True), (1, 2, 3), (1, 2)):
         names = dict(zip("abxy", values))
         true = [any(all(eval(test, names) for test in way) for way in each) for each in (ways, found)]
@@ -28,17 +28,19 @@ def test_simplest_is_true_where_one_of_the_ways_is(ways: list[tuple[str, ...]]) 
 
 
 @pytest.mark.parametrize(
-    ("wraps", "condition"),
+    ("wraps", "given"),
     [
-        ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", "m in (1, 2) and d"),
-        ("if c: W\nif not s:\n    if p: W\n    elif c: W\n", "c or (not s and p)"),
-        ("if a == 'x':\n    W\nelif a == 'y':\n    W\nelif a == 'z':\n    W\n", "a in ('x', 'y', 'z')"),
+        ("if c:\n    if d: W\nelif m == 2:\n    pass\n", "device_ids=None if c and d else [0]"),
+        ("if c and d: W\nelif not c and d: W\n", "device_ids=None if d else [0]"),
+        ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", ""),
     ],
 )
-def test_setup_is_given_the_shortest(wraps: str, condition: str) -> None:
-    head = "import torch.nn as nn\nfrom options import a, c, d, m, p, s\nnet = nn.Linear(4, 2)\n"
+def test_setup_is_given_one_condition_or_none(wraps: str, given: str) -> None:
+    """What is more than one is told behind the wraps, where it is known."""
+    head = "import torch.nn as nn\nfrom options import c, d, m\nnet = nn.Linear(4, 2)\n"
     new = convert_source(head + wraps.replace("W", "net = nn.DataParallel(net)"), "train.py", Options()).new_text
-    assert f"ddp.setup(device_ids=None if {condition} else [0])\n" in new
+    assert f"ddp.setup({given})\n" in new
+    assert new.endswith("ddp.release_idle()\n") is not bool(given)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_devices_that_are_filled_in_too_late_are_not_given(way: str) -> None:
     result = converted(script)
     assert "ddp.setup()\nnet = nn.Linear(4, 2)\n" in result.new_text
     assert result.new_text.endswith(f"net = ddp.wrap_model(net, device_ids={ids})\n")
-    assert "not known where the processes start" in result.notes[0].what
+    assert not result.notes  # the wrap says how many processes go on
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ NOT_FOLLOWED = {
 def test_what_may_be_set_to_anything_else_is_not_followed(way: str) -> None:
     result = converted(NOT_FOLLOWED[way])
     assert "ddp.setup()\n" in result.new_text
-    assert "not known where the processes start" in result.notes[0].what
+    assert not result.notes
 
 
 @pytest.mark.parametrize(
@@ -291,10 +291,8 @@ CONDITIONS = {
     ),
     f"if torch.cuda.device_count() > 1: {TWO}": "device_ids=[0, 1] if ddp.device_count() > 1 else [0]",
     # several wraps
-    f"if count == 2: {TWO}\nelif count == 4: {ALL}": (
-        "device_ids=[0, 1] if ddp.device_count() == 2 else None if ddp.device_count() == 4 else [0]"
-    ),
-    f"if args.multi: {TWO}\nelse: {ALL}": "device_ids=[0, 1] if args.multi else None",
+    f"if count == 2: {TWO}\nelif count == 4: {ALL}": "",
+    f"if args.multi: {TWO}\nelse: {ALL}": "",
     f"if args.multi and args.cuda: {TWO}\nelif args.multi: {TWO}": "device_ids=[0, 1] if args.multi else [0]",
     f"if args.multi:\n  if args.cuda: {ALL}\n  else: other = nn.DataParallel(net)": (
         "device_ids=None if args.multi else [0]"
@@ -339,7 +337,7 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
         (
             "if args.cuda:\n    if args.gpu != -1:\n        torch.cuda.set_device(args.gpu)\n        net.cuda()\n"
             "    else:\n        net = nn.DataParallel(net, device_ids=[0, 1]).cuda()\n",
-            "[0, 1] if args.cuda and args.gpu == -1 else [args.gpu] if args.cuda else [0]",
+            "[0, 1] if args.cuda and args.gpu == -1 else [args.gpu]",
         ),
         (
             "torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net).cuda()\n",
@@ -372,10 +370,47 @@ def test_scripts_with_one_device_stay_one_process(given: str) -> None:
     assert not result.notes
 
 
-def test_one_device_among_several_wraps_is_told() -> None:
-    result = converted("a = nn.DataParallel(nn.Linear(4, 2))\nb = nn.DataParallel(nn.Linear(2, 2), device_ids=[0])\n")
-    assert result.changed
-    assert [note.span.start.line for note in result.notes] == [6]
+def test_wraps_for_different_devices_start_as_many_as_the_widest_asks_for() -> None:
+    wraps = (
+        "net = nn.Linear(4, 2)\none = nn.DataParallel(net, device_ids={})\ntwo = nn.DataParallel(net, device_ids={})\n"
+    )
+    for one, other, given in (
+        ("[0, 1]", "[0]", "device_ids=[0, 1]"),
+        ("[0]", "range(3)", "device_ids=range(3)"),
+        ("[0, 1]", "[2, 3]", ""),
+        ("[0, 1]", "None", ""),
+        ("[0, 1]", "pick(net)", ""),
+    ):
+        result = converted(wraps.format(one, other))
+        assert f"ddp.setup({given})\nnet = " in result.new_text
+        assert not result.notes
+
+
+IDLE = {
+    "a condition that isn't known before": ("if net.many():\n    net = {}\n", True),
+    "one in a loop": ("for fold in range(3):\n    if net.many():\n        net = {}\n", True),
+    "one of which a part is known before": ("if args.several and net.many():\n    net = {}\n", True),
+    "one that is known before": ("if args.several:\n    net = {}\n", False),
+    "wraps in several functions": (
+        "def one():\n    if net.many(): {}\ndef two():\n    if net.few(): {}\none()\ntwo()\n",
+        False,
+    ),
+    "one that is true wherever there are several GPUs": ("if torch.cuda.device_count() > 1:\n    net = {}\n", False),
+    "no condition": ("net = {}\n", False),
+    "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
+}
+
+
+@pytest.mark.parametrize("way", IDLE)
+def test_processes_that_may_have_nothing_to_do_are_released_behind_the_wraps(way: str) -> None:
+    lines, is_released = IDLE[way]
+    script = f"{_ARGS}net = nn.Linear(4, 2)\n{lines.format(*['nn.DataParallel(net)'] * lines.count('{}'))}"
+    new = converted(script).new_text
+    assert new.count("ddp.release_idle()") == is_released
+    if is_released:
+        before, release = new.splitlines()[-2:]
+        assert before.split() == "net = ddp.wrap_model(net)".split()
+        assert release == "    " * ("for" in lines) + "ddp.release_idle()"
 
 
 @pytest.mark.parametrize(
@@ -442,7 +477,7 @@ def test_what_fire_calls_may_set_the_devices() -> None:
     )
     result = converted(script)
     assert "    ddp.setup()\n" in result.new_text
-    assert "not known where the processes start" in result.notes[0].what
+    assert not result.notes
 
 
 # What a function does besides giving the devices; where it may be called once more.
@@ -571,19 +606,6 @@ def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
     assert "torch.cuda.set_device(ddp.device(args.local_rank))\n" in new
 
 
-def test_one_gpu_that_another_branch_makes_visible_is_the_same_as_a_list_of_one() -> None:
-    script = (
-        f"{_ARGS}net = nn.Linear(4, 2)\nif not args.cpu:\n    if len(args.ids) > 1:\n"
-        "        net = nn.DataParallel(net.cuda(), device_ids=args.ids)\n    else:\n"
-        "        {}net = nn.DataParallel(net.cuda())\n"
-    )
-    chosen = converted(script.format('os.environ["CUDA_VISIBLE_DEVICES"] = str(args.ids[0])\n        '))
-    assert "ddp.setup(device_ids=args.ids if not args.cpu else [0])" in chosen.new_text
-    assert not chosen.notes
-    given = "args.ids if not args.cpu and len(args.ids) > 1 else None if not args.cpu else [0]"
-    assert f"ddp.setup(device_ids={given})" in converted(script.format("")).new_text
-
-
 _TAKEN_OFF = """\
 import torch
 import torch.nn as nn
@@ -677,11 +699,3 @@ def test_a_wrap_on_a_condition_of_which_only_the_inside_is_called_stays_one_proc
         "net = nn.Linear(4, 2)\nif args.cuda:\n    net = nn.DataParallel(net).cuda()\nprint(net)\nnet.module(args.x)\n"
     )
     assert converted(_ARGS + script).on_one_device
-
-
-def test_wraps_that_name_different_devices_are_told_apart_from_unknown_ones() -> None:
-    script = "one = nn.DataParallel(nn.Linear(4, 2), [0, 1])\ntwo = nn.DataParallel(nn.Linear(2, 2), device_ids={})\n"
-    (note,) = converted(script.format("[0]")).notes
-    assert note.what == "this wrap names other devices than another one, so `[0, 1]` are used"
-    (note,) = converted(script.format("pick(one)")).notes
-    assert "not known where the processes start, so `[0, 1]` are used" in note.what

@@ -140,7 +140,7 @@ def test_device_ids_of_another_file() -> None:
     files["model.py"] = files["model.py"].replace("options", "config")
     done = converted(files)
     assert "ddp.setup()" in done["train.py"].new_text
-    assert [note.rule for note in done["model.py"].notes] == ["DDP001"]
+    assert not done["model.py"].notes
 
 
 def test_device_ids_that_the_only_caller_gives() -> None:
@@ -164,7 +164,6 @@ main()
     assert "ddp.setup(device_ids=[0, 1])" in converted({"train.py": train.format(more="pass")})["train.py"].new_text
     twice = converted({"train.py": train.format(more="work([2])")})["train.py"]
     assert "ddp.setup()" in twice.new_text
-    assert [note.rule for note in twice.notes] == ["DDP001"]
 
 
 def test_conversions_do_not_depend_on_the_order_of_sets() -> None:

@@ -116,7 +116,9 @@ def device_count(otherwise: int | None = None) -> int:
         return otherwise
     ranks = _world.world_size if _world.ready else int(environment().get("WORLD_SIZE", "1"))
     # (One rank of several that go on counts as they did.)
-    return max(ranks, int(os.environ.get(GPUS, ranks))) if ranks > 1 or GPUS in os.environ else torch.cuda.device_count()
+    return (
+        max(ranks, int(os.environ.get(GPUS, ranks))) if ranks > 1 or GPUS in os.environ else torch.cuda.device_count()
+    )
 
 
 def _is_own_rank() -> bool:
