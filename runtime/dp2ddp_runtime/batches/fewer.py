@@ -1,8 +1,8 @@
 """Going on with fewer ranks, where the script turns out to ask for fewer GPUs than there are ranks.
 
-How many it asks for is known for sure where it wraps a model, and `setup` has to stand far above that. So the ranks that
-are too many end there, and the others go on as if there had never been more. What all ranks have had in common until
-then (random streams, files, whatever the script has made) stays as it is.
+How many it asks for is known for sure where it wraps a model, and `setup` has to stand far above that. So the ranks
+that are too many end there, and the others go on as if there had never been more. What all ranks have had in common
+until then (random streams, files, whatever the script has made) stays as it is.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ def fit(device_ids: devices.DeviceIds) -> int:
     Raises:
         RuntimeError: as `devices.compare_wrap`, where they are too few, or are as many as the user said.
     """
-    place, count = world.current(), len(devices.parse_device_ids(device_ids) or ())
+    place, ids, chosen = world.current(), devices.parse_device_ids(device_ids), devices.chosen_since()
+    count = len(ids or chosen)
     if 0 < count < place.world_size and not world.wants_cpu() and _is_free(place):
         if place.wraps or reading:
             return count
         _go_on_with(count, f"a model is wrapped for {count} device(s)", 5)
+        if chosen:
+            os.environ[world.GPUS] = str(len(chosen))
     devices.compare_wrap(device_ids)
     return place.world_size
 
@@ -74,8 +77,11 @@ def _go_on_with(count: int, why: str, stacklevel: int) -> None:
     place.world_size = place.local_world_size = count
     group.join_anew(place)
     file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= before - count, "the end of other ranks")
-    free = f"the other {before - count} of {before} end, and their GPUs are free"
-    warnings.warn(f"{why}, so {count} rank(s) go on: {free}", stacklevel=stacklevel)
+    less = before - count
+    warnings.warn(
+        f"{why}, so {count} rank(s) go on: the other {less} of {before} end, and their GPUs are free",
+        stacklevel=stacklevel,
+    )
 
 
 def _deferred() -> list[Deferred]:

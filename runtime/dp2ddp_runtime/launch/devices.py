@@ -106,6 +106,13 @@ def gpu_variables(device_ids: Sequence[int] | None, nproc: int) -> list[dict[str
     return [{_VISIBLE: gpu, world.GPU: gpu, world.GPUS: str(count)} for gpu in gpus]
 
 
+def chosen_since() -> list[str]:
+    """The GPUs that the script has made visible since this rank has begun, which sees its own one alone."""
+    given = os.environ.get(_VISIBLE, "")
+    is_new = world.GPU in os.environ and given != os.environ[world.GPU]
+    return [each for each in given.split(",") if each.strip() and is_new]
+
+
 def compare_wrap(device_ids: DeviceIds) -> None:
     """RuntimeError if a model is wrapped for another number of devices than `setup` has started ranks for.
 

@@ -49,13 +49,14 @@ def wrap_model(module: nn.Module, dim: int = 0, sync_bn: bool = False, device_id
         sync_bn: turn BatchNorm layers into `SyncBatchNorm` (CUDA only). By default each rank normalises with its own
             chunk's statistics, and the running statistics are rank 0's, as with `nn.DataParallel`. So do layers that
             are `SyncBatchNorm` already: without a process group, as under `nn.DataParallel`, they are BatchNorm.
-        device_ids: the devices that the original wraps it for. Each rank has its own one; that there are as many is
-            looked at. None, or empty: all of them.
+        device_ids: the devices that the original wraps it for. Each rank has its own one, so their number alone counts:
+            ranks that are too many end at the first wrap, unless the user has said how many there shall be. None, or
+            empty: all of them.
 
     Raises:
         TypeError: `module` is no `nn.Module`; with `sync_bn`, one of its BatchNorm layers takes more than its input.
-        RuntimeError: the ranks' models differ in names, shapes or dtypes; there are more or fewer ranks on this
-            machine than `device_ids`.
+        RuntimeError: the ranks' models differ in names, shapes or dtypes; there are fewer ranks on this machine than
+            `device_ids`, or as many as the user has said, and that isn't as many.
     """
     if isinstance(module, WrappedModel):
         return module

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +42,9 @@ def join(backend: str, place: world.World) -> None:
 
 def join_anew(place: world.World) -> None:
     """The same for those of the ranks that go on, once all have left the group that they were in."""
-    _join(place, dist.PrefixStore(f"of {place.world_size}", place.store))  # type: ignore[attr-defined]
+    shows = sys.excepthook  # around which torch puts its own each time
+    _join(place, dist.PrefixStore(f"of {place.world_size}", place.store))  # type: ignore[attr-defined,arg-type]
+    sys.excepthook = shows
 
 
 def _join(place: world.World, store: Any) -> None:

@@ -1,0 +1,111 @@
+"""Ranks that nobody asks for end, and the others train as the original does: on pretend CUDA devices."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from starts import Done, start
+
+pytestmark = pytest.mark.usefixtures("pretended")
+
+#: The original with `nn`, its conversion with `ddp`.
+_BEGIN = """
+import atexit, os, sys
+from dp2ddp.pretend_cuda import install
+install(3)
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+if "ddp" in sys.argv:
+    import dp2ddp_runtime as ddp
+    ddp.setup()
+    DataLoader = lambda *args, **given: ddp.shard_loader(torch.utils.data.DataLoader(*args, **given))
+    wrap, release = ddp.wrap_model, ddp.release_idle
+else:
+    ddp, wrap, release = None, nn.DataParallel, lambda: None
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(38, 6), torch.randn(38, 2))
+loader = DataLoader(data, 8, shuffle=True, num_workers=2 * ("workers" in sys.argv))
+many = DataLoader(TensorDataset(torch.randn(99, 9999)), 99)
+"""
+_TRAIN = """
+optimizer = torch.optim.SGD([p for each in nets for p in each.parameters()], 0.1)
+for epoch in range(2):
+    for x, y in loader:
+        out = x.cuda()
+        for each in nets:
+            out = each(out)
+        loss = nn.functional.mse_loss(out, y.cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(loss.item(), [float(p.double().sum()) for each in nets for p in each.state_dict().values()])
+print("devices", ddp.device_count() if ddp else torch.cuda.device_count())
+if ddp:
+    print(f"{ddp.world_size()} rank(s)", file=sys.stderr)
+"""
+_NET = "nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).cuda()"
+_LAST = "nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)).cuda()"
+WRAPS = {
+    "two of three": (f"nets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 2),
+    "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
+    "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
+    "one for a second one": (f"nets = [wrap({_NET}, device_ids=[0, 1]), wrap({_LAST}, device_ids=[0])]", 2),
+    "while batches are on their way": (f"batches = iter(loader)\nnets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 3),
+}
+#: What was fetched before is whole, and what the script has registered for its end runs once.
+_SCRIPT = "fixed = next(iter(many))[0]\natexit.register(print, 'end')\nWRAPS\n" + _TRAIN + "print(fixed.sum().item())\n"
+
+
+def run(folder: Path, script: str, *arguments: str) -> Done:
+    path = folder / "train.py"
+    path.write_text(_BEGIN + script)
+    # A rank's threads are as many as fit beside the others', and sums depend on them.
+    return start(path, *arguments, nproc=None, env={"DP2DDP_DEVICE": "", "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What the originals print, all of them in children of one process."""
+    scripts = [textwrap.indent(_SCRIPT.replace("WRAPS", lines), "    ") for lines, _ in WRAPS.values()]
+    runs = [f"if not os.fork():\n{script}    sys.exit()" for script in scripts]
+    done = run(tmp_path_factory.mktemp("originals"), "\nos.wait()\nprint()\n".join([*runs, ""]))
+    assert done.returncode == 0, done.stderr
+    return dict(zip(WRAPS, map(str.splitlines, done.stdout.split("\n\n"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wraps", WRAPS)
+def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
+    tmp_path: Path, originals: dict[str, list[str]], wraps: str
+) -> None:
+    lines, ranks = WRAPS[wraps]
+    converted = run(tmp_path, _SCRIPT.replace("WRAPS", lines), "ddp", *["workers"] * (wraps == "two of three"))
+    assert converted.returncode == 0, converted.stderr
+    theirs, ours = originals[wraps], converted.stdout.splitlines()
+    if ranks == 3:  # the order in which three ranks' gradients are added up isn't the original's
+        losses = ([float(line.split()[0]) for line in lines[:2]] for lines in (ours, theirs))
+        assert next(losses) == pytest.approx(next(losses), rel=1e-5)
+        theirs, ours = theirs[2:], ours[2:]
+    assert ours == theirs
+    assert f"{ranks} rank(s)\n" in converted.stderr
+    assert (f"so {ranks} rank(s) go on: the other {3 - ranks} of 3 end" in converted.stderr) == (ranks < 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("os._exit(0)", 0, ""),
+        ("raise ValueError('no')", 1, "of 2 failed:"),
+        ("wrap(net, device_ids=[0, 1, 2])", 1, "names 3 device(s) at train.py:"),
+    ],
+)
+def test_how_those_that_go_on_end_is_how_the_job_ends(tmp_path: Path, end: str, code: int, told: str) -> None:
+    done = run(tmp_path, f"net = {_NET}\nfirst = wrap(net, device_ids=[0, 1])\n{end}\n", "ddp")
+    assert done.returncode == code
+    assert told in done.stderr
+    assert done.stderr.count("dp2ddp: rank") == bool(told)
