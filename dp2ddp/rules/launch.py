@@ -24,8 +24,8 @@ _LATE = {
         "parse them above `ddp.setup()`, or move what has to come first below it",
     ),
     DEVICES: (
-        "CUDA_VISIBLE_DEVICES is set after the processes have started on all GPUs that are visible then",
-        "set it above `ddp.setup()`, or in the shell that starts the script",
+        "CUDA_VISIBLE_DEVICES is set after the processes have started: as many go on as it names, on the first GPUs",
+        "set it above `ddp.setup()`, or in the shell that starts the script, where it has to be these very GPUs",
     ),
 }
 _IDLE = "where no model is wrapped, one process goes on"
