@@ -1,4 +1,4 @@
-"""Ranks that nobody asks for end, and the others train as the original does: on pretend CUDA devices."""
+"""Ranks that nobody asks for end, and the others train as the original does: on pretend CUDA devices, as on the CPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from starts import Done, start
-
-pytestmark = pytest.mark.usefixtures("pretended")
+from starts import Done, Warm, start, write
 
 #: The original with `nn`, its conversion with `ddp`.
 _BEGIN = """
@@ -77,6 +75,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("wraps", WRAPS)
 def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
     tmp_path: Path, originals: dict[str, list[str]], wraps: str
@@ -94,18 +93,29 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
     assert (f"so {ranks} rank(s) go on: the other {3 - ranks} of 3 end" in converted.stderr) == (ranks < 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "told"),
     [
         ("sys.exit(3)", 3, ""),
         ("os._exit(0)", 0, ""),
         ("raise ValueError('no')", 1, "of 2 failed:"),
-        ("wrap(net, device_ids=[0, 1, 2])", 1, "names 3 device(s) at train.py:"),
+        ("ddp.is_main() or os.kill(os.getpid(), 9); ddp.barrier()", 137, "1 of 2 was ended by signal 9"),
     ],
 )
-def test_how_those_that_go_on_end_is_how_the_job_ends(tmp_path: Path, end: str, code: int, told: str) -> None:
-    done = run(tmp_path, f"net = {_NET}\nfirst = wrap(net, device_ids=[0, 1])\n{end}\n", "ddp")
+def test_how_those_that_go_on_end_is_how_the_job_ends(
+    warm: Warm, tmp_path: Path, end: str, code: int, told: str
+) -> None:
+    script = f"""
+        from dp2ddp_runtime.batches import fewer
+        ddp.setup()
+        fewer._go_on_with(2, "it is tested", 2)
+        net = ddp.wrap_model(torch.nn.Linear(2, 2))
+        net(torch.ones(6, 2)).sum().backward()
+        print(ddp.world_size(), net.module.bias.grad.tolist())
+        {end}
+    """
+    done = warm.start(write(tmp_path, script), nproc=3)
     assert done.returncode == code
+    assert done.stdout == "2 [6.0, 6.0]\n"
     assert told in done.stderr
     assert done.stderr.count("dp2ddp: rank") == bool(told)
