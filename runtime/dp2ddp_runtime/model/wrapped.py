@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import _StopRecomputationError
 
 from ..base import nesting, world
+from ..base.uncompiled import is_traced
 from ..gradients import summing
 from ..launch import devices
 from ..ranks import group, rng
@@ -168,7 +169,7 @@ class WrappedModel(DistributedDataParallel):
             RuntimeError: the parameters differ between ranks (told before the first training step); the ranks'
                 outputs have different structures.
         """
-        if world.world_size() == 1 or self._inside:
+        if world.world_size() == 1 or self._inside or is_traced():
             return self.module(*self._moved(args), **self._moved(kwargs))
         if self.device != world.device():
             self.module.to(world.device())
