@@ -240,6 +240,29 @@ def what_perhaps_a_functions_own_backward_reaches(wrap: Wrapper) -> Tensors:
 
 
 @scenario
+def outputs_in_another_order_or_of_another_depth(wrap: Wrapper) -> Tensors:
+    """A dict's entries go by their names. Lists of different lengths older torch cuts, newer refuses."""
+
+    def forward(self: Any, x: torch.Tensor, deepens: bool) -> Any:
+        heads = {"here": self.layer(x), "there": self.other(x).sum()}
+        steps = [heads["here"] * step for step in range(1, 2 + (int(torch.randint(3, ())) if deepens else 0))]
+        last = [steps[-1][:, 0], *steps]  # numbered otherwise on every replica
+        return dict([("steps", [last, (None, steps)]), *sorted(heads.items(), reverse=bool(x[0, 0] > 2))])
+
+    net, result = wrap(Function(forward)), []
+    for x in (torch.arange(20.0).view(5, 4), *torch.rand(9, 3, 4), torch.rand(1, 4)):
+        try:
+            out = net(x, x.size(0) == 3)
+        except (ValueError, RuntimeError):
+            result += [torch.tensor(0)]
+            continue
+        (first, *more), (_, steps) = out["steps"]
+        (sum(each.sum() for each in (first, *more, *steps)) + out["here"].prod() + out["there"].prod()).backward()
+        result += [first, *more, *steps, out["here"], out["there"], *grads(net)]
+    return [*result, torch.tensor(len(result))]
+
+
+@scenario
 def named_arguments_of_fewer_rows(wrap: Wrapper) -> Tensors:
     """The last replicas are called without them."""
 
