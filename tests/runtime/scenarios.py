@@ -7,6 +7,7 @@ from collections import namedtuple
 from typing import Any, Callable
 
 import numpy as np
+import pytest
 import torch
 from dp2ddp_runtime.ranks import rng
 from torch import nn
@@ -260,6 +261,25 @@ def outputs_in_another_order_or_of_another_depth(wrap: Wrapper) -> Tensors:
         (sum(each.sum() for each in (first, *more, *steps)) + out["here"].prod() + out["there"].prod()).backward()
         result += [first, *more, *steps, out["here"], out["there"], *grads(net)]
     return [*result, torch.tensor(len(result))]
+
+
+@scenario
+def what_a_replica_says_it_has(wrap: Wrapper) -> Tensors:
+    """No parameters, so that `next(self.parameters())` is an error; but without gradients the first one has them."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        own, former = [*self.parameters()], vars(self.layer)["_former_parameters"]
+        lists = (own, [*self.layer.parameters()], [*self.named_parameters()], [*self.children()], former)
+        weight = self.layer.weight
+        flags = [isinstance(weight, nn.Parameter), weight.is_leaf, weight.requires_grad, former["weight"] is weight]
+        return torch.tensor([[*map(len, lists), *flags]])
+
+    net = wrap(Function(forward))
+    with torch.no_grad():
+        without = net(torch.rand(4, 4))
+    with pytest.raises(StopIteration):
+        wrap(Function(lambda self, x: x.to(next(self.parameters()))))(torch.rand(4, 4))
+    return [net(torch.rand(4, 4)), without]
 
 
 @scenario
