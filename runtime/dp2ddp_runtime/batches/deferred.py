@@ -203,10 +203,11 @@ def defer(
 
 
 def defer_from(
-    parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Callable[[torch.Tensor], torch.Tensor]
+    parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Callable[[torch.Tensor], torch.Tensor], sizes: Any = None
 ) -> Deferred:
     """What `view_fn` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
-    new = _make(rows, parent.sizes, dim, parent.allows_reordered_sum, parent.tokens, ViewBase(parent, view_fn))
+    base, sizes = ViewBase(parent, view_fn), tuple(sizes or parent.sizes)
+    new = _make(rows, sizes, dim, parent.allows_reordered_sum, parent.tokens, base)
     parent._views.append(weakref.ref(new))
     return new
 
@@ -304,8 +305,7 @@ for _owner in (torch._C, torch._C.ScriptModule):
 def watch_handover() -> None:
     """From now on what the main thread hands to threads and other processes comes there whole.
 
-    These can't ask the other ranks for it: each would do so at another time. So does what is traced: a graph would
-    have the batch as a constant in it, instead of as its input.
+    These can't ask the other ranks for it, each at another time. What is traced would be a constant in its graph.
     """
     for owner, name in (*_DOORS, *_TRACERS):
         real = getattr(owner, name)
