@@ -30,7 +30,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/batches": 2_425,
     "runtime/dp2ddp_runtime/gradients": 625,
     "runtime/dp2ddp_runtime/launch": 975,
-    "runtime/dp2ddp_runtime/model": 1_225,
+    "runtime/dp2ddp_runtime/model": 1_250,
     "runtime/dp2ddp_runtime/rank_zero": 1_500,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_475,

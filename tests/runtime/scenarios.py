@@ -7,6 +7,7 @@ from collections import namedtuple
 from typing import Any, Callable
 
 import numpy as np
+import pytest
 import torch
 from dp2ddp_runtime.ranks import rng
 from torch import nn
@@ -237,6 +238,48 @@ def what_perhaps_a_functions_own_backward_reaches(wrap: Wrapper) -> Tensors:
             parameterless(leaf).sum().backward()
             result += [leaf.grad, *grads(parameterless)]
     return result
+
+
+@scenario
+def outputs_in_another_order_or_of_another_depth(wrap: Wrapper) -> Tensors:
+    """A dict's entries go by their names. Lists of different lengths older torch cuts, newer refuses."""
+
+    def forward(self: Any, x: torch.Tensor, deepens: bool) -> Any:
+        heads = {"here": self.layer(x), "there": self.other(x).sum()}
+        steps = [heads["here"] * step for step in range(1, 2 + (int(torch.randint(3, ())) if deepens else 0))]
+        last = [steps[-1][:, 0], *steps]  # numbered otherwise on every replica
+        return dict([("steps", [last, (None, steps)]), *sorted(heads.items(), reverse=bool(x[0, 0] > 2))])
+
+    net, result = wrap(Function(forward)), []
+    for x in (torch.arange(20.0).view(5, 4), *torch.rand(9, 3, 4), torch.rand(1, 4)):
+        try:
+            out = net(x, x.size(0) == 3)
+        except (ValueError, RuntimeError):
+            result += [torch.tensor(0)]
+            continue
+        (first, *more), (_, steps) = out["steps"]
+        (sum(each.sum() for each in (first, *more, *steps)) + out["here"].prod() + out["there"].prod()).backward()
+        result += [first, *more, *steps, out["here"], out["there"], *grads(net)]
+    return [*result, torch.tensor(len(result))]
+
+
+@scenario
+def what_a_replica_says_it_has(wrap: Wrapper) -> Tensors:
+    """No parameters, so that `next(self.parameters())` is an error; but without gradients the first one has them."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        own, former = [*self.parameters()], vars(self.layer)["_former_parameters"]
+        lists = (own, [*self.layer.parameters()], [*self.named_parameters()], [*self.children()], former)
+        weight = self.layer.weight
+        flags = [isinstance(weight, nn.Parameter), weight.is_leaf, weight.requires_grad, former["weight"] is weight]
+        return torch.tensor([[*map(len, lists), *flags]])
+
+    net = wrap(Function(forward))
+    with torch.no_grad():
+        without = net(torch.rand(4, 4))
+    with pytest.raises(StopIteration):
+        wrap(Function(lambda self, x: x.to(next(self.parameters()))))(torch.rand(4, 4))
+    return [net(torch.rand(4, 4)), without]
 
 
 @scenario

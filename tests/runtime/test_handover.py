@@ -93,3 +93,42 @@ HANDED = """
 def test_what_is_handed_over_is_whole(warm: Warm, tmp_path: Path) -> None:
     done = warm.start(write(tmp_path, HANDED), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr
+
+
+TRACED = """
+    import io, warnings
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.data import DataLoader, TensorDataset
+    warnings.simplefilter("ignore")  # of what is to come in place of torch.jit
+    ddp.setup(timeout=60)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 3)).eval()
+    net.requires_grad_(False)  # a traced function can't hold what gets gradients
+    wrapped, other = ddp.wrap_model(net), torch.randn(5, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+
+    def through_a_graph(module, x):
+        graph, *_ = torch.jit._get_trace_graph(module, (x,))  # what torch.onnx.export and others begin with
+        assert "aten::constant" not in str(graph) and len(list(next(graph.inputs()).uses())) > 0, graph
+        return module
+
+    ways = {
+        "traced": lambda module, x: torch.jit.trace(module, x),
+        "unchecked": lambda module, x: torch.jit.trace(module, (x,), check_trace=False),
+        "a function": lambda module, x: torch.jit.trace(lambda x: module(x), x, check_trace=False),
+        "by name": lambda module, x: torch.jit.trace(module, example_kwarg_inputs={"input": x}, check_trace=False),
+        "a graph": through_a_graph,
+        "fx": lambda module, x: make_fx(module)(x),
+    }
+    if hasattr(torch, "export") and torch.__version__ >= "2.5":
+        ways["exported"] = lambda module, x: torch.export.export(
+            module, (x,), dynamic_shapes=[{0: torch.export.Dim("rows")}]).module()
+    for name, way in ways.items():
+        for module in [net, wrapped][:1 if name in ("exported", "by name") else 2]:
+            (x,) = next(iter(ddp.shard_loader(DataLoader(TensorDataset(torch.rand(8, 3, 2, 2)), 5))))
+            assert torch.equal(way(module, x)(other), net(other)), (name, type(module))
+    print("alike")
+    """
+
+
+def test_what_is_traced_has_the_batch_as_its_input(warm: Warm, tmp_path: Path) -> None:
+    done = warm.start(write(tmp_path, TRACED), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "alike\n"), done.stderr

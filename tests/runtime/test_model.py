@@ -17,6 +17,7 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks.exchange import exchange
 from rank_pool import RankPool
@@ -310,11 +311,13 @@ def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPoo
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
-def unequal_outputs() -> str:
+def unequal_outputs(cuts: bool) -> Any:
     net = models.wrap_model(Uneven())
-    with pytest.raises(RuntimeError, match=r"different numbers of tensors on different ranks: \[1, 2\]"):
-        net(torch.tensor([0.0, 1.0]))
-    return "raised"
+    with mock.patch.object(scatter_gather, "_CUTS", cuts):
+        try:
+            return [each.tolist() for each in net(torch.tensor([0.0, 1.0]))]
+        except RuntimeError as error:
+            return str(error)
 
 
 class Uneven(nn.Module):
@@ -322,8 +325,9 @@ class Uneven(nn.Module):
         return [x] if x[0] == 0 else [x, x]
 
 
-def test_mistakes_are_told(ranks: RankPool) -> None:
-    assert ranks(2, unequal_outputs) == ["raised"] * 2
+def test_lists_of_different_lengths_are_cut_or_an_error_as_torch_has_it(ranks: RankPool) -> None:
+    assert ["the model returned other lists" in each for each in ranks(2, unequal_outputs, False)] == [True] * 2
+    assert ranks(2, unequal_outputs, True) == [[[0.0, 1.0]]] * 2
 
 
 def replicas_of_replicas() -> Tensors:

@@ -10,18 +10,21 @@ import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches import deferred
 from dp2ddp_runtime.batches import loader as loaders
+from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, TensorDataset, WeightedRandomSampler
 from training import Net, Parameters, Wrap, data, data_parallel, difference, distance, seeded, snapshot
 
 #: Where the ranks compute.
@@ -164,7 +167,7 @@ def train(wrap: Wrap, steps: int, dtype: torch.dtype) -> list[Parameters]:
     """Training on batches of 16, 16, 16 and 7 rows, shuffled; the parameters and buffers after each step."""
     net = wrap(seeded(lambda: Net(0.5), dtype))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    loader = loaders.shard_loader(DataLoader(torch.utils.data.TensorDataset(*data(55, dtype)), 16, shuffle=True))
+    loader = loaders.shard_loader(DataLoader(TensorDataset(*data(55, dtype)), 16, shuffle=True))
     history: list[Parameters] = []
     while len(history) < steps:
         for x, y in loader:
@@ -205,6 +208,37 @@ def test_p2_parameters_are_data_parallels_after_every_step(ranks: RankPool, n: i
         if n == 2:
             assert difference(results[0][step], expected[step]) == 0, step
         assert distance(results[0][step], expected[step]) <= 1e-12, step
+
+
+def train_on_clips(wrap: Wrap, large: bool) -> tuple[list[Parameters], list[bool]]:
+    """The same on frames of clips, in batches of 8 and 7 clips; and whether a batch was gathered."""
+    net = wrap(seeded(lambda: Net(0.5), torch.float64))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    x, y = data(15 * 4, torch.float64)
+    loader = loaders.shard_loader(DataLoader(TensorDataset(x.view(15, 4, 1, 8, 8), y[::4]), 8))
+    history, gathered = [], []
+    with mock.patch.object(scatter_gather, "LARGE", 0 if large else 1 << 20), mock.patch.object(deferred, "SMALL", 0):
+        for clips, labels in (each for _ in range(3) for each in loader):
+            frames = clips.view(-1, *clips.shape[2:])
+            out = net(frames)
+            each_s = out.view(len(clips), 4, -1)
+            loss = F.cross_entropy(each_s.mean(1), labels) + each_s.square().mean()
+            optimizer.zero_grad()
+            (loss + F.cross_entropy(out, labels.unsqueeze(1).repeat(1, 4).view(-1))).backward()
+            optimizer.step()
+            history.append(snapshot(net))
+            gathered.append(getattr(clips, "is_materialized", True))
+    return history, gathered
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("n", [2, 3])
+def test_p2_holds_for_rows_that_become_several(ranks: RankPool, n: int, large: bool) -> None:
+    expected, _ = train_on_clips(data_parallel(n), large)
+    for history, gathered in ranks(n, train_on_clips, models.wrap_model, large):
+        assert max(map(distance, history, expected)) <= 1e-12
+        # Replicas get as many frames as `torch.chunk` gives them, be that whole clips or not.
+        assert gathered == ([False, True] if n == 2 else [True, True]) * 3
 
 
 @EVERYWHERE

@@ -77,6 +77,8 @@ EXACT: dict[str, Case] = {
     "to another's": lambda x: [x.to(x.double()), x.type_as(x.half()), x.to(WHOLE)],
     "detached": lambda x: [x.detach(), x.data],
     "view": lambda x: [x.view(7, -1), x.view(7, 15, 67), x.view(-1, 3, 335), x.reshape(7, 3, 335), x.flatten(1)],
+    "rows of rows": lambda x: [x.view(-1, 67), x.view(-1), x.flatten(0, 1) * 2, x.transpose(0, 1).flatten(1, 2)],
+    "rows again": lambda x: [x.view(-1, 5, 67).relu().view(7, 3, -1), x.view(-1).view(7, 1005), x.view(1, 105, 67)],
     "flatten": lambda x: [x.flatten(2), torch.flatten(x, 1, 2), torch.flatten(x, start_dim=1), x.unflatten(3, (67, 1))],
     "moved": lambda x: [
         x.permute(0, 2, 3, 1),
@@ -232,7 +234,7 @@ LOOKS: dict[str, Case] = {
     "the batch's dimension": lambda x: x.sum(0),
     "a slice of rows": lambda x: x[1:3],
     "reversed": lambda x: x.flip(0),
-    "views across rows": lambda x: x.view(-1, 67),
+    "views across rows": lambda x: x.view(3, -1),
     "shifted": lambda x: x.roll(1, 0),
     "a learned scale": lambda x: x * torch.ones(3, 1, 1, requires_grad=True),
     "another alignment": lambda x: x[:, :, :, :7] + x.permute(1, 2, 3, 0)[:, :, :1],

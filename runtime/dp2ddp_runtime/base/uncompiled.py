@@ -1,4 +1,4 @@
-"""What `torch.compile` has to leave alone, without the compiler being imported for it."""
+"""What `torch.compile` has to leave alone, without the compiler being imported for it; whether something is traced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch._C import _is_tracing
 from torch._compile import _disable_dynamo
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,3 +27,8 @@ def uncompiled(function: Function) -> Function:
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def is_traced() -> bool:
+    """Whether torch makes a graph of what runs now, in which the ranks' meetings have no place."""
+    return _is_tracing() or any(type(mode) is ProxyTorchDispatchMode for mode in _get_current_dispatch_mode_stack())

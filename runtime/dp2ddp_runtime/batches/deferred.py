@@ -21,6 +21,9 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo  # the public one takes a second to import where nothing is compiled
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..base import nesting, world
 from ..gradients.adjoint import attach
@@ -204,10 +207,11 @@ def defer(
 
 
 def defer_from(
-    parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Callable[[torch.Tensor], torch.Tensor]
+    parent: Deferred, rows: torch.Tensor, dim: int, view_fn: Callable[[torch.Tensor], torch.Tensor], sizes: Any = None
 ) -> Deferred:
     """What `view_fn` makes of `parent`, as a deferred tensor; `rows` are what it makes of its rows."""
-    new = _make(rows, parent.sizes, dim, parent.allows_reordered_sum, parent.tokens, ViewBase(parent, view_fn))
+    base, sizes = ViewBase(parent, view_fn), tuple(sizes or parent.sizes)
+    new = _make(rows, sizes, dim, parent.allows_reordered_sum, parent.tokens, base)
     parent._views.append(weakref.ref(new))
     return new
 
@@ -296,17 +300,23 @@ _DOORS: tuple[tuple[Any, str], ...] = (
     (multiprocessing.queues.SimpleQueue, "put"),
     (multiprocessing.process.BaseProcess, "__init__"),
 )
+#: What is given the inputs of whatever is traced: by `torch.jit.trace` and all that is made of it (`torch.onnx.export`,
+#: tensorboard's graphs), by `make_fx`, by `torch.export`.
+_TRACERS: list[tuple[Any, str]] = [(proxy_tensor, "wrap_key"), (FakeTensorMode, "from_tensor")]
+for _owner in (torch._C, torch._C.ScriptModule):
+    _TRACERS += [(_owner, _name) for _name in dir(_owner) if _name.startswith("_create_") and "_trac" in _name]
 
 
 def watch_handover() -> None:
     """From now on what the main thread hands to threads and other processes comes there whole.
 
-    These can't ask the other ranks for it: each would do so at another time.
+    These can't ask the other ranks for it, each at another time. What is traced would be a constant in its graph.
     """
-    for owner, name in _DOORS:
+    for owner, name in (*_DOORS, *_TRACERS):
         real = getattr(owner, name)
         if not hasattr(real, "of_dp2ddp"):
-            setattr(owner, name, _gathering(real))
+            setattr(owner, name, (_gathering if (owner, name) in _DOORS else _tracing)(real))
+            getattr(owner, name).of_dp2ddp = True
 
 
 def _gathering(real: Any) -> Any:
@@ -314,10 +324,19 @@ def _gathering(real: Any) -> Any:
     def hand_over(*args: Any, **kwargs: Any) -> Any:
         # Another thread's (one that reads batches ahead) is in its own turn, and what it hands on stays deferred.
         if threading.get_ident() == threading.main_thread().ident:  # (`current_thread` may make a `Thread`)
-            for tensor in nesting.tensors([args[1:], kwargs]):
-                if isinstance(tensor, Deferred):
-                    tensor.materialize()
+            for tensor in _in([args[1:], kwargs]):
+                tensor.materialize()
         return real(*args, **kwargs)
 
-    hand_over.of_dp2ddp = True  # type: ignore[attr-defined]
     return hand_over
+
+
+def _tracing(real: Any) -> Any:
+    @functools.wraps(real)
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        if _in((args, kwargs)):
+            with _disable_current_modes():
+                args, kwargs = _whole((args, kwargs))
+        return real(*args, **kwargs)
+
+    return trace

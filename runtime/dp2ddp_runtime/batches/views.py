@@ -20,16 +20,20 @@ from .rowwise import is_deferred, own_rows, property_rule, rule, tokens_of
 @rule("view", "reshape", "flatten", "unflatten")
 def _reshaped(func: Any, args: Any, kwargs: Any) -> Any:
     batch, *rest = args
-    if not is_deferred(batch) or any(isinstance(each, torch.dtype) for each in rest):
+    if not is_deferred(batch) or not batch.numel() or any(isinstance(each, torch.dtype) for each in rest):
         return NotImplemented
     # The sizes that come out are the same for a tensor without memory.
     shape = func(torch.empty(batch.shape, device="meta"), *rest, **kwargs).shape
     before, total = math.prod(batch.shape[: batch.batch_dim]), batch.size(batch.batch_dim)
-    dim = next((d for d in range(len(shape)) if math.prod(shape[:d]) == before and shape[d] == total), None)
-    if dim is None:
+    starts = [d for d in range(len(shape)) if math.prod(shape[:d]) == before]
+    # A row may become several (clips of frames), or several one, as long as no rank has a part of one.
+    dims = [d for d in starts if not any(size * shape[d] % total for size in batch.sizes)]
+    if not dims:
         return NotImplemented
-    local = [batch.rows.size(batch.batch_dim) if d == dim else size for d, size in enumerate(shape)]
-    return defer_from(batch, batch.rows.reshape(local), dim, lambda whole: func(whole, *rest, **kwargs))
+    dim = max(dims, key=lambda d: shape[d] == total)
+    own, *sizes = (size * shape[dim] // total for size in (batch.rows.size(batch.batch_dim), *batch.sizes))
+    local = [own if d == dim else size for d, size in enumerate(shape)]
+    return defer_from(batch, batch.rows.reshape(local), dim, lambda whole: func(whole, *rest, **kwargs), sizes)
 
 
 @rule("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "unsqueeze", "squeeze", "t")
@@ -57,7 +61,8 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     def of_whole(index: int, whole: torch.Tensor) -> Any:
         """The same of the whole batch, which may stand in a list (`torch.cat([x])`)."""
         whole_args, whole_kwargs = nesting.map_tensors(lambda each: whole, (args, kwargs))
-        return _pick(func(*whole_args, **whole_kwargs), index)
+        made = func(*whole_args, **whole_kwargs)
+        return made if isinstance(made, torch.Tensor) else made[index]
 
     def result(index: int, made: torch.Tensor) -> Deferred:
         dim = dims[index]
@@ -118,10 +123,6 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     part.rows[...] = value
     return None
-
-
-def _pick(result: Any, index: int) -> Any:
-    return result if isinstance(result, torch.Tensor) else result[index]
 
 
 def _rows(tensor: torch.Tensor, batch: Deferred) -> torch.Tensor:

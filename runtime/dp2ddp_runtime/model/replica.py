@@ -20,6 +20,7 @@ from ..base import world
 from ..base.nesting import identical
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+_FORMER = "_former_parameters"  # a replica has none that are listed as such: they are in here, by their names
 _PARTS = ("_modules", "_parameters", "_buffers")
 
 
@@ -114,16 +115,17 @@ class Replica:
                 copy._parameters[key] = None
             if hasattr(each, "_orig_mod") and hasattr(each, "_initialize"):
                 copy._initialize()  # torch.compile's module keeps its child's call
-        self._targets = {name: list(map(self._target, slots)) for name, slots in self._slots.items()}
+        self._targets = {name: list(chain(*map(self._where, slots))) for name, slots in self._slots.items()}
         self._made = _Watched([self._copies[each] for each in self.modules] if self._keeps else [])
 
-    def _target(self, slot: tuple[nn.Module, str, bool]) -> tuple[Any, str]:
+    def _where(self, slot: tuple[nn.Module, str, bool]) -> list[tuple[Any, str]]:
         """Where a copy has a tensor: in a dictionary, as `setattr` puts it there; or what to call `setattr` on."""
         module, key, is_param = slot
         copy = self._copies[module]
+        former = [(copy.__dict__[_FORMER], key)] if is_param and _FORMER in copy.__dict__ else []
         if not torch.is_grad_enabled() or vars(nn.Module)["__setattr__"] is not type(copy).__setattr__:
-            return copy, key  # RNNs hold their weights in a list, too
-        return (copy.__dict__ if is_param else copy._buffers), key
+            return [(copy, key), *former]  # RNNs hold their weights in a list, too
+        return [(copy.__dict__ if is_param else copy._buffers, key), *former]
 
     def let_go(self) -> None:
         """After a forward: what it has changed stays with its graph, and gets other copies for the next one."""
@@ -207,7 +209,7 @@ def _shallow(module: nn.Module) -> Any:
     ):
         return module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     copy: Any = module.__new__(type(module))
-    held = {**module.__dict__, "_parameters": {}, "_is_replica": True}
+    held = {**module.__dict__, "_parameters": {}, "_is_replica": True, _FORMER: {}}
     held.update(_buffers=module._buffers.copy(), _modules=module._modules.copy())
     object.__setattr__(copy, "__dict__", held)
     return copy

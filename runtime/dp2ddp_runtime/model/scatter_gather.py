@@ -5,13 +5,16 @@ Of deferred batches the rows are here; whole ones are cut.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
+from torch.nn.parallel.scatter_gather import gather
 
 from ..base import nesting, world
 from ..base.location import here
@@ -23,6 +26,13 @@ from ..ranks.exchange import Divergence, exchange
 
 #: Bytes of a gathered output above which it stays where it is: deferred, until the script looks at it.
 LARGE = 1 << 20
+_CUTS = False  # whether torch's `gather` cuts lists to the shortest, as older torch's does
+with contextlib.suppress(ValueError):
+    _CUTS = gather([(), (None,)], 0) == ()
+_UNLIKE = (
+    "the model returned other lists or dicts of tensors on other ranks, which nn.DataParallel doesn't gather, either, "
+    "in this version of torch: return the same structure whatever the rows are, and whatever it draws"
+)
 _FIRST_CHECKED = 10  # calls; after these every one whose number is a power of two
 
 
@@ -154,27 +164,52 @@ def gather_outputs(
     chunk. A rank without rows has run on rank 0's: what it has is left out, and gets zero gradients.
 
     Raises:
-        Divergence: the ranks' outputs don't have the same structure, or fingerprints differ.
+        Divergence: the ranks' outputs have different structures that torch wouldn't gather, or fingerprints differ.
     """
     local = nesting.tensors(output)
     held = [_is_large(tensor, dim) for tensor in local]
-    others = [leaf for leaf in nesting.leaves(output) if not isinstance(leaf, torch.Tensor)]
-    told = {
-        "tensors": [_describe(tensor, is_held, sources) for tensor, is_held in zip(local, held)],
-        "values": zlib.crc32(repr(others).encode()),
-    }
-    small = [tensor for tensor, is_held in zip(local, held) if not is_held]
-    parts = exchange("the wrapped model's outputs", [told, *note, small])
-    notes = [Note(*theirs[1:-1]) for theirs in parts]
+    outline = _outline(output, itertools.count())
+    tensors = [_describe(tensor, is_held, sources) for tensor, is_held in zip(local, held)]
+    small = [None if is_held else tensor for tensor, is_held in zip(local, held)]
+    parts = exchange("the wrapped model's outputs", [tensors, zlib.crc32(repr(outline).encode()), *note, small])
+    notes = [Note(*theirs[2:-1]) for theirs in parts]
     _compare([each.fingerprints for each in notes], here().line)
-    descriptions = [theirs["tensors"] for theirs, *_ in parts]
-    if len({len(each) for each in descriptions[:count]}) > 1:
-        numbers = [len(each) for each in descriptions[:count]]
-        raise Divergence(f"the model returned different numbers of tensors on different ranks: {numbers}")
-    sent = [iter(tensors) for *_, tensors in parts]
-    columns = [_column([each[index] for each in descriptions], count, dim) for index in range(len(local))]
-    results = iter([_gather(*each, sent, dim, device, sources) for each in zip(local, columns)])
+    picks: list[Sequence[int]] = [[number] * len(parts) for number in range(len(local))]
+    if len({theirs[1] for theirs in parts}) > 1:
+        picks = []
+        output = _in_common(output, exchange("the structure of the wrapped model's outputs", outline), count, picks)
+    gathered = {}
+    for pick in picks:
+        told, shares = zip(*((theirs[0][number], theirs[-1][number]) for theirs, number in zip(parts, pick)))
+        own = pick[world.rank()]
+        gathered[own] = _gather(local[own], _column(told, count, dim), shares, dim, device, sources)
+    results = map(gathered.__getitem__, sorted(gathered))
     return nesting.map_tensors(lambda _: next(results), output), notes
+
+
+def _outline(value: Any, numbers: Iterator[int]) -> Any:
+    """The nesting of a forward's outputs as plain values, with a number for each tensor."""
+    inner = None if isinstance(value, torch.Tensor) else nesting.items(value)
+    if inner is None:
+        return next(numbers) if isinstance(value, torch.Tensor) else None
+    return {key: _outline(each, numbers) for key, each in inner.items()}
+
+
+def _in_common(value: Any, outlines: Sequence[Any], count: int, picks: list[Sequence[int]]) -> Any:
+    """`value` without what not all `count` ranks have, as `gather` does it; `picks` gets each tensor's numbers."""
+    first, inner = outlines[0], nesting.items(value)
+    if len(set(map(type, outlines))) > 1:
+        raise Divergence(_UNLIKE)
+    if inner is None or isinstance(value, torch.Tensor):
+        picks += [] if first is None else [outlines]
+        return value
+    keys = [key for key in first if all(key in each for each in outlines[:count])]
+    is_cut = any(len(each) > len(keys) for each in outlines[:count])
+    lacks = any(key not in each for key in keys for each in outlines)  # a rank without rows has gone another way
+    if lacks or (is_cut and not (_CUTS and isinstance(value, (tuple, list)))):
+        raise Divergence(_UNLIKE)
+    common = {key: _in_common(inner[key], [each[key] for each in outlines], count, picks) for key in keys}
+    return nesting.rebuilt(value, common)
 
 
 def _is_large(tensor: torch.Tensor, dim: int) -> bool:
@@ -200,7 +235,7 @@ def _column(told: Sequence[Any], count: int, dim: int) -> _Column:
 def _gather(
     local: torch.Tensor,
     column: _Column,
-    sent: Sequence[Any],
+    shares: Sequence[torch.Tensor | None],
     dim: int,
     device: torch.device,
     sources: Sequence[Source],
@@ -210,7 +245,6 @@ def _gather(
     tokens = [token if how == YES else perhaps(token) for source, how in made_of for token in source.tokens]
     if all(column.held) and column.alike:
         return defer(local, column.sizes, dim, True, tokens)
-    shares = [None if is_held else next(tensors) for tensors, is_held in zip(sent, column.held)]
     came = [share for share in shares[: column.chunks] if share is not None]
     whole = gather_rows(local, column.sizes, dim) if any(column.held) else nesting.concatenate(came, dim)
     whole = whole if column.on_cpu else whole.to(device)

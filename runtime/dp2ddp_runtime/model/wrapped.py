@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import _StopRecomputationError
 
 from ..base import nesting, world
+from ..base.uncompiled import is_traced
 from ..batches import fewer
 from ..gradients import summing
 from ..ranks import group, rng
@@ -169,7 +170,7 @@ class WrappedModel(DistributedDataParallel):
             RuntimeError: the parameters differ between ranks (told before the first training step); the ranks'
                 outputs have different structures.
         """
-        if self._count == 1 or self._inside:
+        if self._count == 1 or self._inside or is_traced():
             return self.module(*self._moved(args), **self._moved(kwargs))
         if self.device != world.device():
             self.module.to(world.device())
