@@ -60,8 +60,7 @@ def _comes_to_a_wrap(entry: str, files: Mapping[str, str], resolve: Resolve) -> 
     if not any(wrapcalls.mentions(text.encode()) for text in files.values()):
         return True
     trees = {path: syntax.shared(text, path) for path, text in files.items()}
-    classes = wrapcalls.subclasses(trees.values())
-    lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+    lines = wrapcalls.lines_of(trees)
     if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
         return True  # what it means, the analysis tells
     return bool(Reachability(trees).of(entry, files, resolve, whole=True).lines(lines))

@@ -168,3 +168,22 @@ def test_a_file_that_no_script_comes_to_is_listed(tmp_path: Path) -> None:
     assert said.count("is left here") == 1
     write(tmp_path, FILES)
     assert "is left here" not in convert(".", "--entry", "train.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "edits"),
+    [
+        ("", 0),
+        ("show(1)\n", 1),
+        ("show = getattr(show, name)\n", 1),
+        # Whoever starts it by changing a line has DataParallel there, too.
+        ("def other():\n    nn.DataParallel(nn.Linear(2, 2))\n", 1),
+    ],
+)
+def test_a_script_s_own_functions_that_nothing_calls_stay(ending: str, edits: int) -> None:
+    head = "import matplotlib.pyplot as plt\nfrom torch import nn\ndef show(x):\n    plt.show()\n"
+    done = convert_files(
+        {"train.py": f"{head}net = nn.DataParallel(nn.Linear(4, 2))\n{ending}"}, ["train.py"], Options()
+    )
+    assert done["train.py"].new_text.count("ddp.main_only(plt.show)()") == edits
+    assert list(done["train.py"].unreached) == ["show"] * (not edits)

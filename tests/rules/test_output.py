@@ -25,7 +25,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
 IN_MEMORY = (
     "import io\nbuffer = io.BytesIO()\nplt.savefig(buffer, format='png')\nImage.open(buffer)\n",
     "from io import BytesIO\nwith BytesIO() as b:\n    Image.open(p).save(b, format='PNG')\n    send(b.getvalue())\n",
-    "import io\ndef curve(fig):\n    out = io.StringIO()\n    pd.DataFrame(fig).to_csv(out)\n    return out\n",
+    "import io\ndef curve(fig):\n    out = io.StringIO()\n    pd.DataFrame(fig).to_csv(out)\n    return out\ncurve(p)\n",
     "import io\ndef put(to):\n    torch.save(net, to)\n    to.seek(0)\nput(io.BytesIO())\n",
 )
 #: Methods that libraries' models, and own classes derived from them, have from the library.
@@ -93,7 +93,7 @@ def test_what_wandb_has_once_it_has_started_is_rank_0s(text: str) -> None:
     [
         "run(net, {}wandb{})\n",
         "def train(net, log={}wandb{}):\n    log.log({{'a': 1}})\ntrain(net)\n",
-        "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\n",
+        "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\nT()\n",
         "trackers = {{'w': {}mlflow{}}}\n",
     ],
 )
