@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
@@ -242,7 +243,7 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
     places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
     shown = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
     job = Job(request, shown, sources, by_path)
-    layout = Layout(sources, disk=None if piped else sources)
+    layout = Layout(sources, libraries(), disk=None if piped else sources)
     with job.names.in_errors():
         _convert(job, layout, dict.fromkeys(by_path, ()), lenient=lenient)
     done = job.outcome.conversions
@@ -262,7 +263,7 @@ def _of_directory(request: Request) -> Job:
         tree = trees.scan(root)
         progress.doing("looking for scripts")
         sources = tree.sources()
-        layout = Layout(sources)
+        layout = Layout(sources, libraries())
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
         chosen = entries.choose(request.entries, tree, sources, layout)
         job.commands = {path: list(starts.values()) for path, starts in chosen.commands.items()}
