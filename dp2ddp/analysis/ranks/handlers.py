@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dp2ddp.analysis.control.callers import Callers
 from dp2ddp.analysis.control.loops import Loops
@@ -19,10 +19,10 @@ _PARTING = frozenset(
 
 
 def leaves(statement: ast.stmt, names: Names) -> bool:
-    """Whether a statement ends the function or the script."""
+    """Whether a statement ends the script, or hands the error on."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         return names.qualified(statement.value.func) in _EXITS
-    return isinstance(statement, (ast.Raise, ast.Return))
+    return isinstance(statement, ast.Raise)
 
 
 class Handlers:
@@ -74,10 +74,27 @@ class Handlers:
     def _goes_on(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
         if self._needs_all([*handler.body, *node.finalbody]):
             return True
-        last = handler.body[-1]
-        if isinstance(last, ast.Return):
-            return self._needs_all_in_callers(self.source.function(node), frozenset())
-        return not leaves(last, self.names) and self._needs_all_after(node, isinstance(last, ast.Break), frozenset())
+        return any(
+            self._needs_all_in_callers(self.source.function(node), frozenset())
+            if way is ast.Return
+            else self._needs_all_after(node, way is ast.Break, frozenset())
+            for way in self._ways_on(handler.body)
+        )
+
+    def _ways_on(self, block: Sequence[ast.stmt]) -> Iterator[type[ast.stmt]]:
+        """By what a block is left for lines of the script; `Pass` for its end."""
+        for statement in block:
+            if isinstance(statement, (ast.If, ast.With)):
+                ways = [*self._ways_on(statement.body), *self._ways_on(getattr(statement, "orelse", ()))]
+                yield from (way for way in ways if way is not ast.Pass)
+                if isinstance(statement, ast.If) and statement.orelse and ast.Pass not in ways:
+                    return
+            elif isinstance(statement, (ast.Return, ast.Continue, ast.Break)):
+                yield type(statement)
+                return
+            elif leaves(statement, self.names):
+                return
+        yield ast.Pass
 
     def _needs_all_after(self, statement: ast.stmt, broken: bool, seen: frozenset[FunctionNode]) -> bool:
         """Whether what runs after `statement` needs all ranks; `broken`: it leaves the loop that it is in."""
