@@ -28,9 +28,9 @@ class OldNamesRule(Rule):
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
-        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by their new names, and `it.next()` "
-        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]`, which today's PyTorch "
-        "can't run, and `volatile=True`, which it ignores, get a note."
+        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, and `it.next()` "
+        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]`, which today's PyTorch can't run, and "
+        "`volatile=True`, which it ignores, get a note."
     )
     essential = True
     examples = (

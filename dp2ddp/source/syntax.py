@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from dp2ddp.errors import BadInput
 
-#: What Python 3 can't read, by the line that shows it: what it is, and what to do. The first three are looked for in the
-#: whole file, once it is known not to be Python 3; the others only in the line with the error, where a chance match is
-#: unlikely.
+#: What Python 3 can't read, by the line that shows it: what it is, and what to do. The first three are looked for in
+#: the whole file, once it is known not to be Python 3; the others only in the line with the error, where a chance match
+#: is unlikely.
 _TO_3 = "bring it to Python 3 first, as 2to3 does"
 _SIGNS = (
     ("a merge conflict marker", "resolve the conflict first", re.compile(r"^(?:<{7}|>{7})(?:\s|$)")),

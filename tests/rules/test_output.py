@@ -25,7 +25,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
 IN_MEMORY = (
     "import io\nbuffer = io.BytesIO()\nplt.savefig(buffer, format='png')\nImage.open(buffer)\n",
     "from io import BytesIO\nwith BytesIO() as b:\n    Image.open(p).save(b, format='PNG')\n    send(b.getvalue())\n",
-    "import io\ndef curve(fig):\n    out = io.StringIO()\n    pd.DataFrame(fig).to_csv(out)\n    return out\ncurve(p)\n",
+    "import io\ndef curve(x):\n    out = io.StringIO()\n    pd.DataFrame(x).to_csv(out)\n    return out\ncurve(p)\n",
     "import io\ndef put(to):\n    torch.save(net, to)\n    to.seek(0)\nput(io.BytesIO())\n",
 )
 #: Methods that libraries' models, and own classes derived from them, have from the library.

@@ -18,7 +18,7 @@ CLOCKS = [
     "    if time.time() - start > 10:\n        print(i, out)\n",
     "import time\nstart = time.time()\nfor i in range(9):\n"
     "    elapsed = time.time() - start\n    if elapsed > 10:\n        break\n",
-    "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\nis_over()\n",
+    "import time\nstart = time.time()\ndef over():\n    if time.time() - start > 9:\n        return True\nover()\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
     "import time\nstart = None\nfor i in range(9):\n    if start is not None and start < 9:\n        load(i)\n"
@@ -43,7 +43,7 @@ LEFT = [
     "import time\nif sys.argv[1:]:\n    p = f'{time.time()}'\nelse:\n    p = 'x'\n"
     "if not os.path.exists(p):\n    os.mkdir(p)\ntorch.load(p)\n",
     "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
-    "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\npassed()\n",
+    "        return '{:.1f}h'.format(x)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\npassed()\n",
     "import time\nstart = time.time()\ndef log(text):\n    x = time.time() - start\n    unit = 's'\n    if x > 60:\n"
     "        x = x / 60\n        unit = 'm'\n    print(x, unit, text)\nlog(net(torch.ones(8, 4)).mean())\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from dp2ddp.analysis.control.callers import Callers
+from dp2ddp.analysis.control.conditions import ends_the_script
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
-_EXITS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 #: What a full memory or a shard's samples bring about. Exceptions of other kinds come to all ranks alike, Ctrl-C too.
 _PARTING = frozenset(
     "builtins.BaseException builtins.Exception builtins.RuntimeError builtins.MemoryError builtins.ArithmeticError "
     "builtins.FloatingPointError builtins.ZeroDivisionError torch.OutOfMemoryError torch.cuda.OutOfMemoryError".split()
 )
-
-
-def leaves(statement: ast.stmt, names: Names) -> bool:
-    """Whether a statement ends the script, or hands the error on."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return names.qualified(statement.value.func) in _EXITS
-    return isinstance(statement, ast.Raise)
 
 
 class Handlers:
@@ -81,18 +74,18 @@ class Handlers:
             for way in self._ways_on(handler.body)
         )
 
-    def _ways_on(self, block: Sequence[ast.stmt]) -> Iterator[type[ast.stmt]]:
+    def _ways_on(self, block: list[ast.stmt]) -> Iterator[type[ast.stmt]]:
         """By what a block is left for lines of the script; `Pass` for its end."""
         for statement in block:
-            if isinstance(statement, (ast.If, ast.With)):
-                ways = [*self._ways_on(statement.body), *self._ways_on(getattr(statement, "orelse", ()))]
-                yield from (way for way in ways if way is not ast.Pass)
-                if isinstance(statement, ast.If) and statement.orelse and ast.Pass not in ways:
+            if isinstance(statement, ast.If):
+                ways = {*self._ways_on(statement.body), *self._ways_on(statement.orelse)}
+                yield from ways - {ast.Pass}
+                if ast.Pass not in ways:
                     return
             elif isinstance(statement, (ast.Return, ast.Continue, ast.Break)):
                 yield type(statement)
                 return
-            elif leaves(statement, self.names):
+            elif ends_the_script([statement]):
                 return
         yield ast.Pass
 
