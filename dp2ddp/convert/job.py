@@ -272,7 +272,7 @@ def _of_directory(request: Request) -> Job:
         outcome = job.outcome
         if outcome.refused and not outcome.programs:
             raise outcome.refused[0][1]
-        job.warnings += [*_ignored(outcome, sources), *_shared(outcome), *notebooks.left_alone(tree)]
+        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
         job.warnings += chosen.hidden(outcome.conversions)
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
@@ -322,12 +322,12 @@ def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
             yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
 
 
-def _shared(outcome: Outcome) -> Iterator[BadInput]:
+def _shared(outcome: Outcome, names: DisplayPaths) -> Iterator[BadInput]:
     """Scripts that were left as they are, but import a file that changed."""
     changed = set(outcome.changed())
     for program, _ in outcome.refused:
-        paths = [path for path in program.files if path in changed]
+        paths = [names.shown(path) for path in program.files if path in changed]
         if paths:
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             what = f"left as it is, but it imports {paths[0]}{more}, which changed"
-            yield BadInput(program.entry, what=what, todo="run the original")
+            yield BadInput(program.entry, what=what, todo="run it with the originals")

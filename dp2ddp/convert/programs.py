@@ -164,7 +164,9 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    outcome = Outcome(idle=[] if lenient else [program for program in programs if not program.wraps])
+    named = [each for each in programs if any(wrapcalls.mentions(text.encode()) for text in each.files.values())]
+    idle = [each for each in programs if not each.wraps or (named and each not in named)]
+    outcome = Outcome(idle=[] if lenient else idle)
     programs = [program for program in programs if program not in outcome.idle]
     for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
         outcome.programs += part.programs
