@@ -66,7 +66,7 @@ LEFT = [
     "archive.open('member', 'w')\n",
     "path.open(MODE)\n",
     "path = wandb.run.dir\nlr = wandb.config.lr\nrun(wandb.config)\n",  # which is noted
-    "if wandb is not None and isinstance(x, wandb.Image):\n    print(hasattr(x, 'y'))\n",
+    "if wandb is not None and isinstance(x, (wandb.Image, int)):\n    print(hasattr(x, 'y'))\n",
     "try:\n    import wandb\nexcept ImportError:\n    wandb = None\ncount = 1 if wandb else 2\n",
     "import tensorboard_logger\ntensorboard_logger.configure(p)\nrun(tensorboard_logger)\n",  # writes by Python
 ]
@@ -95,6 +95,7 @@ def test_what_wandb_has_once_it_has_started_is_rank_0s(text: str) -> None:
         "def train(net, log={}wandb{}):\n    log.log({{'a': 1}})\ntrain(net)\n",
         "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\nT()\n",
         "trackers = {{'w': {}mlflow{}}}\n",
+        "calls = [print, ({}wandb.log{}, 1)]\n",
     ],
 )
 def test_a_tracker_that_is_handed_on_is_rank_0s_wherever_it_goes(text: str) -> None:
