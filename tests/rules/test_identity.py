@@ -40,8 +40,8 @@ SHARED = {
         "name or ddp.broadcast(uuid.uuid4().hex)",
     ),
     "through parameters": (
-        "def store(path):\n    torch.load(path)\n" + _NET + 'store(f"{socket.gethostname()}_{os.getpid()}.pt")',
-        "{ddp.broadcast(socket.gethostname())}_{ddp.broadcast(os.getpid())}",
+        "def store(path):\n    torch.load(path)\n" + _NET + 'store(f"{socket.gethostname()}_{id(net)}.pt")',
+        "{ddp.broadcast(socket.gethostname())}_{ddp.broadcast(id(net))}",
     ),
     "through attributes": (
         "class Run:\n    def __init__(self):\n        self.name = time.ctime()\n"
