@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.command import progress
 from dp2ddp.convert import notebooks, programs
 from dp2ddp.convert.programs import Outcome, Program
@@ -242,7 +243,7 @@ def _of_scripts(request: Request, scripts: Sequence[TextFile], *, lenient: bool)
     places = {path: source.places for path, source in by_path.items() if isinstance(source, Notebook)}
     shown = DisplayPaths(root, {path: source.name for path, source in by_path.items()}, places)
     job = Job(request, shown, sources, by_path)
-    layout = Layout(sources, disk=None if piped else sources)
+    layout = Layout(sources, libraries(), disk=None if piped else sources)
     with job.names.in_errors():
         _convert(job, layout, dict.fromkeys(by_path, ()), lenient=lenient)
     done = job.outcome.conversions
@@ -262,7 +263,7 @@ def _of_directory(request: Request) -> Job:
         tree = trees.scan(root)
         progress.doing("looking for scripts")
         sources = tree.sources()
-        layout = Layout(sources)
+        layout = Layout(sources, libraries())
         job = Job(request, names, sources, tree=tree, warnings=list(_linked(tree, sources)))
         chosen = entries.choose(request.entries, tree, sources, layout)
         job.commands = {path: list(starts.values()) for path, starts in chosen.commands.items()}
@@ -271,7 +272,7 @@ def _of_directory(request: Request) -> Job:
         outcome = job.outcome
         if outcome.refused and not outcome.programs:
             raise outcome.refused[0][1]
-        job.warnings += [*_ignored(outcome, sources), *_shared(outcome), *notebooks.left_alone(tree)]
+        job.warnings += [*_ignored(outcome, sources), *_shared(outcome, names), *notebooks.left_alone(tree)]
         job.warnings += chosen.hidden(outcome.conversions)
         left_alone = {path for program, _ in outcome.refused for path in (program.entry, *program.files)}
         job.warnings += chosen.left({*outcome.conversions, *left_alone})
@@ -321,12 +322,12 @@ def _ignored(outcome: Outcome, sources: PythonFiles) -> Iterator[BadInput]:
             yield BadInput(path, what=f"named by .gitignore, but imported by {importer}: converted all the same")
 
 
-def _shared(outcome: Outcome) -> Iterator[BadInput]:
+def _shared(outcome: Outcome, names: DisplayPaths) -> Iterator[BadInput]:
     """Scripts that were left as they are, but import a file that changed."""
     changed = set(outcome.changed())
     for program, _ in outcome.refused:
-        paths = [path for path in program.files if path in changed]
+        paths = [names.shown(path) for path in program.files if path in changed]
         if paths:
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             what = f"left as it is, but it imports {paths[0]}{more}, which changed"
-            yield BadInput(program.entry, what=what, todo="run the original")
+            yield BadInput(program.entry, what=what, todo="run it with the originals")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Union
 
+from dp2ddp.analysis.catalogue import libraries
 from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.existing_ddp import refusals
 from dp2ddp.convert.plan import Plan, plan
@@ -111,7 +112,7 @@ def linked(files: Mapping[str, str], entries: Entries) -> tuple[ParsedProgram, d
     """
     commands = entries if isinstance(entries, Mapping) else {}
     entries = list(entries)
-    layout = Layout(files)
+    layout = Layout(files, libraries())
     programs = {entry: layout.reachable(entry) for entry in entries}
     reached = dict.fromkeys(name for program in programs.values() for name in program)
     # Where a file is imported by several scripts, its own imports are looked up as the first of them does.

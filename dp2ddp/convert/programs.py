@@ -60,8 +60,7 @@ def _comes_to_a_wrap(entry: str, files: Mapping[str, str], resolve: Resolve) -> 
     if not any(wrapcalls.mentions(text.encode()) for text in files.values()):
         return True
     trees = {path: syntax.shared(text, path) for path, text in files.items()}
-    classes = wrapcalls.subclasses(trees.values())
-    lines = {path: wrapcalls.places(tree, classes) for path, tree in trees.items()}
+    lines = wrapcalls.lines_of(trees)
     if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
         return True  # what it means, the analysis tells
     return bool(Reachability(trees).of(entry, files, resolve, whole=True).lines(lines))
@@ -165,7 +164,9 @@ def convert(
         BadInput: a script can't be converted, and not `lenient`.
         EditError: a mistake in dp2ddp.
     """
-    outcome = Outcome(idle=[] if lenient else [program for program in programs if not program.wraps])
+    named = [each for each in programs if any(wrapcalls.mentions(text.encode()) for text in each.files.values())]
+    idle = [each for each in programs if not each.wraps or (named and each not in named)]
+    outcome = Outcome(idle=[] if lenient else idle)
     programs = [program for program in programs if program not in outcome.idle]
     for part in _parts(groups(programs), partial(convert_group, options=options, lenient=lenient), processes):
         outcome.programs += part.programs

@@ -16,6 +16,7 @@ from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.source.program import Resolve
 
 _INIT = "__init__.py"
+Libraries = Mapping[str, frozenset[str]]
 
 
 class Layout:
@@ -31,10 +32,14 @@ class Layout:
     Args:
         disk: what is known of the project where `files` doesn't yield all of it. Such a last place is then looked for
             one folder below those above (`lib/`, `src/`).
+        libraries: what each is known for. A module or package of its name that binds that is a copy of it.
     """
 
-    def __init__(self, files: Mapping[str, str], *, disk: PythonFiles | None = None) -> None:
+    def __init__(
+        self, files: Mapping[str, str], libraries: Libraries | None = None, *, disk: PythonFiles | None = None
+    ) -> None:
         self._files = files
+        self._libraries = libraries or {}
         self._disk = disk
         self._below: dict[str, Sequence[str]] = {}
         self._read: dict[str, FileImports] = {}
@@ -149,8 +154,11 @@ class Layout:
         for base in bases:
             found = self._file(base, what.name, entry, importer)
             if found is not None:
-                return found
+                return None if any(map(self._is_library, (found, *self._packages(found, importer)))) else found
         return None
+
+    def _is_library(self, path: str) -> bool:
+        return not self._libraries.get(stem(path), frozenset()).isdisjoint(self.imports(path).names)
 
     def _bases(self, parts: Sequence[str], entry: str, name: str | None) -> Iterator[str]:
         """Where an absolute module may lie, without its suffix. What has a file of its own hides plain folders."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from dp2ddp.source.nodes import attribute_got, last_name
@@ -60,6 +60,12 @@ def places(tree: ast.Module, classes: Collection[str] = ()) -> list[int]:
     if values:
         apart = {part for node in nodes for about in _type_questions(node) for part in ast.walk(about)}
     return sorted(node.lineno for node in (*calls, *(n for n in values if n not in apart)))
+
+
+def lines_of(trees: Mapping[str, ast.Module]) -> dict[str, list[int]]:
+    """`places` of several files, with the classes that derive in one of them."""
+    classes = subclasses(trees.values())
+    return {path: places(tree, classes) for path, tree in trees.items()}
 
 
 @lru_cache(maxsize=4096)

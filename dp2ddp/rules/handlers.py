@@ -20,9 +20,9 @@ class HandlersRule(Rule):
     title = "Point out exception handlers that ranks don't reach together"
     effect = "points out exception handlers that ranks don't reach together"
     why = (
-        "A rank may run out of memory alone, or meet a broken sample. A handler that prints, saves and ends is "
-        "fine. One that goes on to train or evaluate calls the model on ranks that are not in step: they wait for "
-        "each other, or take one another's data. (Ctrl-C reaches all ranks at the same step.) "
+        "A rank may run out of memory alone. A handler that prints, saves and ends is fine. One that goes on to train "
+        "or evaluate calls the model on ranks that are not in step: they wait for each other, or take one another's "
+        "data. (Ctrl-C reaches all ranks at the same step; a file or a sample that can't be read is an error on all.) "
         "Threads that call the model come to it in another order on each rank, and several that fill a queue put the "
         "model's batches there in another order."
     )
@@ -74,6 +74,7 @@ print(net(torch.randn(8, 4)))
                 facts.source.span(handler),
                 "an error can reach one rank alone, or each rank at another line; what follows needs all ranks in "
                 "step, and would wait forever",
+                "catch only what fails on all ranks, such as reading a file, and call the model behind the `try`; or "
                 "end the script here (`raise`), after no more than printing and saving",
             )
         for call in _filling(facts):

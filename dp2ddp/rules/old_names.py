@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Done, Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.nodes import given_to
 from dp2ddp.source.spans import Span
 
 #: torchvision's classes that have another name, with the same arguments.
@@ -19,7 +20,7 @@ _FIRST = ("`.data[0]` of a loss raises", "`.item()`")
 
 
 class OldNamesRule(Rule):
-    """`.cuda(async=True)` becomes `.cuda(non_blocking=True)`; `transforms.Scale` becomes `transforms.Resize`."""
+    """`async=True` becomes `non_blocking=True`; `transforms.Scale`, `transforms.Resize`; `it.next()`, `next(it)`."""
 
     id = "DDP021"
     title = "Rename what PyTorch has renamed"
@@ -27,8 +28,9 @@ class OldNamesRule(Rule):
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
-        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by their new names. `loss.data[0]`,"
-        " which today's PyTorch can't run, and `volatile=True`, which it ignores, get a note."
+        "torchvision's `Scale` and `RandomSizedCrop`, which have the same arguments by new names, and `it.next()` "
+        "of what `iter` made, which is `next(it)` since Python 3. `loss.data[0]`, which today's PyTorch can't run, and "
+        "`volatile=True`, which it ignores, get a note."
     )
     essential = True
     examples = (
@@ -57,6 +59,7 @@ import torch.nn as nn
 from torchvision import transforms
 
 resize = transforms.Scale(256)
+names = iter(["a", "b"]).next()
 net = nn.DataParallel(nn.Linear(4, 2))
 """,
             after="""\
@@ -65,6 +68,7 @@ from torchvision import transforms
 import dp2ddp_runtime as ddp
 
 resize = transforms.Resize(256)
+names = next(iter(["a", "b"]))
 net = ddp.wrap_model(nn.Linear(4, 2))
 """,
         ),
@@ -80,6 +84,12 @@ async def fetch(url):  # Python's own `async`
 net = nn.DataParallel(nn.Linear(4, 2))
 x = torch.ones(3, 4).cuda(non_blocking=True)
 print("was .cuda(async=True)")
+
+class Prefetcher:
+    def next(self):  # the script's own
+        return x
+
+print(Prefetcher().next())
 """),
     )
 
@@ -97,6 +107,11 @@ print("was .cuda(async=True)")
                 span = facts.source.span(node)
                 new = f"__h_value__.{_RENAMED[name]}"
                 yield ReplaceExpr(self.id, span, f"`{name}` is gone", new, {"value": facts.source.span(node.value)})
+        for call in facts.source.calls:
+            it = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "next" else None
+            if it is not None and not given_to(call) and _is_iterator(facts, it):
+                parts = {"it": facts.source.span(it)}
+                yield ReplaceExpr(self.id, facts.source.span(call), "`.next()` is gone", "next(__h_it__)", parts)
         for found in _outdated(facts).values():
             first = min(found.values(), key=lambda node: facts.source.span(node).start)
             used = [_NOTHING if each == _VOLATILE and _is_off(facts, node) else each[1] for each, node in found.items()]
@@ -115,6 +130,13 @@ def _outdated(facts: Facts) -> dict[str, dict[tuple[str, str], ast.AST]]:
         if told is not None:
             found.setdefault(facts.source.file(node).name, {}).setdefault(told, node)
     return found
+
+
+def _is_iterator(facts: Facts, node: ast.expr) -> bool:
+    """Whether a value is what `iter` gives, for sure: a class may have a `next` of its own."""
+    made = [each for each in facts.provenance.of(node) if ast.unparse(each) != "None"]
+    calls = [facts.names.qualified(each.func) for each in made if isinstance(each, ast.Call)]
+    return len(calls) == len(made) and set(calls) == {"builtins.iter"}
 
 
 def _is_off(facts: Facts, node: ast.AST) -> bool:

@@ -12,9 +12,9 @@ from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import given_to
 
-#: Where a writer's reports lie.
 #: What is there behind `wandb.init()`.
 _PARTS = ("wandb.config.", "wandb.run.")
+#: Where a writer's reports lie.
 _FOLDERS = frozenset({"log_dir", "logdir", "get_logdir"})
 
 
@@ -126,7 +126,8 @@ with open("log.json", "w") as log:
     @staticmethod
     def _is_handed_on(facts: Facts, node: ast.expr) -> bool:
         """Whether a value is given to a call, kept under another name or returned, and not only asked for its type."""
-        above = facts.source.parent(node)
+        around = (each for each in facts.source.ancestors(node) if not isinstance(each, (ast.List, ast.Tuple)))
+        above = next(around, None)
         is_asked = (isinstance(above, ast.Call) and node is above.func) or (
             isinstance(above, ast.IfExp) and node is above.test
         )

@@ -12,21 +12,24 @@ from functools import lru_cache
 
 from dp2ddp.errors import BadInput
 
-#: What only Python 2 has, by the line that shows it. The first two are looked for in the whole file, once it is known
-#: not to be Python 3; the others only in the line with the error, where a chance match is unlikely.
-_PYTHON_2 = (
-    ("the print statement", re.compile(r"^\s*print\s+(?:>>|[\w\"'`%-])")),
-    ("`except X, e`", re.compile(r"^\s*except\s+[^:#]*\S\s*,\s*\w+\s*:")),
-    ("`raise X, y`", re.compile(r"^\s*raise\s+[\w.]+\s*,")),
-    ("the exec statement", re.compile(r"^\s*exec\s+[\w\"']")),
-    ("backquotes", re.compile(r"`[^`]+`")),
-    ("`<>`", re.compile(r"<>")),
-    ("an octal number such as 0777", re.compile(r"(?<![\w.])0[0-7]+\b(?!\.)")),
-    ("a long number such as 10L", re.compile(r"\b\d+[lL]\b")),
-    ("a string such as ur''", re.compile(r"\b[uU][rR][\"']")),
-    ("unpacking in parameters", re.compile(r"^\s*def\s+\w+\s*\([^)]*\(\s*\w+\s*,")),
+#: What Python 3 can't read, by the line that shows it: what it is, and what to do. The first three are looked for in
+#: the whole file, once it is known not to be Python 3; the others only in the line with the error, where a chance match
+#: is unlikely.
+_TO_3 = "bring it to Python 3 first, as 2to3 does"
+_SIGNS = (
+    ("a merge conflict marker", "resolve the conflict first", re.compile(r"^(?:<{7}|>{7})(?:\s|$)")),
+    ("Python 2 (the print statement)", _TO_3, re.compile(r"^\s*print\s+(?:>>|[\w\"'`%-])")),
+    ("Python 2 (`except X, e`)", _TO_3, re.compile(r"^\s*except\s+[^:#]*\S\s*,\s*\w+\s*:")),
+    ("Python 2 (`raise X, y`)", _TO_3, re.compile(r"^\s*raise\s+[\w.]+\s*,")),
+    ("Python 2 (the exec statement)", _TO_3, re.compile(r"^\s*exec\s+[\w\"']")),
+    ("Python 2 (backquotes)", _TO_3, re.compile(r"`[^`]+`")),
+    ("Python 2 (`<>`)", _TO_3, re.compile(r"<>")),
+    ("Python 2 (an octal number such as 0777)", _TO_3, re.compile(r"(?<![\w.])0[0-7]+\b(?!\.)")),
+    ("Python 2 (a long number such as 10L)", _TO_3, re.compile(r"\b\d+[lL]\b")),
+    ("Python 2 (a string such as ur'')", _TO_3, re.compile(r"\b[uU][rR][\"']")),
+    ("Python 2 (unpacking in parameters)", _TO_3, re.compile(r"^\s*def\s+\w+\s*\([^)]*\(\s*\w+\s*,")),
 )
-_WHOLE_FILE = 2
+_WHOLE_FILE = 3
 _ASYNC_ARGUMENT = re.compile(r"[(,]\s*async\s*=")
 
 
@@ -93,10 +96,11 @@ def check_compiles(text: str, filename: str) -> None:
 
 def _bad_syntax(error: SyntaxError, text: str, filename: str) -> BadInput:
     lines = re.split(r"\r\n|\r|\n", text)
-    python_2 = _python_2(lines, error.lineno or 0)
-    if python_2 is not None:
-        line, what = python_2
-        return BadInput(filename, line=line, what=f"Python 2 ({what})", todo="bring it to Python 3 first, as 2to3 does")
+    for number in (error.lineno or 0, *range(1, len(lines) + 1)):
+        signs = _SIGNS if number == error.lineno else _SIGNS[:_WHOLE_FILE]
+        for what, todo, pattern in signs if 1 <= number <= len(lines) else ():
+            if pattern.search(lines[number - 1]):
+                return BadInput(filename, line=number, what=what, todo=todo)
     if 1 <= (error.lineno or 0) <= len(lines) and _ASYNC_ARGUMENT.search(lines[error.lineno - 1]):  # type: ignore[operator]
         return BadInput(
             filename,
@@ -116,16 +120,3 @@ def _syntax_error(error: SyntaxError, filename: str) -> BadInput:
         what=f"syntax error: {error.msg}",
         todo=f"dp2ddp reads what the Python that runs it reads, here {version}",
     )
-
-
-def _python_2(lines: list[str], error_line: int) -> tuple[int, str] | None:
-    """Where the script shows that it is Python 2, and by what; None if it doesn't."""
-    if 1 <= error_line <= len(lines):
-        for what, pattern in _PYTHON_2:
-            if pattern.search(lines[error_line - 1]):
-                return error_line, what
-    for number, line in enumerate(lines, start=1):
-        for what, pattern in _PYTHON_2[:_WHOLE_FILE]:
-            if pattern.search(line):
-                return number, what
-    return None

@@ -221,10 +221,12 @@ NOT_FOLLOWED = {
         _PREPARE.format("if n == 0: n = torch.cuda.device_count()") + _PREPARED
     ),
     "an attribute that another class sets": (
-        f"{_TRAINER}class Slim(Trainer):\n    def reset(self):\n        self.ids = [0]\n{_ARGS}Trainer(args).build()\n"
+        f"{_TRAINER}class Slim(Trainer):\n    def reset(self):\n        self.ids = [0]\n{_ARGS}Slim(args).reset()\n"
+        "Trainer(args).build()\n"
     ),
     "an attribute that a function sets": (
-        f"{_TRAINER}def narrow(trainer):\n    trainer.ids = [0]\n{_ARGS}Trainer(args).build()\n"
+        f"{_TRAINER}def narrow(trainer):\n    trainer.ids = [0]\n{_ARGS}trainer = Trainer(args)\n"
+        "narrow(trainer)\ntrainer.build()\n"
     ),
     "arguments that a function fills": (
         _FILL.format("options.gpus = [0]") + "net = nn.DataParallel(net, device_ids=args.gpus)\n"

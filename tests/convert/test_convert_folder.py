@@ -247,7 +247,7 @@ def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Pa
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert "  project/dist.py:1: it is refused" in result.stderr
-    assert "  project/dist.py: left as it is, but it imports nets.py, which changed; run the original" in result.stderr
+    assert "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the" in result.stderr
     assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
     assert read("out") == {
         **CONVERTED,
@@ -437,7 +437,7 @@ def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
     write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
     result = run("project", "-o", "out")
     assert result.stderr.count("left as it is, but it imports") == 1
-    assert " and 1 more, which changed; run the original" in result.stderr
+    assert " and 1 more, which changed; run it with the originals" in result.stderr
 
 
 def test_functions_can_be_entries(project: Path) -> None:

@@ -168,3 +168,32 @@ def test_a_file_that_no_script_comes_to_is_listed(tmp_path: Path) -> None:
     assert said.count("is left here") == 1
     write(tmp_path, FILES)
     assert "is left here" not in convert(".", "--entry", "train.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "edits"),
+    [
+        ("", 0),
+        ("show(1)\n", 1),
+        ("show = getattr(show, name)\n", 1),
+        # Whoever starts it by changing a line has DataParallel there, too.
+        ("def other():\n    nn.DataParallel(nn.Linear(2, 2))\n", 1),
+    ],
+)
+def test_a_script_s_own_functions_that_nothing_calls_stay(ending: str, edits: int) -> None:
+    head = "import matplotlib.pyplot as plt\nfrom torch import nn\ndef show(x):\n    plt.show()\n"
+    done = convert_files(
+        {"train.py": f"{head}net = nn.DataParallel(nn.Linear(4, 2))\n{ending}"}, ["train.py"], Options()
+    )
+    assert done["train.py"].new_text.count("ddp.main_only(plt.show)()") == edits
+    assert list(done["train.py"].unreached) == ["show"] * (not edits)
+
+
+def test_a_script_beside_that_does_not_even_name_data_parallel_stays(tmp_path: Path) -> None:
+    """Two scripts of one folder, both named by the user, with a file in common."""
+    search = "import torch, tools\nfor x in torch.utils.data.DataLoader([1.0]):\n    torch.save(x, tools.PATH)\n"
+    write(tmp_path, {"search.py": search, "tools.py": "PATH = 'x.pt'\n", "train.py": f"import tools\n{TRAIN}"})
+    said = convert("train.py", "search.py").output
+    assert Path("search.py").read_text() == search
+    assert "search.py: never wraps a model, and stays as it is\n" in said
+    assert "search.py" not in said[said.index("How to run") :]

@@ -236,3 +236,19 @@ def test_modules_that_a_script_picks_at_run_time_are_followed(
     assert result.exit_code == 0, result.output
     assert "return ddp.wrap_model(nn.Linear(1, 1))" in Path("models/big_net.py").read_text(), result.output
     assert "ddp.setup()\n" in Path("train.py").read_text()
+
+
+@pytest.mark.parametrize("package", ["tensorboardX", "lib.tensorboardX"])
+@pytest.mark.parametrize("name", ["SummaryWriter", "Own"])
+def test_a_copy_of_a_known_library_is_that_library(package: str, name: str) -> None:
+    """What has its name and not what it is known for is the project's."""
+    folder = package.replace(".", "/")
+    writer = f"import time\nclass {name}:\n    def __init__(self):\n        self.log = open(str(time.time()), 'w')\n"
+    files = {
+        "train.py": f"from torch import nn\nfrom {package} import {name}\n{name}(nn.DataParallel(nn.ReLU()))\n",
+        f"{folder}/__init__.py": f"from .writer import {name}\n",
+        f"{folder}/writer.py": writer,
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert ("ddp.main_only(SummaryWriter)(" in done["train.py"].new_text) == (name == "SummaryWriter")
+    assert (f"{folder}/writer.py" in done) == (name == "Own")

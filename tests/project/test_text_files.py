@@ -84,6 +84,10 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
         ('import os\nprint "epoch", 1\n', "train.py:2: Python 2 (the print statement); bring it to Python 3 first"),
         ("import sys\nprint >>sys.stderr, x\ny = (\n", "train.py:2: Python 2 (the print statement)"),
         ("try:\n    f()\nexcept (A, B), e:\n    print 'x'\n", "train.py:3: Python 2 (`except X, e`)"),
+        (
+            "x = (1,\n<<<<<<< HEAD\n2)\n=======\n3)\n>>>>>>> b\n",
+            "train.py:2: a merge conflict marker; resolve the conflict",
+        ),
         ("raise ValueError, 'x'\n", "train.py:1: Python 2 (`raise X, y`)"),
         ("exec 'x = 1'\n", "train.py:1: Python 2 (the exec statement)"),
         ("x = `1`\n", "train.py:1: Python 2 (backquotes)"),

@@ -70,7 +70,7 @@ _MEMORY = "torch.cuda.get_device_properties(i).total_memory"
         f"total = 0\nfor i in range({_N}):\n    total += {_MEMORY}\nprint(total)\nbatch = total // 2**28\n",
         f"for i in range({_N}):\n    torch.cuda.manual_seed(torch.initial_seed() + i)\n    torch.cuda.manual_seed(i)\n",
         f"args.memory = [{_MEMORY} for i in range({_N})]\n",
-        f"def look():\n    global memory\n    memory = [{_MEMORY} for i in range({_N})]\n",
+        f"def look():\n    global memory\n    memory = [{_MEMORY} for i in range({_N})]\nlook()\n",
     ],
 )
 def test_what_is_worked_out_of_all_devices_is_noted(lines: str) -> None:

@@ -33,6 +33,7 @@ class Plain:
     def __init__(self):
         self.net = nn.Linear(4, 2)
 gpus = [0, 1]
+movers = [Mover, Holder, Strange.move]
 net = nn.DataParallel(Net(4, 2), gpus)
 """
 

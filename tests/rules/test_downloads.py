@@ -74,7 +74,7 @@ STEPS = {
 LEFT = [
     "try:\n    net(x)\nexcept OSError:\n    urllib.request.urlretrieve(url, path)\n",
     "name, _ = urllib.request.urlretrieve(url)\n",
-    "class Images:\n    def __getitem__(self, i):\n        urllib.request.urlretrieve(url, str(i))\n",
+    "class Images:\n    def __getitem__(self, i):\n        urllib.request.urlretrieve(url, str(i))\nImages()\n",
     "frame.text.str.extract('x')\n",
 ]
 

@@ -40,6 +40,8 @@ HANDLERS = [
     ("try:\n    train()\nexcept (ValueError, MemoryError):\n    sys.exit(1)\nprint(test())\n", False),
     ("for e in range(3):\n    try:\n        train()\n    except RuntimeError:\n        continue\n", True),
     ("for e in range(3):\n    try:\n        train()\n    except:\n        break\n", False),
+    ("while True:\n    try:\n        train()\n    except:\n        if e:\n            continue\n        raise\n", True),
+    ("try:\n    train()\nexcept:\n    if sys.argv:\n        raise\n    else:\n        sys.exit()\ntest()\n", False),
     ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\n    test()\n", False),
     ("for e in range(3):\n    try:\n        train()\n    except Exception:\n        break\ntest()\n", True),
     ("def main():\n    try:\n        train()\n    except MemoryError:\n        return\nmain()\ntest()\n", True),

@@ -25,7 +25,7 @@ net = nn.DataParallel(nn.Linear(4, 2))
 IN_MEMORY = (
     "import io\nbuffer = io.BytesIO()\nplt.savefig(buffer, format='png')\nImage.open(buffer)\n",
     "from io import BytesIO\nwith BytesIO() as b:\n    Image.open(p).save(b, format='PNG')\n    send(b.getvalue())\n",
-    "import io\ndef curve(fig):\n    out = io.StringIO()\n    pd.DataFrame(fig).to_csv(out)\n    return out\n",
+    "import io\ndef curve(x):\n    out = io.StringIO()\n    pd.DataFrame(x).to_csv(out)\n    return out\ncurve(p)\n",
     "import io\ndef put(to):\n    torch.save(net, to)\n    to.seek(0)\nput(io.BytesIO())\n",
 )
 #: Methods that libraries' models, and own classes derived from them, have from the library.
@@ -66,7 +66,7 @@ LEFT = [
     "archive.open('member', 'w')\n",
     "path.open(MODE)\n",
     "path = wandb.run.dir\nlr = wandb.config.lr\nrun(wandb.config)\n",  # which is noted
-    "if wandb is not None and isinstance(x, wandb.Image):\n    print(hasattr(x, 'y'))\n",
+    "if wandb is not None and isinstance(x, (wandb.Image, int)):\n    print(hasattr(x, 'y'))\n",
     "try:\n    import wandb\nexcept ImportError:\n    wandb = None\ncount = 1 if wandb else 2\n",
     "import tensorboard_logger\ntensorboard_logger.configure(p)\nrun(tensorboard_logger)\n",  # writes by Python
 ]
@@ -93,8 +93,9 @@ def test_what_wandb_has_once_it_has_started_is_rank_0s(text: str) -> None:
     [
         "run(net, {}wandb{})\n",
         "def train(net, log={}wandb{}):\n    log.log({{'a': 1}})\ntrain(net)\n",
-        "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\n",
+        "class T:\n    def __init__(self):\n        self.log = {}wandb{} if net else None\nT()\n",
         "trackers = {{'w': {}mlflow{}}}\n",
+        "calls = [print, ({}wandb.log{}, 1)]\n",
     ],
 )
 def test_a_tracker_that_is_handed_on_is_rank_0s_wherever_it_goes(text: str) -> None:

@@ -18,7 +18,7 @@ CLOCKS = [
     "    if time.time() - start > 10:\n        print(i, out)\n",
     "import time\nstart = time.time()\nfor i in range(9):\n"
     "    elapsed = time.time() - start\n    if elapsed > 10:\n        break\n",
-    "import time\nstart = time.time()\ndef is_over():\n    if time.time() - start > 9:\n        return True\n",
+    "import time\nstart = time.time()\ndef over():\n    if time.time() - start > 9:\n        return True\nover()\n",
     "import time\nstart = 0\ntry:\n    net(x)\nexcept OSError:\n    start = time.time()\n    open(f'{start}', 'w')\n"
     "if start > 9:\n    net(x)\n",
     "import time\nstart = None\nfor i in range(9):\n    if start is not None and start < 9:\n        load(i)\n"
@@ -43,12 +43,12 @@ LEFT = [
     "import time\nif sys.argv[1:]:\n    p = f'{time.time()}'\nelse:\n    p = 'x'\n"
     "if not os.path.exists(p):\n    os.mkdir(p)\ntorch.load(p)\n",
     "import time\nstart = time.time()\ndef passed():\n    x = time.time() - start\n    if x > 3600:\n"
-    "        return '{:.1f}h'.format(x / 3600)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\n",
+    "        return '{:.1f}h'.format(x)\n    elif x > 60:\n        return '%dm' % x\n    return f'{x}s'\npassed()\n",
     "import time\nstart = time.time()\ndef log(text):\n    x = time.time() - start\n    unit = 's'\n    if x > 60:\n"
     "        x = x / 60\n        unit = 'm'\n    print(x, unit, text)\nlog(net(torch.ones(8, 4)).mean())\n",
     "if not Path(p).exists():\n    Path(p).mkdir()\n",
     "import time\ndef run(name):\n    if not name:\n        name = time.strftime('%H')\n        net(x)\nrun(None)\n",
-    "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\n",
+    "class Images:\n    def __getitem__(self, i):\n        if os.path.exists(i):\n            return i\nImages()\n",
 ]
 
 
@@ -80,7 +80,7 @@ _ASKING = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet 
     "text",
     [
         "def input(prompt):\n    return prompt\nname = input('name? ')\n",
-        "class Images:\n    def __getitem__(self, i):\n        return input()\n",
+        "class Images:\n    def __getitem__(self, i):\n        return input()\nImages()\n",
     ],
 )
 def test_what_asks_nobody_is_left_alone(text: str) -> None:

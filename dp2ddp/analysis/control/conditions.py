@@ -23,7 +23,7 @@ def terms(source: ParsedProgram, node: ast.AST, *, raising: bool = True) -> Iter
         if isinstance(above, ast.If):
             other = above.orelse if node in above.body else above.body
             # (How many GPUs there are the script may mind: it shall say so itself.)
-            if raising or not _ends_the_script(other) or "device_count" in ast.unparse(above.test):
+            if raising or not ends_the_script(other) or "device_count" in ast.unparse(above.test):
                 yield above.test if node in above.body else negated(above.test)
         elif isinstance(above, ast.IfExp) and node is not above.test:
             yield above.test if node is above.body else negated(above.test)
@@ -47,18 +47,19 @@ def _branches(branch: ast.If, raising: bool) -> tuple[list[ast.expr], list[ast.e
     going_on: list[ast.expr] = []
     leaving: list[ast.expr] = []
     while True:
-        if raising or not _ends_the_script(branch.body):
+        if raising or not ends_the_script(branch.body):
             (leaving if _leaves(branch.body) else going_on).append(branch.test)
         if len(branch.orelse) == 1 and isinstance(branch.orelse[0], ast.If):
             branch = branch.orelse[0]
             continue
-        return going_on, leaving, not _leaves(branch.orelse) or (not raising and _ends_the_script(branch.orelse))
+        return going_on, leaving, not _leaves(branch.orelse) or (not raising and ends_the_script(branch.orelse))
 
 
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 
 
-def _ends_the_script(block: list[ast.stmt]) -> bool:
+def ends_the_script(block: list[ast.stmt]) -> bool:
+    """Whether a block ends the script, or hands an error on."""
     last = block[-1] if block else None
     called = last.value if isinstance(last, ast.Expr) else None
     if isinstance(last, ast.Assert):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from contextlib import suppress
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
 from dp2ddp.errors import BadInput
+from dp2ddp.project import wrapcalls
 from dp2ddp.project.reachability import Reachability, Reached
 from dp2ddp.source import syntax
 from dp2ddp.source.names import Names
@@ -25,7 +26,11 @@ def means(resolver: Resolver, node: ast.AST, definition: Definition) -> bool:
 
 
 class Running:
-    """What the scripts of a program can run, by the names that they use; of their own files all, whatever calls it."""
+    """What the scripts of a program can run, by the names that they use.
+
+    Where one of a script's own functions that nothing calls comes to a wrap, all of them count: people start these by
+    changing a line, or from outside.
+    """
 
     def __init__(self, source: ParsedProgram, names: Names) -> None:
         self._source = source
@@ -35,7 +40,8 @@ class Running:
         for name, text in source.others.items():
             with suppress(BadInput):  # nor can Python read it
                 trees[name] = syntax.shared(text, name)
-        self._reachability = Reachability(trees | {file.name: file.tree for file in source.files})
+        self._trees = trees | {file.name: file.tree for file in source.files}
+        self._reachability = Reachability(self._trees)
 
     def by(self, entry: ast.Module) -> Reached:
         """What one script can run."""
@@ -43,9 +49,15 @@ class Running:
             name = self._source.file(entry).name
             imported = (self._source.file(module).name for module in self._names.reachable(entry))
             files = dict.fromkeys([*self._source.reached.get(name, ()), *imported])
-            functions = self._source.commands.get(name, ())
-            self._by_entry[entry] = self._reachability.of(name, files, self._source.resolve, functions, whole=True)
+            started = partial(self._reachability.of, name, files, self._source.resolve)
+            run, whole = started() | started(self._source.commands.get(name, ())), started(whole=True)
+            is_all = run.lines(self._wraps) == whole.lines(self._wraps) != {}
+            self._by_entry[entry] = run if is_all else whole
         return self._by_entry[entry]
+
+    @cached_property
+    def _wraps(self) -> dict[str, list[int]]:
+        return wrapcalls.lines_of(self._trees)
 
     def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
         """Whether a script can come to a node."""

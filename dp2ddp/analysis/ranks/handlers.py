@@ -6,23 +6,16 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 
 from dp2ddp.analysis.control.callers import Callers
+from dp2ddp.analysis.control.conditions import ends_the_script
 from dp2ddp.analysis.control.loops import Loops
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
-_EXITS = frozenset({"sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort"})
 #: What a full memory or a shard's samples bring about. Exceptions of other kinds come to all ranks alike, Ctrl-C too.
 _PARTING = frozenset(
     "builtins.BaseException builtins.Exception builtins.RuntimeError builtins.MemoryError builtins.ArithmeticError "
     "builtins.FloatingPointError builtins.ZeroDivisionError torch.OutOfMemoryError torch.cuda.OutOfMemoryError".split()
 )
-
-
-def leaves(statement: ast.stmt, names: Names) -> bool:
-    """Whether a statement ends the function or the script."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return names.qualified(statement.value.func) in _EXITS
-    return isinstance(statement, (ast.Raise, ast.Return))
 
 
 class Handlers:
@@ -74,10 +67,27 @@ class Handlers:
     def _goes_on(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
         if self._needs_all([*handler.body, *node.finalbody]):
             return True
-        last = handler.body[-1]
-        if isinstance(last, ast.Return):
-            return self._needs_all_in_callers(self.source.function(node), frozenset())
-        return not leaves(last, self.names) and self._needs_all_after(node, isinstance(last, ast.Break), frozenset())
+        return any(
+            self._needs_all_in_callers(self.source.function(node), frozenset())
+            if way is ast.Return
+            else self._needs_all_after(node, way is ast.Break, frozenset())
+            for way in self._ways_on(handler.body)
+        )
+
+    def _ways_on(self, block: list[ast.stmt]) -> Iterator[type[ast.stmt]]:
+        """By what a block is left for lines of the script; `Pass` for its end."""
+        for statement in block:
+            if isinstance(statement, ast.If):
+                ways = {*self._ways_on(statement.body), *self._ways_on(statement.orelse)}
+                yield from ways - {ast.Pass}
+                if ast.Pass not in ways:
+                    return
+            elif isinstance(statement, (ast.Return, ast.Continue, ast.Break)):
+                yield type(statement)
+                return
+            elif ends_the_script([statement]):
+                return
+        yield ast.Pass
 
     def _needs_all_after(self, statement: ast.stmt, broken: bool, seen: frozenset[FunctionNode]) -> bool:
         """Whether what runs after `statement` needs all ranks; `broken`: it leaves the loop that it is in."""
