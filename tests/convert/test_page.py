@@ -32,7 +32,8 @@ torch.save(net.state_dict(), "net.pt")
 """
 NOTED = SCRIPT.replace(
     "net = nn.DataParallel(nn.Linear(4, 2))\n",
-    "def gpus():\n    return [0, 1]\n\n\nnet = nn.DataParallel(nn.Linear(4, 2), device_ids=gpus())\n",
+    "def gpus(net):\n    return '0,1'\n\n\nnet = nn.Linear(4, 2)\nos.environ['CUDA_VISIBLE_DEVICES'] = gpus(net)\n"
+    "net = nn.DataParallel(net)\n",
 )
 REFUSED = "import torch.nn as nn\n\nprint(nn.DataParallel.forward)\n"
 
@@ -109,7 +110,7 @@ def test_notes_come_first(run: Run) -> None:
     page = _page()
     assert "Converted, with open notes" in page
     assert "1 note needs a person." in page
-    todo = page.index("To do: pass the right device_ids to ddp.setup(), or set CUDA_VISIBLE_DEVICES")
+    todo = page.index("To do: set it above ddp.setup(), or in the shell")
     assert page.index("1 note needs a person.") < todo < page.index("How to run it")
 
 
@@ -237,11 +238,11 @@ def _notebook(*cells: str) -> str:
 
 
 def test_a_notebook_is_named_by_its_cells(run: Run) -> None:
-    start, net, rest = NOTED.partition("def gpus()")
+    start, net, rest = NOTED.partition("def gpus(net)")
     Path("train.ipynb").write_text(_notebook(f"!pip install x\n{start}", net + rest))
     assert run("train.ipynb", "-o", "out.py", "--html", "report.html").exit_code == 0
     page = _page()
-    assert "train.ipynb:cell 2:5 DDP001" in page
+    assert "train.ipynb:cell 2:6 DDP001" in page
     assert "The notebook's code cells, one below the other." in page
     assert "python out.py" in page
     _check_links(Path("report.html").read_text("utf-8"))
