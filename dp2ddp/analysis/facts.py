@@ -68,12 +68,7 @@ class Facts:
 
     @classmethod
     def of(
-        cls,
-        source: ParsedProgram,
-        *,
-        sync_bn: bool = False,
-        allow_ddp: bool = False,
-        functions: Collection[str] = (),
+        cls, source: ParsedProgram, *, sync_bn: bool = False, allow_ddp: bool = False, functions: Collection[str] = ()
     ) -> Facts:
         """Analyse a script; `functions` are what the user adds to the catalogue."""
         names = Names(source)

@@ -247,7 +247,10 @@ def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Pa
     result = run("project", "-o", "out")
     assert result.exit_code == 0, result.output
     assert "  project/dist.py:1: it is refused" in result.stderr
-    assert "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the" in result.stderr
+    assert (
+        "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the"
+        in result.stderr
+    )
     assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
     assert read("out") == {
         **CONVERTED,

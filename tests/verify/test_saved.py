@@ -167,6 +167,18 @@ def test_checkpoints_are_compared_leaf_by_leaf(tmp_path: Path) -> None:
     assert found["model/bias"] == (pytest.approx(0.5), pytest.approx(1.5))
 
 
+def test_a_copy_that_a_script_keeps_of_itself_is_no_difference(tmp_path: Path) -> None:
+    for name, ours, theirs, found in (
+        ("train.py", "import torch\n", "import torch\nimport dp2ddp_runtime as ddp\n", 0),
+        ("notes.txt", "import torch\n", "import torch\nimport dp2ddp_runtime as ddp\n", 1),
+        ("config.py", "lr = 1\n", "lr = 2\n", 1),
+    ):
+        places = tmp_path / f"a{name}", tmp_path / f"b{name}"
+        for place, text in zip(places, (ours, theirs)):
+            place.write_text(text)
+        assert len(list(saved.differences(name, *places))) == found
+
+
 def test_text_files_are_compared_by_their_numbers(tmp_path: Path) -> None:
     paths = tmp_path / "a.csv", tmp_path / "b.csv"
     paths[0].write_text("epoch,loss\n0,0.51\n")

@@ -40,8 +40,8 @@ class Running:
         for name, text in source.others.items():
             with suppress(BadInput):  # nor can Python read it
                 trees[name] = syntax.shared(text, name)
-        self._trees = trees | {file.name: file.tree for file in source.files}
-        self._reachability = Reachability(self._trees)
+        trees |= {file.name: file.tree for file in source.files}
+        self._reachability, self._wraps = Reachability(trees), wrapcalls.lines_of(trees)
 
     def by(self, entry: ast.Module) -> Reached:
         """What one script can run."""
@@ -51,13 +51,9 @@ class Running:
             files = dict.fromkeys([*self._source.reached.get(name, ()), *imported])
             started = partial(self._reachability.of, name, files, self._source.resolve)
             run, whole = started() | started(self._source.commands.get(name, ())), started(whole=True)
-            is_all = run.lines(self._wraps) == whole.lines(self._wraps) != {}
-            self._by_entry[entry] = run if is_all else whole
+            comes_to_all = run.lines(self._wraps) == whole.lines(self._wraps) != {}
+            self._by_entry[entry] = run if comes_to_all else whole
         return self._by_entry[entry]
-
-    @cached_property
-    def _wraps(self) -> dict[str, list[int]]:
-        return wrapcalls.lines_of(self._trees)
 
     def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
         """Whether a script can come to a node."""

@@ -16,6 +16,7 @@ _RUNNERS = frozenset(
     "fire.Fire absl.app.run tensorflow.app.run tensorflow.compat.v1.app.run typer.run plac.call clize.run "
     "functools.wraps functools.update_wrapper".split()
 )
+_SAMPLING = frozenset({"__getitem__", "__getitems__", "__iter__", "__len__", "__call__"})
 
 
 class RankDivergent:
@@ -43,8 +44,6 @@ class RankDivergent:
         """The lines that a rank may run alone."""
         return self.apart | set(self.loops.reached(*(step.statement for step in self._steps)))
 
-    # -- where the ranks are not together ------------------------------------------------------------------------------
-
     @cached_property
     def apart(self) -> set[ast.AST]:
         """The lines that a rank may run alone, but for those that the ranks run one after the other."""
@@ -54,8 +53,6 @@ class RankDivergent:
                 roots.append(node)
         roots += [s for branch in self._branches for s in (*branch.body, *branch.orelse)]  # type: ignore[attr-defined]
         return set(self.loops.reached(*roots))
-
-    # -- what others call ----------------------------------------------------------------------------------------------
 
     @cached_property
     def per_sample_roots(self) -> list[ast.AST]:
@@ -120,10 +117,4 @@ class RankDivergent:
 
 def _is_sampling(node: ast.AST) -> bool:
     """Whether this is a method by which others take samples, or hand them through."""
-    return isinstance(node, FUNCTIONS) and node.name in (
-        "__getitem__",
-        "__getitems__",
-        "__iter__",
-        "__len__",
-        "__call__",
-    )
+    return isinstance(node, FUNCTIONS) and node.name in _SAMPLING

@@ -65,29 +65,26 @@ class Handlers:
         return any(path is not None and path.split(".")[0] in packages for path in paths)
 
     def _goes_on(self, node: ast.Try, handler: ast.ExceptHandler) -> bool:
-        if self._needs_all([*handler.body, *node.finalbody]):
-            return True
-        return any(
-            self._needs_all_in_callers(self.source.function(node), frozenset())
-            if way is ast.Return
-            else self._needs_all_after(node, way is ast.Break, frozenset())
-            for way in self._ways_on(handler.body)
+        ways = self._ways_on(handler.body)
+        return (
+            self._needs_all([*handler.body, *node.finalbody])
+            or (ast.Return in ways and self._needs_all_in_callers(self.source.function(node), frozenset()))
+            or any(self._needs_all_after(node, way is ast.Break, frozenset()) for way in ways - {ast.Return})
         )
 
-    def _ways_on(self, block: list[ast.stmt]) -> Iterator[type[ast.stmt]]:
+    def _ways_on(self, block: list[ast.stmt]) -> set[type[ast.stmt]]:
         """By what a block is left for lines of the script; `Pass` for its end."""
+        ways: set[type[ast.stmt]] = set()
         for statement in block:
+            inner: set[type[ast.stmt]] = set() if ends_the_script([statement]) else {ast.Pass}
             if isinstance(statement, ast.If):
-                ways = {*self._ways_on(statement.body), *self._ways_on(statement.orelse)}
-                yield from ways - {ast.Pass}
-                if ast.Pass not in ways:
-                    return
+                inner = self._ways_on(statement.body) | self._ways_on(statement.orelse)
             elif isinstance(statement, (ast.Return, ast.Continue, ast.Break)):
-                yield type(statement)
-                return
-            elif ends_the_script([statement]):
-                return
-        yield ast.Pass
+                inner = {type(statement)}
+            ways |= inner - {ast.Pass}
+            if ast.Pass not in inner:
+                return ways
+        return ways | {ast.Pass}
 
     def _needs_all_after(self, statement: ast.stmt, broken: bool, seen: frozenset[FunctionNode]) -> bool:
         """Whether what runs after `statement` needs all ranks; `broken`: it leaves the loop that it is in."""
