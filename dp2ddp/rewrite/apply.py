@@ -26,10 +26,12 @@ from dp2ddp.rewrite.edits import (
     InsertBefore,
     RemoveStatement,
     ReplaceStatement,
+    WithHoles,
+    WithLines,
     WrapStatement,
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
-from dp2ddp.rewrite.locate import EditWithHoles, Located, Positions, locate, show
+from dp2ddp.rewrite.locate import Located, Positions, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
 from dp2ddp.rewrite.untouched import lines_of, shortened
@@ -148,7 +150,7 @@ class _Rewriter(cst.CSTTransformer):
         self.pieces[id(original)] = node
         return node
 
-    def _holes(self, edit: EditWithHoles) -> Holes:
+    def _holes(self, edit: WithHoles) -> Holes:
         expressions, statements = {}, {}
         for name in edit.holes:
             node = id(self.located.hole(edit, name))
@@ -160,7 +162,7 @@ class _Rewriter(cst.CSTTransformer):
                 raise EditError(f"{edit.rule}: the hole {name!r} stands after the place where it is used")
         return Holes(expressions, statements)
 
-    def _lines(self, edit: ReplaceStatement | InsertBefore | InsertAfter) -> list[cst.BaseStatement]:
+    def _lines(self, edit: WithLines) -> list[cst.BaseStatement]:
         return templates.statements(edit.lines, self._holes(edit), self.runtime)
 
     def _block(self, original: _Block, updated: _Block) -> _Block:

@@ -12,23 +12,14 @@ import libcst as cst
 from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
-from dp2ddp.rewrite.edits import (
-    Edit,
-    InsertAfter,
-    InsertBefore,
-    RemoveStatement,
-    ReplaceExpr,
-    ReplaceStatement,
-    WrapStatement,
-)
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceExpr, WithHoles, WithLines, WrapStatement
 from dp2ddp.rewrite.templates import hole_names, is_hole_line
 from dp2ddp.source.spans import Position, Span
 
 #: Where each node lies, white space around it left out.
 Positions = Mapping[cst.CSTNode, CodeRange]
-StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
-EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
-_STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
+StatementEdit = Union[WithLines, RemoveStatement, WrapStatement]
+_STATEMENT_EDITS = (WithLines, RemoveStatement, WrapStatement)
 _STATEMENTS = (cst.BaseCompoundStatement, cst.BaseSmallStatement)
 
 
@@ -55,16 +46,9 @@ class Located:
         index = bisect_left(self._wanted, start)
         return index < len(self._wanted) and self._wanted[index] < end
 
-    def hole(self, edit: EditWithHoles, name: str) -> cst.CSTNode:
+    def hole(self, edit: WithHoles, name: str) -> cst.CSTNode:
         """The node that fills the hole `name` of `edit`."""
         return self._holes[id(edit), name]
-
-
-def template_of(edit: EditWithHoles) -> str:
-    """The source that an edit writes, with its holes."""
-    if isinstance(edit, ReplaceExpr):
-        return edit.template
-    return edit.header if isinstance(edit, WrapStatement) else "\n".join(edit.lines)
 
 
 def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
@@ -84,7 +68,7 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
             located.statements.setdefault(id(statement), []).append(edit)
         else:
             raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
-        if not isinstance(edit, RemoveStatement):
+        if isinstance(edit, WithHoles):
             finder.holes(edit)
     return located
 
@@ -155,19 +139,18 @@ class _Finder:
             raise EditError(f"{edit.rule}: no statement at {show(span)}")
         return found[1]
 
-    def holes(self, edit: EditWithHoles) -> None:
+    def holes(self, edit: WithHoles) -> None:
         """Finds what fills the holes of `edit`."""
-        template = template_of(edit)
-        if hole_names(template) != set(edit.holes):
-            raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {template!r}")
+        if hole_names(edit.source) != set(edit.holes):
+            raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {edit.source!r}")
         for name, span in edit.holes.items():
             if isinstance(edit, ReplaceExpr) and not edit.span.contains(span):
                 raise EditError(f"{edit.rule}: the hole {name!r} at {show(span)} is outside {show(edit.span)}")
             self.located._holes[id(edit), name] = self._hole(edit, name, span)
 
-    def _hole(self, edit: EditWithHoles, name: str, span: Span) -> cst.CSTNode:
+    def _hole(self, edit: WithHoles, name: str, span: Span) -> cst.CSTNode:
         found = self.statements.get(span.start)
-        if found and not isinstance(edit, (ReplaceExpr, WrapStatement)) and is_hole_line(edit.lines, name):
+        if found and isinstance(edit, WithLines) and is_hole_line(edit.lines, name):
             end, statement = found
             if span not in self.expressions or end == span.end:
                 self.located.statements.setdefault(id(statement), [])
@@ -179,9 +162,7 @@ class _Finder:
 
 def _spans(edits: Iterable[Edit]) -> Iterable[Span]:
     for edit in edits:
-        yield _as_span(edit.span)
-        for span in getattr(edit, "holes", {}).values():
-            yield _as_span(span)
+        yield from map(_as_span, (edit.span, *(edit.holes.values() if isinstance(edit, WithHoles) else ())))
 
 
 def _as_span(span: Span) -> Span:

@@ -10,9 +10,10 @@ from typing import Any
 from click import style
 
 from dp2ddp.command import terminal
+from dp2ddp.command.terminal import counted
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.verdict import AGREE, NAMES, Verdict, counted
+from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
 _OF_FAILURE = ("side", "reason", "where", "stderr")
