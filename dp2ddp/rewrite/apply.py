@@ -117,8 +117,6 @@ class _Rewriter(cst.CSTTransformer):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self.above.append(node)
-        if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement)):
-            return self.located.touches(node)
         return True
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,14 +36,6 @@ class Located:
     statements: dict[int, list[StatementEdit]] = field(default_factory=dict)
     with_parentheses: set[int] = field(default_factory=set)
     _holes: dict[tuple[int, str], cst.CSTNode] = field(default_factory=dict)
-    _ranges: dict[int, tuple[Position, Position]] = field(default_factory=dict)
-    _wanted: list[Position] = field(default_factory=list)
-
-    def touches(self, statement: cst.CSTNode) -> bool:
-        """Whether an edit or a hole lies inside `statement` (or in its decorators)."""
-        start, end = self._ranges[id(statement)]
-        index = bisect_left(self._wanted, start)
-        return index < len(self._wanted) and self._wanted[index] < end
 
     def hole(self, edit: WithHoles, name: str) -> cst.CSTNode:
         """The node that fills the hole `name` of `edit`."""
@@ -76,7 +67,7 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
 @cache
 def _kind(node: type[cst.CSTNode]) -> type[cst.CSTNode] | None:
     """Whether nodes of a class are statements, expressions or neither; asked once: abstract classes answer slowly."""
-    if issubclass(node, (cst.BaseStatement, cst.BaseSmallStatement)):
+    if issubclass(node, _STATEMENTS):
         return cst.BaseStatement
     return cst.BaseExpression if issubclass(node, cst.BaseExpression) else None
 
@@ -92,26 +83,19 @@ class _Finder:
         self.located = located
         spans = set(_spans(edits))
         starts = {span.start for span in spans}
-        located._wanted = sorted(starts)
         self.expressions: dict[Span, cst.BaseExpression] = {}
         self.statements: dict[Position, tuple[Position, cst.CSTNode]] = {}
         for node, place in positions.items():
             kind = _kind(type(node))
+            # Most nodes begin where no edit does.
+            span = _span(place) if (place.start.line, place.start.column) in starts else None
             if kind is cst.BaseExpression:
-                # Most expressions begin where no edit does.
-                if (place.start.line, place.start.column) in starts:
-                    self._expression(node, _span(place), spans)
+                if span in spans:
+                    self.expressions[span] = cast("cst.BaseExpression", node)
                 if isinstance(node, (cst.Tuple, cst.GeneratorExp)):
                     self._with_parentheses(node, positions, _span(place), spans)
-            elif kind is cst.BaseStatement:
-                start, end = _span(place)
-                located._ranges[id(node)] = (_with_decorators(node, positions, start), end)
-                if start in starts and isinstance(node, _STATEMENTS):
-                    self.statements[start] = (end, node)
-
-    def _expression(self, node: cst.CSTNode, span: Span, spans: set[Span]) -> None:
-        if span in spans:
-            self.expressions[span] = cast("cst.BaseExpression", node)
+            elif kind is cst.BaseStatement and span is not None:
+                self.statements[span.start] = (span.end, node)
 
     def _with_parentheses(
         self, node: cst.Tuple | cst.GeneratorExp, positions: Positions, inner: Span, spans: set[Span]
@@ -167,14 +151,6 @@ def _spans(edits: Iterable[Edit]) -> Iterable[Span]:
 
 def _as_span(span: Span) -> Span:
     return Span(Position(*span.start), Position(*span.end))
-
-
-def _with_decorators(node: cst.CSTNode, positions: Positions, start: Position) -> Position:
-    decorators = getattr(node, "decorators", ())
-    if not decorators:
-        return start
-    first = positions[decorators[0]].start
-    return Position(first.line, first.column)
 
 
 def show(span: Span) -> str:
