@@ -22,7 +22,7 @@ from dp2ddp.analysis.roles import (
     Wrapped,
 )
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import given_to, in_order, names_in
+from dp2ddp.source.nodes import closure, given_to, in_order, names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # Calls that draw as soon as they are made.
@@ -159,17 +159,13 @@ class Loops:
 
     def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
         """Every node of `roots` and of the script's functions that they call, directly or not."""
-        seen: set[ast.AST] = set()
-        todo = list(roots)
-        while todo:
-            root = todo.pop()
-            if root in seen:
-                continue
-            seen.add(root)
-            for node in self._inside(root):
-                yield node
-                if isinstance(node, ast.Call):
-                    todo.extend(f.definition for f in self.resolver.functions_called(node))
+        for root in closure(roots, self._called_in):
+            yield from self._inside(root)
+
+    def _called_in(self, root: ast.AST) -> Iterator[ast.AST]:
+        """The script's functions that are called in a node."""
+        calls = (node for node in self._inside(root) if isinstance(node, ast.Call))
+        return (function.definition for call in calls for function in self.resolver.functions_called(call))
 
     def _inside(self, root: ast.AST) -> Iterable[ast.AST]:
         """A node and all in it; functions are kept, as many questions come by them."""

@@ -135,8 +135,8 @@ class Fetching:
     def _is_data_set(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of this script that derives from one of torchvision's data sets."""
         made = [role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class)]
-        bases = (base for each in made for owner in self.resolver.classes.lineage(each) for base in owner.bases)
-        return any((self.names.qualified(base) or "").startswith("torchvision.datasets.") for base in bases)
+        paths = (path for each in made for path in self.resolver.classes.libraries(each))
+        return any(path.startswith("torchvision.datasets.") for path in paths)
 
     # -- how much of the script one step is ----------------------------------------------------------------------------
 

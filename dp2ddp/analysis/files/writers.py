@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, Function, Instance, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, given_to, keyword
+from dp2ddp.source.nodes import argument, closure, given_to, keyword
 
 _NATIVE_METHODS = frozenset("to_parquet to_feather to_hdf to_sql save_pretrained".split())
 _OF_PATHS = frozenset(
@@ -162,18 +163,16 @@ class Writers:
 
     def makers(self, node: ast.expr) -> set[ast.Call]:
         """The calls of libraries' functions from which an object comes: by methods, operators and items, too."""
-        found: set[ast.Call] = set()
-        todo = [node]
-        seen: set[ast.expr] = set()
-        while todo:
-            one = todo.pop()
-            for value in self.provenance.of(one) - seen:
-                seen.add(value)
-                if isinstance(value, ast.Call) and self.names.qualified(value.func) is not None:
-                    found.add(value)
-                else:
-                    todo += self._made_of(value)
-        return found
+        values = closure(self.provenance.of(node), self._values_of)
+        return {value for value in values if isinstance(value, ast.Call) and self._is_library(value)}
+
+    def _is_library(self, call: ast.Call) -> bool:
+        return self.names.qualified(call.func) is not None
+
+    def _values_of(self, node: ast.expr) -> Iterator[ast.expr]:
+        """The values that an object comes from which no library's function makes."""
+        made = [] if isinstance(node, ast.Call) and self._is_library(node) else self._made_of(node)
+        return (value for each in made for value in self.provenance.of(each))
 
     def _made_of(self, node: ast.expr) -> list[ast.expr]:
         """What an object comes from that no library's function makes."""
