@@ -144,7 +144,7 @@ class _Rewriter(cst.CSTTransformer):
         for edit in edits:
             self.pieces[id(original)] = node
             node = templates.expression(edit.template, self._holes(edit), self.runtime)
-        node = templates.put(node, self.above[-1], original, around) if edits else updated
+        node = templates.put(node, self.above[-1], around) if edits else updated
         self.pieces[id(original)] = node
         return node
 
