@@ -146,11 +146,8 @@ class _Finder:
 
 def _spans(edits: Iterable[Edit]) -> Iterable[Span]:
     for edit in edits:
-        yield from map(_as_span, (edit.span, *(edit.holes.values() if isinstance(edit, WithHoles) else ())))
-
-
-def _as_span(span: Span) -> Span:
-    return Span(Position(*span.start), Position(*span.end))
+        yield edit.span
+        yield from edit.holes.values() if isinstance(edit, WithHoles) else ()
 
 
 def show(span: Span) -> str:

@@ -237,9 +237,9 @@ class Names:
 
     def reachable(self, entry: ast.Module) -> set[ast.Module]:
         """A module and those of the program's own that it imports, directly or not."""
-        found = {entry}.union(*(self.modules_behind(n) for n in self._imports.get(entry, ())))  # type: ignore[arg-type]
         reached = self.source.reached.get(self.source.file(entry).name, ())
-        return found.union(file.tree for file in self.source.files if file.name in reached)
+        others = (file.tree for file in self.source.files if file.name in reached)
+        return {*closure([entry], self._imported_by), *others}
 
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""

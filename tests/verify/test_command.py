@@ -262,7 +262,7 @@ def test_quiet_is_the_verdict_alone(verify) -> None:
 
 def test_progress_counts_the_steps_of_both_sides(verify, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(progress, "doing", lambda what: said.append(what))
+    monkeypatch.setattr(progress, "doing", lambda what, *total: said.append(what))
     verify("train.py")
     assert "training: original at step 9, converted at step 9" in said
 

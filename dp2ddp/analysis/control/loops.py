@@ -89,7 +89,8 @@ class Loops:
         """Whether a call gives a loader to what isn't known, and may draw from it."""
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
             return False
-        return not self._is_known(call) and any(self.sites_in(_unstarred(value)) for value in given_to(call))
+        given = (each.value if isinstance(each, ast.Starred) else each for each in given_to(call))
+        return not self._is_known(call) and any(map(self.sites_in, given))
 
     def _is_known(self, call: ast.Call) -> bool:
         """Whether it is known what becomes of the loaders and models that a call is given."""
@@ -304,10 +305,6 @@ def _sites(roles: frozenset[Role]) -> Iterator[ast.Call]:
 def _called(call: ast.Call) -> ast.expr:
     """What a call runs: `net` in `net(x)` and in `net.forward(x)`."""
     return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
-
-
-def _unstarred(node: ast.expr) -> ast.expr:
-    return node.value if isinstance(node, ast.Starred) else node
 
 
 def is_path(node: ast.expr) -> bool:

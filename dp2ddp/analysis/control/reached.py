@@ -10,7 +10,8 @@ from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
 from dp2ddp.errors import BadInput
-from dp2ddp.project.reachability import Reachability, Reached
+from dp2ddp.project import reachability
+from dp2ddp.project.reachability import Reached
 from dp2ddp.source import syntax
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
@@ -35,7 +36,7 @@ class Running:
         for name, text in source.others.items():
             with suppress(BadInput):  # nor can Python read it
                 trees[name] = syntax.shared(text, name)
-        self._reachability = Reachability(trees | {file.name: file.tree for file in source.files})
+        self._units = reachability.cut(trees | {file.name: file.tree for file in source.files})
 
     def by(self, entry: ast.Module) -> Reached:
         """What one script can run."""
@@ -44,7 +45,8 @@ class Running:
             imported = (self._source.file(module).name for module in self._names.reachable(entry))
             files = dict.fromkeys([*self._source.reached.get(name, ()), *imported])
             functions = self._source.commands.get(name, ())
-            self._by_entry[entry] = self._reachability.of(name, files, self._source.resolve, functions, whole=True)
+            found = reachability.reached(self._units, name, files, self._source.resolve, functions, whole=True)
+            self._by_entry[entry] = found
         return self._by_entry[entry]
 
     def comes_to(self, entry: ast.Module, node: ast.AST) -> bool:
