@@ -13,18 +13,18 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_425,
+    "dp2ddp/analysis": 7_375,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
-    "dp2ddp/convert": 2_800,
+    "dp2ddp/convert": 2_750,
     "dp2ddp/notebook": 850,
     "dp2ddp/page": 250,
     "dp2ddp/pretend_cuda": 925,
-    "dp2ddp/project": 2_625,
-    "dp2ddp/rewrite": 1_550,
-    "dp2ddp/rules": 3_550,
+    "dp2ddp/project": 2_575,
+    "dp2ddp/rewrite": 1_475,
+    "dp2ddp/rules": 3_525,
     "dp2ddp/source": 975,
-    "dp2ddp/verify": 5_975,
+    "dp2ddp/verify": 5_900,
     "runtime/dp2ddp_runtime": 350,
     "runtime/dp2ddp_runtime/base": 725,
     "runtime/dp2ddp_runtime/batches": 2_325,
@@ -38,7 +38,7 @@ LIMITS = {
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 325,
-    "tests/convert": 3_375,
+    "tests/convert": 3_350,
     "tests/docs": 525,
     "tests/e2e": 1_000,
     "tests/notebook": 600,
@@ -49,7 +49,7 @@ LIMITS = {
     "tests/rules": 1_900,
     "tests/runtime": 9_150,
     "tests/source": 75,
-    "tests/verify": 2_575,
+    "tests/verify": 2_500,
 }
 
 

@@ -41,8 +41,8 @@ def install(folder: str, begun: int, behind: int) -> None:
     def is_script() -> bool:
         return sys._getframe(2).f_code.co_filename.startswith(folder)
 
-    def tell() -> int:
-        look.passed += _STEP
+    def tell(step: int = _STEP) -> int:
+        look.passed += step
         return begun + behind * _APART + look.passed
 
     def clock(real: Callable[[], Any], unit: float) -> Callable[[], Any]:
@@ -77,11 +77,11 @@ def install(folder: str, begun: int, behind: int) -> None:
         convert = localtime if name in ("asctime", "strftime") else float
         setattr(time, name, of_now(getattr(time, name), position, convert))
     timeit.default_timer = time.perf_counter
-    _install_dates(lambda: tell() / 1e9)
+    _install_dates(tell, is_script)
 
 
-def _install_dates(now: Callable[[], float]) -> None:
-    """`datetime.datetime`, of whoever imports it from now on, tells that time."""
+def _install_dates(tell: Callable[[int], int], is_script: Callable[[], bool]) -> None:
+    """`datetime.datetime`, of whoever imports it from now on, tells that time; it goes on as the script looks."""
     real: Any = datetime.datetime
 
     class Kind(type):
@@ -90,16 +90,19 @@ def _install_dates(now: Callable[[], float]) -> None:
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, real) if cls is Dates else super().__instancecheck__(thing)
 
+        def __subclasscheck__(cls, kind: Any) -> bool:
+            return issubclass(kind, real) if cls is Dates else super().__subclasscheck__(kind)
+
     class Dates(real, metaclass=Kind):  # type: ignore[misc]
         """As the class itself."""
 
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            return cls.fromtimestamp(now(), tz)
+            return cls.fromtimestamp(tell(_STEP * is_script()) / 1e9, tz)
 
         @classmethod
         def utcnow(cls) -> Any:
-            return cls.fromtimestamp(now(), datetime.timezone.utc).replace(tzinfo=None)
+            return cls.fromtimestamp(tell(_STEP * is_script()) / 1e9, datetime.timezone.utc).replace(tzinfo=None)
 
         today = now
 
