@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 
 class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong, not the program
@@ -31,6 +33,7 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
         rule: str = "",
     ) -> None:
         super().__init__(file, line, column, what, todo)
+        self._more: dict[str, Any] = {"what": what, "todo": todo, "line": line, "column": column, "rule": rule}
         self.file = file
         self.line = line
         self.column = column
@@ -40,21 +43,17 @@ class BadInput(Exception):  # noqa: N818 - it is the user's input that is wrong,
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled field by field: from another process it comes back whole."""
-        return _bad_input, (self.file, self.what, self.todo, self.line, self.column, self.rule)
+        return partial(BadInput, **self._more), (self.file,)
 
     def renamed(self, file: str) -> BadInput:
         """The same, about the file by another name."""
-        return _bad_input(file, self.what, self.todo, self.line, self.column, self.rule)
+        return BadInput(file, **self._more)
 
     def __str__(self) -> str:
         """``file:line:col: what; todo``, leaving out what is not known."""
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         text = f"{place}: {self.what}"
         return printable(f"{text}; {self.todo}" if self.todo else text)
-
-
-def _bad_input(file: str, what: str, todo: str, line: int | None, column: int | None, rule: str) -> BadInput:
-    return BadInput(file, what=what, todo=todo, line=line, column=column, rule=rule)
 
 
 def of_system(error: OSError) -> BadInput:

@@ -12,7 +12,7 @@ from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import READERS
 from dp2ddp.analysis.roles import Class
 from dp2ddp.source.names import Own
-from dp2ddp.source.nodes import given_to, names_in
+from dp2ddp.source.nodes import closure, given_to, names_in
 from dp2ddp.source.program import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -58,12 +58,8 @@ class _Held:
         self._attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
         self._keys = {part.value for part in parts if isinstance(part, ast.Constant)}
         self.read = _read_at(facts, launch, names_in(expression) - _stored(expression))
-        self._held = set(self.read)  # all names and attributes that hold one
-        todo = list(self.read)
-        while todo:
-            new = [each for each in facts.handed_on.get(todo.pop(), ()) if each not in self._held]
-            self._held.update(new)
-            todo += new
+        # All names and attributes that hold one.
+        self._held = set(closure(self.read, lambda each: facts.handed_on.get(each, ())))
 
     def _is_held(self, node: ast.AST) -> bool:
         return _holder(self._facts, node) in self._held

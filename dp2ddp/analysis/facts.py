@@ -238,7 +238,7 @@ class Facts:
     @cached_property
     def display(self) -> Display:
         """What only shows something."""
-        return Display(self.source, self.names, self.loops, self.writers, self.callers, self._clocks.is_own)
+        return Display(self.source, self.names, self.loops, self.writers, self.callers, self._clocks.may_differ)
 
     @cached_property
     def _clocks(self) -> Clocks:

@@ -75,6 +75,11 @@ def show_error(line: str) -> None:
     _show([line], to_error=True)
 
 
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """`1 file`, `1,200 files`; `plural` is what more than one (and none) adds."""
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
 def write_result(data: bytes) -> None:
     """Writes bytes to standard output."""
     progress.end()

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dp2ddp.command import progress
 from dp2ddp.convert import job as jobs
 from dp2ddp.convert import page, pipeline, reporting, writing
-from dp2ddp.convert.findings import Found, found_in, in_order, refusal
-from dp2ddp.convert.job import NOTES_OPEN, REFUSED, Job, Request, folders
+from dp2ddp.convert.findings import Found, in_order, refusal
+from dp2ddp.convert.job import NOTES_OPEN, REFUSED, Request, folders
 from dp2ddp.errors import BadInput, blamed
 from dp2ddp.rules import Options
 
@@ -37,8 +37,8 @@ def run(request: Request) -> int:
         outputs = writing.write(job)
     with blamed(**{"written": "yes"} if outputs else {}):
         report = reporting.of_job(job, outputs)
-        page.write(report, request)
-        reporting.show(report, request)
+        page.write(report)
+        reporting.show(report)
     if job.outcome.is_refused:
         return REFUSED
     is_open = job.outcome.refused or any(each.notes for each in job.outcome.conversions.values())
@@ -66,7 +66,7 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
 
     def looked_at(names: Sequence[str], entries: Sequence[str] = ()) -> Iterator[Found]:
         request = Request(names, options, entries=entries)
-        yield from _findings_of(jobs.converted(request, jobs.given(request), lenient=True))
+        yield from reporting.of_job(jobs.converted(request, jobs.given(request), lenient=True), {}).found
 
     files = [name for name in inputs if name not in directories]
     found = list(looked_at(files)) if files else []
@@ -78,10 +78,3 @@ def check(inputs: Sequence[str], options: Options, entries: Sequence[str] = ()) 
         except BadInput as error:
             found.append(refusal(notebook, error))
     return in_order(found)
-
-
-def _findings_of(job: Job) -> Iterator[Found]:
-    for path, conversion in job.outcome.conversions.items():
-        yield from found_in(conversion, job.names.shown(path))
-    for program, error in job.outcome.refused:
-        yield refusal(job.names.shown(program.entry), job.names.renamed(error))

@@ -13,19 +13,29 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.edits import (
-    AddImport,
     Edit,
     InsertAfter,
     InsertBefore,
     RemoveStatement,
     ReplaceExpr,
     ReplaceStatement,
+    WithHoles,
     WrapStatement,
 )
+from dp2ddp.rules import rule
 from dp2ddp.source.spans import Span
 
 CHANGE, NOTE, REFUSED = "change", "note", "refused"
 _IMPORT = f"import {RUNTIME_PACKAGE}"
+#: What becomes of the source `old` by an edit.
+_SAID: Mapping[type[Edit], str] = {
+    ReplaceExpr: "`{old}` becomes `{new}`",
+    ReplaceStatement: "`{old}` becomes `{new}`",
+    InsertBefore: "`{new}` is added",
+    InsertAfter: "`{new}` is added",
+    WrapStatement: "`{old}` goes under `{new}`",
+    RemoveStatement: "`{old}` goes",
+}
 #: Characters of source that fit into a message.
 _BRIEF = 40
 _CALLED = re.compile(r"(?:[\w.]+ = )?[\w.]+\(")
@@ -55,6 +65,7 @@ class Found(NamedTuple):
         source: the line, and one above and below it, with their numbers.
         becomes: the new lines, with those around them that change with them.
         fix: what a script's file needs for it, the import of the runtime included; empty for notebooks.
+        effect: of a change, what it does, in the words of its rule.
     """
 
     file: str
@@ -68,6 +79,7 @@ class Found(NamedTuple):
     source: tuple[tuple[int, str], ...] = ()
     becomes: tuple[str, ...] = ()
     fix: tuple[Replacement, ...] = ()
+    effect: str = ""
 
     @property
     def place(self) -> str:
@@ -77,7 +89,7 @@ class Found(NamedTuple):
     def as_data(self) -> dict[str, Any]:
         """As docs/findings.schema.json has it."""
         data = self._asdict()
-        del data["source"]
+        del data["source"], data["effect"]
         return {**data, "fix": [each._asdict() for each in self.fix]}
 
 
@@ -93,7 +105,10 @@ def found_in(conversion: Conversion, name: str) -> Iterator[Found]:
         becomes = tuple(new[number - 1] for hunk in own for number in hunk.new)
         parts = [] if conversion.places else [*imports, *own]
         fix = tuple(dict.fromkeys(_replacement(hunk, new) for hunk in parts))
-        yield Found(name, rule=edit.rule, kind=CHANGE, message=_said(edit, old), becomes=becomes, fix=fix, **place)
+        known = rule(edit.rule)
+        effect = known.effect_of(edit) if known else edit.rule
+        said = _said(edit, old)
+        yield Found(name, rule=edit.rule, kind=CHANGE, message=said, becomes=becomes, fix=fix, effect=effect, **place)
     for note in conversion.notes:
         kind = REFUSED if conversion.refused else NOTE
         message = f"{note.what}; {note.todo}"
@@ -113,10 +128,6 @@ def _placed(span: Span, conversion: Conversion, lines: Sequence[str]) -> dict[st
     return {"cell": cell, "line": shown, "column": column + 1, "end_column": last + 1, "source": source}
 
 
-def _same_cell(places: Any, one: int, other: int) -> bool:
-    return places is None or places.of(one).cell == places.of(other).cell
-
-
 def _replacement(hunk: Hunk, new: Sequence[str]) -> Replacement:
     start = min(hunk.old, default=hunk.above + 1)
     end = max(hunk.old, default=hunk.above) + 1
@@ -125,19 +136,8 @@ def _replacement(hunk: Hunk, new: Sequence[str]) -> Replacement:
 
 def _said(edit: Edit, lines: Sequence[str]) -> str:
     """What becomes of what, and why."""
-    old = f"`{_brief(_segment(edit.span, lines))}`"
-    if isinstance(edit, ReplaceExpr):
-        what = f"{old} becomes `{_filled(edit.template, edit.holes, lines)}`"
-    elif isinstance(edit, (InsertBefore, InsertAfter)):
-        what = f"`{_filled(edit.lines[0], edit.holes, lines)}` is added"
-    elif isinstance(edit, WrapStatement):
-        what = f"{old} goes under `{_filled(edit.header, edit.holes, lines)}`"
-    elif isinstance(edit, ReplaceStatement):
-        what = f"{old} becomes `{_filled(edit.lines[0], edit.holes, lines)}`"
-    elif isinstance(edit, AddImport):
-        what = f"`import {edit.module}{f' as {edit.alias}' if edit.alias else ''}` is added"
-    else:
-        what = f"{old} goes" if isinstance(edit, RemoveStatement) else old
+    new = _filled(edit.source.partition("\n")[0], edit.holes, lines) if isinstance(edit, WithHoles) else ""
+    what = _SAID.get(type(edit), "`{old}`").format(old=_brief(_segment(edit.span, lines)), new=new)
     return f"{what}: {edit.reason}"
 
 

@@ -49,13 +49,6 @@ def with_places(conversion: Conversion, source: TextFile, *, as_script: bool) ->
     )
 
 
-def placed(error: BadInput, source: TextFile) -> BadInput:
-    """The error about a script by the name that the user gave, in a notebook with the cell."""
-    if isinstance(source, Notebook):
-        return source.places.renamed(error, source.name)
-    return error.renamed(source.name)
-
-
 def new_bytes(source: TextFile, conversion: Conversion, *, as_script: bool) -> bytes:
     """What is written for a script: a script, or the notebook that holds it."""
     if as_script or not isinstance(source, Notebook):

@@ -255,14 +255,11 @@ def check_rules(options: Options) -> None:
 
 def _comment(note: Note, file: File, source: ParsedProgram) -> InsertBefore:
     """The note as a comment above the statement that it is about."""
-    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt) and not _is_elif(n, source))
+    statements = (n for n in ast.walk(file.tree) if isinstance(n, ast.stmt))
+    statements = (n for n in statements if not (isinstance(n, ast.If) and source.segment(n).startswith("elif")))
     around = (moved(source.span(node), -file.before) for node in statements)
     statement = max((span for span in around if span.contains(note.span)), default=note.span)
     return InsertBefore(note.rule, statement, note.what, [f"# dp2ddp: {note.rule}: {note.what}; {note.todo}"])
-
-
-def _is_elif(node: ast.stmt, source: ParsedProgram) -> bool:
-    return isinstance(node, ast.If) and source.segment(node).startswith("elif")
 
 
 def _refuse_misplaced(source: ParsedProgram, edits: Sequence[Edit]) -> None:

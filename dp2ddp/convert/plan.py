@@ -64,7 +64,8 @@ def decide(facts: Facts, options: Options) -> Plan:
         # Half a conversion would train something else: where one wrap can't be converted, none is.
         rules = [each for each in all_rules() if each.explains]
     else:
-        rules = [each for each in all_rules() if options.runs(each.id)]
+        wanted = [each for each in all_rules() if facts.parallel or not each.parallel]
+        rules = [each for each in wanted if options.runs(each.id)]
     decisions = Decisions(options, {k: v for each in rules for k, v in each.wrap_keywords(facts, options).items()})
     findings: list[Finding] = []
     for each in rules:

@@ -16,10 +16,9 @@ from pathlib import Path
 from dp2ddp.convert import pipeline
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
-from dp2ddp.project import wrapcalls
+from dp2ddp.project import reachability, wrapcalls
 from dp2ddp.project.modules import Layout
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.reachability import Reachability
 from dp2ddp.rules import Options
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
@@ -63,7 +62,7 @@ def _comes_to_a_wrap(entry: str, files: Mapping[str, str], resolve: Resolve) -> 
     lines = wrapcalls.lines_of(trees)
     if wrapcalls.unfollowed(trees[entry]) or (wrapcalls.CLASS in files[entry] and not any(lines.values())):
         return True  # what it means, the analysis tells
-    return bool(Reachability(trees).of(entry, files, resolve, whole=True).lines(lines))
+    return bool(reachability.reached(reachability.cut(trees), entry, files, resolve, whole=True).lines(lines))
 
 
 @dataclass

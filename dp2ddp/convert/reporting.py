@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from click import style
 
 from dp2ddp.command import terminal
+from dp2ddp.command.terminal import counted
 from dp2ddp.convert.findings import CHANGE, Found, found_in, in_order, refusal
-from dp2ddp.convert.job import Job, Request
+from dp2ddp.convert.job import Job
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
 from dp2ddp.project import vendor
-from dp2ddp.rules import rule
 
 #: What is said of a script that was asked for, and that needs no conversion.
 IDLE = "never wraps a model, and stays as it is"
@@ -47,21 +47,10 @@ class File:
         """What changed, and what needs a person."""
         return list(found_in(self.conversion, self.name))
 
-    @property
-    def notes(self) -> list[Found]:
-        """What needs a person."""
-        return [each for each in self.found if each.kind != CHANGE]
-
     def as_data(self) -> dict[str, Any]:
         """What became of it, ready for `json.dumps`."""
-        done = self.conversion
-        return {
-            "input": self.name,
-            "output": self.output,
-            "changed": done.changed,
-            "converted_before": done.converted_before,
-            "refused": done.refused,
-        }
+        said = {name: getattr(self.conversion, name) for name in ("changed", "converted_before", "refused")}
+        return {"input": self.name, "output": self.output, **said}
 
 
 def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> str | None:
@@ -76,37 +65,25 @@ def of_program(paths: Iterable[str], conversions: Mapping[str, Conversion]) -> s
 
 @dataclass(frozen=True)
 class Report:
-    """What became of scripts that were given one by one, or of a directory.
+    """What became of a job.
 
     Attributes:
         started: the scripts that are started: those that were given, or those of the directory that were converted.
         files: these and all others that changed, or that notes are about.
-        vendored: the runtime lies beside the output.
-        refused: a script that was asked for can't be converted, so nothing was written.
-        warnings: what else the user should know about files: those that could not be read, and the like.
-        unreached: what stays as it is in files that are converted, as no script with a wrap comes to it.
-        directory: its name, None for scripts.
         output: where the directory was written, None if it wasn't.
-        total: the number of files in the directory.
-        left_alone: its scripts that were left as they are, and why.
-        left_out: how much of it was left out, by reason.
-        touched: its other scripts that import files that changed, and which.
-        commands: the commands that start its scripts, by the script's name.
+        warnings: what else the user should know about files: those that could not be read, and the like.
     """
 
+    job: Job
     started: Sequence[File]
     files: Sequence[File]
-    vendored: bool
-    refused: bool
-    warnings: Sequence[BadInput]
-    unreached: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    directory: str | None = None
     output: str | None = None
-    total: int = 0
-    left_alone: Sequence[tuple[str, BadInput]] = ()
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    touched: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    warnings: Sequence[BadInput] = ()
+
+    @property
+    def directory(self) -> str | None:
+        """The directory's name, None for scripts."""
+        return None if self.job.tree is None else self.job.request.inputs[0]
 
     @property
     def changed(self) -> list[File]:
@@ -118,26 +95,33 @@ class Report:
         """The scripts that start processes now."""
         return [each for each in self.started if each.unchanged not in (IDLE, ONE_DEVICE)]
 
+    @property
+    def left_alone(self) -> list[tuple[str, BadInput]]:
+        """The directory's scripts that were left as they are, and why."""
+        shown, renamed = self.job.names.shown, self.job.names.renamed
+        return [(shown(program.entry), renamed(error)) for program, error in self.job.outcome.refused]
+
+    @cached_property
     def found(self) -> list[Found]:
-        """What changed, and what needs a person, in all files; and which scripts were left alone."""
-        alone = (refusal(name, why) for name, why in self.left_alone)
-        return in_order([*(found for each in self.files for found in each.found), *alone])
+        """What changed, and what needs a person, file by file; and which scripts were left alone."""
+        return [found for each in self.files for found in each.found] + [refusal(*each) for each in self.left_alone]
 
     def as_data(self) -> dict[str, Any]:
         """What there is to say besides, ready for `json.dumps`."""
+        shown = self.job.names.shown
         return {
             "files": [each.as_data() for each in self.files],
             "entries": [each.name for each in self.started],
             "warnings": [str(each) for each in self.warnings],
             "left_alone": [{"input": name, "why": str(why)} for name, why in self.left_alone],
-            "left_out": dict(self.left_out),
-            "imported_by": {name: list(files) for name, files in self.touched.items()},
+            "left_out": dict(self.job.tree.reasons if self.job.tree else {}),
+            "imported_by": {shown(path): [*map(shown, files)] for path, files in self.job.touched.items()},
         }
 
 
 def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
     """What became of a job, of which the files `outputs` (by path) were written."""
-    conversions, outcome, shown = job.outcome.conversions, job.outcome, job.names.shown
+    conversions, outcome, shown, tree = job.outcome.conversions, job.outcome, job.names.shown, job.tree
     programs = {program.entry: program.files for program in outcome.programs}
     idle = [program.entry for program in outcome.idle]
 
@@ -145,41 +129,30 @@ def of_job(job: Job, outputs: Mapping[str, str]) -> Report:
         state = IDLE if path in idle else of_program(programs.get(path, ()), conversions)
         return File(shown(path), outputs.get(path), conversions[path], state)
 
-    request, tree = job.request, job.tree
-    started = list(programs) if tree is not None else list(job.given)
-    listed = [*started, *(path for path in idle if path not in started)]
-    others = sorted(path for path, each in conversions.items() if (each.changed or each.notes) and path not in listed)
-    written = None if tree is None or not request.writes or outcome.is_refused else request.output or str(tree.root)
+    started = [path for path in (programs if tree is not None else job.given) if path in conversions]
+    others = sorted(path for path, each in conversions.items() if each.changed or each.notes)
+    files = dict.fromkeys([*started, *idle, *others])
+    written = (
+        None if tree is None or not job.request.writes or outcome.is_refused else job.request.output or str(tree.root)
+    )
     beside = [Path(place).parent for path in started for place in (outputs.get(path), shown(path)) if place]
     beside += [Path(top) for top in (tree and tree.root, written) if top]
-    return Report(
-        [file(path) for path in started],
-        [file(path) for path in [*listed, *others]],
-        request.vendored,
-        outcome.is_refused,
-        [*map(job.names.renamed, job.warnings), *vendor.older(beside)],
-        {shown(path): done.unreached for path, done in sorted(conversions.items()) if done.unreached},
-        directory=None if tree is None else request.inputs[0],
-        output=written,
-        total=0 if tree is None else len(tree.files) + len(job.extra()),
-        left_alone=[(shown(program.entry), job.names.renamed(error)) for program, error in outcome.refused],
-        left_out={} if tree is None else tree.reasons,
-        touched={shown(path): list(map(shown, files)) for path, files in job.touched.items()},
-        commands={shown(path): names for path, names in job.commands.items()},
-    )
+    warnings = [*map(job.names.renamed, job.warnings), *vendor.older(beside)]
+    return Report(job, [*map(file, started)], [*map(file, files)], written, warnings)
 
 
-def show(report: Report, request: Request) -> None:
+def show(report: Report) -> None:
     """Shows what was done: for people on standard error, in another form on standard output.
 
     JSON has all that there is to say; the others what needs a person.
     """
+    request = report.job.request
     if request.form == "text":
         terminal.show_messages(lines_of(report, verbose=request.verbose))
     else:
         from dp2ddp.convert import formats  # with what only machines need
 
-        found = report.found()
+        found = in_order(report.found)
         if request.form == "json":
             page = {} if request.html is None else {"html": request.html}
             terminal.show_results([formats.as_json(found, {**report.as_data(), **page})])
@@ -192,27 +165,29 @@ def show(report: Report, request: Request) -> None:
 
 def lines_of(report: Report, *, verbose: bool) -> Iterator[str]:
     """The summary for people: counts by what they mean first, then what needs a person; all lines with `verbose`."""
-    few = None if verbose else _MOST
+    few, job, shown = None if verbose else _MOST, report.job, report.job.names.shown
     if report.directory is not None:
         yield _headline(report)
     yield from listed(map(_state, report.files), few)
-    yield from _effects(report.files, verbose=verbose)
-    yield from _notes(report.files, few)
+    found = [found for each in report.files for found in each.found]
+    yield from _effects([each for each in found if each.kind == CHANGE], verbose=verbose)
+    yield from _notes([each for each in found if each.kind != CHANGE], few)
     if report.left_alone:
-        yield style(f"{count(report.left_alone, 'script')} left alone:", bold=True, fg="yellow")
+        yield style(f"{counted(len(report.left_alone), 'script')} left alone:", bold=True, fg="yellow")
         yield from listed((f"  {line}" for line in reasons(report)), few)
-    if report.refused:
+    if job.outcome.is_refused:
         yield _NOTHING_WRITTEN
         return
-    if report.unreached:
-        found = "; ".join(f"{name}: {', '.join(names)}" for name, names in report.unreached.items())
-        yield f"left as they are, as no script that wraps a model comes to them: {found}"
+    unreached = [(shown(path), done.unreached) for path, done in sorted(job.outcome.conversions.items())]
+    if any(names for _, names in unreached):
+        parts = "; ".join(f"{name}: {', '.join(names)}" for name, names in unreached if names)
+        yield f"left as they are, as no script that wraps a model comes to them: {parts}"
     yield from _touched(report, verbose=verbose)
     if report.warnings:
         yield style("please note:", bold=True, fg="yellow")
         yield from listed((f"  {each}" for each in report.warnings), few)
-    if report.left_out:
-        yield "not looked at: " + ", ".join(f"{number} {reason}" for reason, number in sorted(report.left_out.items()))
+    if job.tree is not None and job.tree.left_out:
+        yield "not looked at: " + ", ".join(f"{number} {why}" for why, number in sorted(job.tree.reasons.items()))
     if report.changed:
         steps = list(how_to_run(report))
         it = "it" if len(report.starting) == 1 else "them"
@@ -228,10 +203,12 @@ def reasons(report: Report) -> list[str]:
 def _headline(report: Report) -> str:
     arrow = f" -> {report.output}" if report.output and report.output != report.directory else ""
     if report.changed:
-        changed = f"{len(report.changed)} of {report.total} files changed"
-        return style(f"{report.directory}{arrow}: {changed}, for {count(report.starting, 'script')}", bold=True)
-    noted = any(each.conversion.notes for each in report.files)
-    return style(f"{report.directory}{arrow}: {'not converted' if noted else 'nothing to convert'}", bold=True)
+        total = len(report.job.tree.files if report.job.tree else ()) + len(report.job.extra())
+        scripts = counted(len(report.starting), "script")
+        what = f"{len(report.changed)} of {total} files changed, for {scripts}"
+    else:
+        what = "not converted" if any(each.conversion.notes for each in report.files) else "nothing to convert"
+    return style(f"{report.directory}{arrow}: {what}", bold=True)
 
 
 def _state(file: File) -> str:
@@ -241,7 +218,7 @@ def _state(file: File) -> str:
     if done.converted_before:
         what = "converted already, nothing to do"
     elif done.changed:
-        what = count(done.edits, "change")
+        what = counted(len(done.edits), "change")
     elif done.notes:
         what = "not converted"
     else:
@@ -249,14 +226,11 @@ def _state(file: File) -> str:
     return style(f"{file.name}{arrow}: {what}", bold=True)
 
 
-def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
+def _effects(changes: Sequence[Found], *, verbose: bool) -> Iterator[str]:
     """How often the changes do what; which they are, where that is asked for."""
     by_effect: dict[str, list[Found]] = defaultdict(list)
-    changed = (file for file in files if file.conversion.changed)
-    changes = (each for file in changed for each in zip(file.conversion.edits, file.found))  # changes come first
-    for edit, each in sorted(changes, key=lambda each: each[0].rule):
-        known = rule(edit.rule)
-        by_effect[known.effect_of(edit) if known else edit.rule].append(each)
+    for each in sorted(changes, key=lambda each: each.rule):
+        by_effect[each.effect].append(each)
     for effect, found in by_effect.items():
         yield f"{len(found):5}  {effect}"
         # The same said twice for one line of source is said once.
@@ -265,15 +239,13 @@ def _effects(files: Sequence[File], *, verbose: bool) -> Iterator[str]:
             yield f"         {style(place, dim=True)}  {style(rule_id, fg='cyan')}  {message}"
 
 
-def _notes(files: Sequence[File], few: int | None) -> Iterator[str]:
+def _notes(notes: Sequence[Found], few: int | None) -> Iterator[str]:
     """What needs a person; what is the same in several lines is said once."""
     places: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    notes = [note for file in files for note in file.notes]
     for each in notes:
         places[each.rule, each.message][each.file].append(each.place)
-    if places:
-        total = len(notes)
-        yield style(f"{total} note{'s' if total > 1 else ''} for a person to look at:", bold=True, fg="yellow")
+    if notes:
+        yield style(f"{counted(len(notes), 'note')} for a person to look at:", bold=True, fg="yellow")
     lines = []
     for (rule_id, message), found in places.items():
         place = style(", ".join(f"{name}:{', '.join(dict.fromkeys(each))}" for name, each in found.items()), bold=True)
@@ -282,19 +254,15 @@ def _notes(files: Sequence[File], few: int | None) -> Iterator[str]:
 
 
 def _touched(report: Report, *, verbose: bool) -> Iterator[str]:
-    if report.touched:
+    touched, shown = report.job.touched, report.job.names.shown
+    if touched:
         yield style("files that changed are also imported by these, which need dp2ddp_runtime, too:", bold=True)
     few = None if verbose else _FEW
     lines = []
-    for name, files in report.touched.items():
+    for path, files in touched.items():
         more = f" and {len(files) - _FEW} more" if few and len(files) > _FEW else ""
-        lines.append(f"  {name}: {', '.join(files[:few])}{more}")
+        lines.append(f"  {shown(path)}: {', '.join(map(shown, files[:few]))}{more}")
     yield from listed(lines, few)
-
-
-def count(things: Collection[object], name: str) -> str:
-    """`3 changes`, `1 note`."""
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def listed(lines: Iterable[str], most: int | None) -> Iterator[str]:

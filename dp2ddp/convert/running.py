@@ -116,7 +116,8 @@ def steps(script: str, starts: Starts, *, packages: int = 0, confused: str = "")
 
 def how_to_run(report: Report) -> Iterator[Step]:
     """How to run what was converted; each command can be pasted as it is."""
-    scripts = [each for each in report.starting if each.name not in report.commands]
+    commands = {report.job.names.shown(path): starts for path, starts in report.job.commands.items()}
+    scripts = [each for each in report.starting if each.name not in commands]
     written = [each for each in scripts if each.output is not None]
     names, option = [each.output or "" for each in written], ""
     if scripts and not written:
@@ -128,10 +129,10 @@ def how_to_run(report: Report) -> Iterator[Step]:
         yield Step("", CELLS)
     else:
         yield from _of_scripts(report, written or scripts, names)
-    if names and not report.vendored:
+    if names and not report.job.request.vendored:
         where = "convert with --vendor, or pip install ./runtime (of dp2ddp)"
         yield Step("", f"dp2ddp_runtime must be there where {runs}: {where}.")
-    for command in (command for each in report.started for command in report.commands.get(each.name, ())):
+    for command in (command for each in report.started for command in commands.get(each.name, ())):
         yield Step(command, "where the converted project and dp2ddp_runtime can be imported")
         yield Step(f"PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python {command}")
 

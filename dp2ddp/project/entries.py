@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
-from dp2ddp.project import wrapcalls
+from dp2ddp.project import reachability, wrapcalls
 from dp2ddp.project.modules import Layout, module_name, stem
 from dp2ddp.project.python_files import PythonFiles
-from dp2ddp.project.reachability import Reachability
 from dp2ddp.source import syntax
 from dp2ddp.source.depth import with_room
 from dp2ddp.source.nodes import is_main_guard
@@ -208,11 +207,11 @@ class _Guesser:
         reaching = {path: files for path, files in programs.items() if not wraps.keys().isdisjoint(files)}
         imported = {target for path, files in programs.items() for target in files[1:]}
         trees = {p: tree for files in reaching.values() for p in files if (tree := self._tree(p)) is not None}
-        reachability = Reachability(trees)
+        units = reachability.cut(trees)
 
         def comes_to_a_wrap(path: str, *functions: str, whole: bool = False) -> bool:
             files, resolve = reaching.get(path, ()), self._layout.resolver(path)
-            return bool(reachability.of(path, files, resolve, functions, whole=whole).lines(wraps))
+            return bool(reachability.reached(units, path, files, resolve, functions, whole=whole).lines(wraps))
 
         leading = {
             path: {name: command for name, command in of.items() if comes_to_a_wrap(path, name)}

@@ -29,7 +29,9 @@ _SAME = frozenset(
     "abspath realpath normpath expandvars str fspath Path PurePath resolve absolute as_posix PosixPath".split()
 )
 _OWN_FILE = frozenset("getfile getsourcefile getabsfile".split())
-_HERE = frozenset("getcwd cwd".split())
+_FIXED = {"getcwd": ".", "cwd": ".", "curdir": ".", "pardir": ".."}
+_JOINING = frozenset({"join", "joinpath", "+"})
+_UP = frozenset({"dirname", "parent", "parents", "split"})
 _ADDING = {"append": 0, "insert": 1, "extend": 0}
 
 
@@ -133,29 +135,19 @@ class _Paths:
             return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
             return self._name(node.id)
-        if isinstance(node, ast.BinOp):
-            return self._joined(node)
-        if isinstance(node, ast.Call):
-            return self._call(node)
-        if isinstance(node, ast.Attribute) and node.attr in ("curdir", "pardir"):
-            return "." if node.attr == "curdir" else ".."
-        if isinstance(node, ast.Attribute):
-            return self._above(node.value, 1) if node.attr == "parent" else None
-        index = node.slice.value if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) else None
-        if not isinstance(node, ast.Subscript) or not isinstance(index, int) or index < 0:
+        does, parts, times = _taken_apart(node)
+        if does in _FIXED or does in _OWN_FILE:
+            return _FIXED.get(does, self._own)
+        values = [self.value(part) for part in parts]
+        known = [value for value in values if value is not None]
+        if not known or len(known) != len(values):
             return None
-        inner = node.value
-        if isinstance(inner, ast.Attribute) and inner.attr == "parents":
-            return self._above(inner.value, index + 1)
-        if isinstance(inner, ast.Call) and last_name(inner.func) == "split" and inner.args and index == 0:
-            return self._above(inner.args[0], 1)
-        return None
-
-    def _above(self, node: ast.expr, steps: int) -> str | None:
-        folder = self.value(node)
-        for _ in range(steps):
-            folder = None if folder is None else posixpath.dirname(folder)
-        return folder
+        if does in _UP:
+            for _ in range(times):
+                known[0] = posixpath.dirname(known[0])
+        elif does in _JOINING:
+            return "".join(known) if does == "+" else posixpath.join(*known)
+        return known[0] if does in _UP or does in _SAME else None
 
     def _name(self, name: str) -> str | None:
         if name == "__file__":
@@ -168,33 +160,22 @@ class _Paths:
         finally:
             self._open.discard(name)
 
-    def _joined(self, node: ast.BinOp) -> str | None:
-        left, right = self.value(node.left), self.value(node.right)
-        if left is None or right is None:
-            return None
-        if isinstance(node.op, ast.Add):
-            return left + right
-        return posixpath.join(left, right) if isinstance(node.op, ast.Div) else None
 
-    def _call(self, node: ast.Call) -> str | None:
-        name = last_name(node.func)
-        if name in _HERE:
-            return "."
-        if name in _OWN_FILE:
-            return self._own
+def _taken_apart(node: ast.expr) -> tuple[str, list[ast.expr], int]:
+    """The name of what an expression does, to which others, and how often."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
+        return "+" if isinstance(node.op, ast.Add) else "join", [node.left, node.right], 1
+    if isinstance(node, ast.Call):
         # A method such as `path.resolve()` is about what stands before its dot.
-        given = node.args
-        if not given and isinstance(node.func, ast.Attribute):
-            given = [node.func.value]
-        values = [self.value(argument) for argument in given]
-        known = [value for value in values if value is not None]
-        if not known or len(known) != len(values):
-            return None
-        if name in ("join", "joinpath"):
-            return posixpath.join(*known)
-        if name == "dirname":
-            return posixpath.dirname(known[0])
-        return known[0] if name in _SAME else None
+        is_method = not node.args and isinstance(node.func, ast.Attribute)
+        return last_name(node.func), [node.func.value] if is_method else node.args, 1  # type: ignore[attr-defined]
+    if isinstance(node, ast.Attribute):
+        return node.attr, [node.value], 1
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and type(node.slice.value) is int:
+        does, parts, _ = _taken_apart(node.value)
+        if does == "parents" or (does == "split" and node.slice.value == 0):
+            return does, parts, node.slice.value + 1
+    return "", [], 0
 
 
 class Import(NamedTuple):

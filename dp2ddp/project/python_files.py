@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from dp2ddp import RUNTIME_PACKAGE
-from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.project.text_files import TextFile
 
@@ -75,10 +74,7 @@ class PythonFiles(Mapping[str, str]):
             BadInput: it can't be read.
         """
         if path not in self._data:
-            try:
-                self._data[path] = text_files.read_bytes(self.root / path, path)
-            except OSError as error:
-                raise BadInput(path, what=f"can't be read ({error.strerror})") from None
+            self._data[path] = text_files.read_bytes(self.root / path, path)
         return self._data[path]
 
     def source(self, path: str) -> TextFile:

@@ -40,42 +40,31 @@ TORCH_CALLS = {
 }
 
 
-class Reachability:
-    """The files of a project, cut into what runs as a whole or not at all.
+def cut(trees: Mapping[str, ast.Module]) -> dict[str, FileUnits]:
+    """Files, each cut into what runs as a whole or not at all."""
+    return {path: FileUnits.cut(path, tree) for path, tree in trees.items()}
+
+
+def reached(
+    units: Mapping[str, FileUnits],
+    entry: str,
+    paths: Iterable[str],
+    resolve: Resolve,
+    functions: Sequence[str] = (),
+    *,
+    whole: bool = False,
+) -> Reached:
+    """What the script `entry`, made of those of the files `paths` that are in `units`, can run.
 
     Args:
-        trees: the files that may be asked about.
+        resolve: finds the file that an import means.
+        functions: those by which it is started from outside; none for a script that is run.
+        whole: any of its own functions may be started.
     """
-
-    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
-        self._trees = trees
-        self._cut: dict[str, FileUnits] = {}
-
-    def of(
-        self,
-        entry: str,
-        paths: Iterable[str],
-        resolve: Resolve,
-        functions: Sequence[str] = (),
-        *,
-        whole: bool = False,
-    ) -> Reached:
-        """What the script `entry`, made of the files `paths`, can run.
-
-        Args:
-            resolve: finds the file that an import means.
-            functions: those by which it is started from outside; none for a script that is run.
-            whole: any of its own functions may be started.
-        """
-        files = {path: self._file(path) for path in paths if path in self._trees}
-        search = _Search(files, resolve)
-        search.start(entry, functions, whole=whole)
-        return Reached(files, search.live)
-
-    def _file(self, path: str) -> FileUnits:
-        if path not in self._cut:
-            self._cut[path] = FileUnits.cut(path, self._trees[path])
-        return self._cut[path]
+    files = {path: units[path] for path in paths if path in units}
+    search = _Search(files, resolve)
+    search.start(entry, functions, whole=whole)
+    return Reached(files, search.live)
 
 
 class Reached:

@@ -33,11 +33,17 @@ def read_bytes(path: Path, name: str) -> bytes:
         name: how messages call it.
 
     Raises:
-        BadInput: more than `LONGEST` bytes.
-        OSError: it can't be read.
+        BadInput: it is missing, unreadable, a directory, or has more than `LONGEST` bytes.
     """
-    with path.open("rb", buffering=0) as file:
-        return _read_all(file.fileno(), name)
+    try:
+        with path.open("rb", buffering=0) as file:
+            return _read_all(file.fileno(), name)
+    except FileNotFoundError:
+        raise BadInput(name, what="no such file") from None
+    except IsADirectoryError:
+        raise BadInput(name, what="a directory", todo="give one script") from None
+    except OSError as error:
+        raise BadInput(name, what=f"can't be read ({error.strerror})") from None
 
 
 def _read_all(descriptor: int, name: str) -> bytes:
@@ -83,16 +89,7 @@ def read(name: str) -> TextFile:
     """
     if name == STANDARD:
         return decode(_standard_input(), "<stdin>", None)
-    path = Path(name)
-    try:
-        data = read_bytes(path, name)
-    except FileNotFoundError:
-        raise BadInput(name, what="no such file") from None
-    except IsADirectoryError:
-        raise BadInput(name, what="a directory", todo="give one script") from None
-    except OSError as error:
-        raise BadInput(name, what=f"can't be read ({error.strerror})") from None
-    return decode(data, name, path)
+    return decode(read_bytes(Path(name), name), name, Path(name))
 
 
 def _standard_input() -> bytes:

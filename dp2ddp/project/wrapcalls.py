@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from dp2ddp.source.nodes import attribute_got, last_name
+from dp2ddp.source.nodes import attribute_got, closure, last_name
 
 CLASS = "DataParallel"
 FUNCTION = "data_parallel"
@@ -28,13 +28,12 @@ def mentions(data: bytes) -> bool:
 
 def subclasses(trees: Iterable[ast.Module]) -> frozenset[str]:
     """The names of the files' own classes that derive from `DataParallel`, be it by way of another one."""
-    classes = [node for tree in trees for node in _nodes(tree) if isinstance(node, ast.ClassDef) and node.bases]
-    found: set[str] = set()
-    before = -1
-    while len(found) != before:
-        before = len(found)
-        found.update(node.name for node in classes if any(last_name(base) in {CLASS, *found} for base in node.bases))
-    return frozenset(found)
+    classes = [node for tree in trees for node in _nodes(tree) if isinstance(node, ast.ClassDef)]
+    derived: dict[str, list[str]] = {}
+    for node in classes:
+        for base in node.bases:
+            derived.setdefault(last_name(base), []).append(node.name)
+    return frozenset(closure(derived.get(CLASS, ()), lambda name: derived.get(name, ())))
 
 
 def find(tree: ast.Module, classes: Collection[str] = ()) -> list[ast.Call]:

@@ -26,10 +26,12 @@ from dp2ddp.rewrite.edits import (
     InsertBefore,
     RemoveStatement,
     ReplaceStatement,
+    WithHoles,
+    WithLines,
     WrapStatement,
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
-from dp2ddp.rewrite.locate import EditWithHoles, Located, Positions, locate, show
+from dp2ddp.rewrite.locate import Located, Positions, locate, show
 from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
 from dp2ddp.rewrite.untouched import lines_of, shortened
@@ -115,8 +117,6 @@ class _Rewriter(cst.CSTTransformer):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self.above.append(node)
-        if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement)):
-            return self.located.touches(node)
         return True
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # type: ignore[override]
@@ -144,11 +144,11 @@ class _Rewriter(cst.CSTTransformer):
         for edit in edits:
             self.pieces[id(original)] = node
             node = templates.expression(edit.template, self._holes(edit), self.runtime)
-        node = templates.put(node, self.above[-1], original, around) if edits else updated
+        node = templates.put(node, self.above[-1], around) if edits else updated
         self.pieces[id(original)] = node
         return node
 
-    def _holes(self, edit: EditWithHoles) -> Holes:
+    def _holes(self, edit: WithHoles) -> Holes:
         expressions, statements = {}, {}
         for name in edit.holes:
             node = id(self.located.hole(edit, name))
@@ -160,7 +160,7 @@ class _Rewriter(cst.CSTTransformer):
                 raise EditError(f"{edit.rule}: the hole {name!r} stands after the place where it is used")
         return Holes(expressions, statements)
 
-    def _lines(self, edit: ReplaceStatement | InsertBefore | InsertAfter) -> list[cst.BaseStatement]:
+    def _lines(self, edit: WithLines) -> list[cst.BaseStatement]:
         return templates.statements(edit.lines, self._holes(edit), self.runtime)
 
     def _block(self, original: _Block, updated: _Block) -> _Block:

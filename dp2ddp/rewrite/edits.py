@@ -10,6 +10,7 @@ rewriter adds the import where it is missing and takes another name where the sc
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, Union
@@ -36,8 +37,19 @@ class Edit:
     reason: str
 
 
+class WithHoles(Edit):
+    """A change that writes `source`, with holes for pieces of the script."""
+
+    holes: Mapping[str, Span]
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """What is written."""
+
+
 @dataclass(frozen=True)
-class ReplaceExpr(Edit):
+class ReplaceExpr(WithHoles):
     """The expression at `span` becomes `template`, an expression with holes.
 
     A hole lies inside `span`, or is `span` itself: then the edit wraps the expression. Holes keep their formatting and
@@ -47,16 +59,51 @@ class ReplaceExpr(Edit):
     template: str
     holes: Mapping[str, Span] = field(default_factory=dict)
 
+    @property
+    def source(self) -> str:
+        return self.template
+
 
 @dataclass(frozen=True)
-class ReplaceStatement(Edit):
+class WithLines(WithHoles):
+    """A change that writes statements."""
+
+    lines: Sequence[str]
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return "\n".join(self.lines)
+
+
+class ReplaceStatement(WithLines):
     """The statement at `span` becomes `lines`; its leading comments and its trailing comment stay.
 
     A line that is nothing but a hole may stand for a whole statement: give the span of that statement.
     """
 
-    lines: Sequence[str]
+
+class InsertBefore(WithLines):
+    """`lines` come before the statement at `span`, below its leading blank lines and above its comments.
+
+    A hole may be any expression of the file that lies in an edited statement or in the statement at `span`.
+    """
+
+
+class InsertAfter(WithLines):
+    """`lines` come after the statement at `span`, at its indentation. ``a = 1; b = 2`` is split where needed."""
+
+
+@dataclass(frozen=True)
+class WrapStatement(WithHoles):
+    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
+
+    header: str
     holes: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.header
 
 
 @dataclass(frozen=True)
@@ -68,33 +115,6 @@ class RemoveStatement(Edit):
     """
 
     drop_empty_if: bool = False
-
-
-@dataclass(frozen=True)
-class InsertBefore(Edit):
-    """`lines` come before the statement at `span`, below its leading blank lines and above its comments.
-
-    A hole may be any expression of the file that lies in an edited statement or in the statement at `span`.
-    """
-
-    lines: Sequence[str]
-    holes: Mapping[str, Span] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class InsertAfter(Edit):
-    """`lines` come after the statement at `span`, at its indentation. ``a = 1; b = 2`` is split where needed."""
-
-    lines: Sequence[str]
-    holes: Mapping[str, Span] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WrapStatement(Edit):
-    """The statement at `span` goes one step under `header`, such as ``with ddp.main_first():``; comments above stay."""
-
-    header: str
-    holes: Mapping[str, Span] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,7 @@ def at(finding: _AnyFinding, lines: int) -> _AnyFinding:
     """A finding, with its span and holes so many lines further down."""
     if not lines:
         return finding
-    if not hasattr(finding, "holes"):
+    if not isinstance(finding, WithHoles):
         return replace(finding, span=moved(finding.span, lines))
     holes = {name: moved(span, lines) for name, span in finding.holes.items()}
     return replace(finding, span=moved(finding.span, lines), holes=holes)  # type: ignore[call-arg]

@@ -8,8 +8,7 @@ from itertools import groupby
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import EditError
-from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore
-from dp2ddp.rewrite.locate import template_of
+from dp2ddp.rewrite.edits import RUNTIME, AddImport, Edit, InsertAfter, InsertBefore, WithHoles
 from dp2ddp.rewrite.templates import uses_runtime
 from dp2ddp.source.spans import Position, Span, in_characters
 
@@ -45,7 +44,7 @@ def import_edits(tree: ast.Module, lines: Sequence[str], edits: Sequence[Edit], 
     """
     known = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     asked = [edit for edit in edits if isinstance(edit, AddImport)]
-    using = [edit for edit in edits if hasattr(edit, "holes") and uses_runtime(template_of(edit))]  # type: ignore[arg-type]
+    using = [edit for edit in edits if isinstance(edit, WithHoles) and uses_runtime(edit.source)]
     wanted = list(asked)
     if using and not any(edit.module == RUNTIME_PACKAGE for edit in wanted):
         wanted.append(AddImport(using[0].rule, using[0].span, "the script calls the runtime"))
@@ -54,7 +53,7 @@ def import_edits(tree: ast.Module, lines: Sequence[str], edits: Sequence[Edit], 
         return []
     users = using if all(edit.module == RUNTIME_PACKAGE for edit in wanted) else edits
     # From where on one may be needed; lines inserted after a statement come after it.
-    needing = (edit for edit in [*asked, *users] if edit in asked or hasattr(edit, "holes"))
+    needing = (edit for edit in [*asked, *users] if edit in asked or isinstance(edit, WithHoles))
     before = min(((edit.span.start, isinstance(edit, InsertAfter)) for edit in needing), default=None)
     anchor = _anchor(tree, lines, before)
     if anchor is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,23 +11,14 @@ import libcst as cst
 from libcst.metadata import CodeRange
 
 from dp2ddp.errors import EditError
-from dp2ddp.rewrite.edits import (
-    Edit,
-    InsertAfter,
-    InsertBefore,
-    RemoveStatement,
-    ReplaceExpr,
-    ReplaceStatement,
-    WrapStatement,
-)
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceExpr, WithHoles, WithLines, WrapStatement
 from dp2ddp.rewrite.templates import hole_names, is_hole_line
 from dp2ddp.source.spans import Position, Span
 
 #: Where each node lies, white space around it left out.
 Positions = Mapping[cst.CSTNode, CodeRange]
-StatementEdit = Union[ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement]
-EditWithHoles = Union[ReplaceExpr, ReplaceStatement, InsertBefore, InsertAfter, WrapStatement]
-_STATEMENT_EDITS = (ReplaceStatement, RemoveStatement, InsertBefore, InsertAfter, WrapStatement)
+StatementEdit = Union[WithLines, RemoveStatement, WrapStatement]
+_STATEMENT_EDITS = (WithLines, RemoveStatement, WrapStatement)
 _STATEMENTS = (cst.BaseCompoundStatement, cst.BaseSmallStatement)
 
 
@@ -46,25 +36,10 @@ class Located:
     statements: dict[int, list[StatementEdit]] = field(default_factory=dict)
     with_parentheses: set[int] = field(default_factory=set)
     _holes: dict[tuple[int, str], cst.CSTNode] = field(default_factory=dict)
-    _ranges: dict[int, tuple[Position, Position]] = field(default_factory=dict)
-    _wanted: list[Position] = field(default_factory=list)
 
-    def touches(self, statement: cst.CSTNode) -> bool:
-        """Whether an edit or a hole lies inside `statement` (or in its decorators)."""
-        start, end = self._ranges[id(statement)]
-        index = bisect_left(self._wanted, start)
-        return index < len(self._wanted) and self._wanted[index] < end
-
-    def hole(self, edit: EditWithHoles, name: str) -> cst.CSTNode:
+    def hole(self, edit: WithHoles, name: str) -> cst.CSTNode:
         """The node that fills the hole `name` of `edit`."""
         return self._holes[id(edit), name]
-
-
-def template_of(edit: EditWithHoles) -> str:
-    """The source that an edit writes, with its holes."""
-    if isinstance(edit, ReplaceExpr):
-        return edit.template
-    return edit.header if isinstance(edit, WrapStatement) else "\n".join(edit.lines)
 
 
 def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
@@ -84,7 +59,7 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
             located.statements.setdefault(id(statement), []).append(edit)
         else:
             raise EditError(f"{edit.rule}: unknown edit {type(edit).__name__}")
-        if not isinstance(edit, RemoveStatement):
+        if isinstance(edit, WithHoles):
             finder.holes(edit)
     return located
 
@@ -92,7 +67,7 @@ def locate(positions: Positions, edits: Sequence[Edit]) -> Located:
 @cache
 def _kind(node: type[cst.CSTNode]) -> type[cst.CSTNode] | None:
     """Whether nodes of a class are statements, expressions or neither; asked once: abstract classes answer slowly."""
-    if issubclass(node, (cst.BaseStatement, cst.BaseSmallStatement)):
+    if issubclass(node, _STATEMENTS):
         return cst.BaseStatement
     return cst.BaseExpression if issubclass(node, cst.BaseExpression) else None
 
@@ -108,26 +83,19 @@ class _Finder:
         self.located = located
         spans = set(_spans(edits))
         starts = {span.start for span in spans}
-        located._wanted = sorted(starts)
         self.expressions: dict[Span, cst.BaseExpression] = {}
         self.statements: dict[Position, tuple[Position, cst.CSTNode]] = {}
         for node, place in positions.items():
             kind = _kind(type(node))
+            # Most nodes begin where no edit does.
+            span = _span(place) if (place.start.line, place.start.column) in starts else None
             if kind is cst.BaseExpression:
-                # Most expressions begin where no edit does.
-                if (place.start.line, place.start.column) in starts:
-                    self._expression(node, _span(place), spans)
+                if span in spans:
+                    self.expressions[span] = cast("cst.BaseExpression", node)
                 if isinstance(node, (cst.Tuple, cst.GeneratorExp)):
                     self._with_parentheses(node, positions, _span(place), spans)
-            elif kind is cst.BaseStatement:
-                start, end = _span(place)
-                located._ranges[id(node)] = (_with_decorators(node, positions, start), end)
-                if start in starts and isinstance(node, _STATEMENTS):
-                    self.statements[start] = (end, node)
-
-    def _expression(self, node: cst.CSTNode, span: Span, spans: set[Span]) -> None:
-        if span in spans:
-            self.expressions[span] = cast("cst.BaseExpression", node)
+            elif kind is cst.BaseStatement and span is not None:
+                self.statements[span.start] = (span.end, node)
 
     def _with_parentheses(
         self, node: cst.Tuple | cst.GeneratorExp, positions: Positions, inner: Span, spans: set[Span]
@@ -155,19 +123,18 @@ class _Finder:
             raise EditError(f"{edit.rule}: no statement at {show(span)}")
         return found[1]
 
-    def holes(self, edit: EditWithHoles) -> None:
+    def holes(self, edit: WithHoles) -> None:
         """Finds what fills the holes of `edit`."""
-        template = template_of(edit)
-        if hole_names(template) != set(edit.holes):
-            raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {template!r}")
+        if hole_names(edit.source) != set(edit.holes):
+            raise EditError(f"{edit.rule}: the holes {sorted(edit.holes)} are not those of {edit.source!r}")
         for name, span in edit.holes.items():
             if isinstance(edit, ReplaceExpr) and not edit.span.contains(span):
                 raise EditError(f"{edit.rule}: the hole {name!r} at {show(span)} is outside {show(edit.span)}")
             self.located._holes[id(edit), name] = self._hole(edit, name, span)
 
-    def _hole(self, edit: EditWithHoles, name: str, span: Span) -> cst.CSTNode:
+    def _hole(self, edit: WithHoles, name: str, span: Span) -> cst.CSTNode:
         found = self.statements.get(span.start)
-        if found and not isinstance(edit, (ReplaceExpr, WrapStatement)) and is_hole_line(edit.lines, name):
+        if found and isinstance(edit, WithLines) and is_hole_line(edit.lines, name):
             end, statement = found
             if span not in self.expressions or end == span.end:
                 self.located.statements.setdefault(id(statement), [])
@@ -179,21 +146,8 @@ class _Finder:
 
 def _spans(edits: Iterable[Edit]) -> Iterable[Span]:
     for edit in edits:
-        yield _as_span(edit.span)
-        for span in getattr(edit, "holes", {}).values():
-            yield _as_span(span)
-
-
-def _as_span(span: Span) -> Span:
-    return Span(Position(*span.start), Position(*span.end))
-
-
-def _with_decorators(node: cst.CSTNode, positions: Positions, start: Position) -> Position:
-    decorators = getattr(node, "decorators", ())
-    if not decorators:
-        return start
-    first = positions[decorators[0]].start
-    return Position(first.line, first.column)
+        yield edit.span
+        yield from edit.holes.values() if isinstance(edit, WithHoles) else ()
 
 
 def show(span: Span) -> str:

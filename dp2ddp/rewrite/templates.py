@@ -1,8 +1,7 @@
 """Templates with holes: parsing them once, and filling the holes with pieces of the user's source.
 
 The only delicate point is parentheses. A piece that moves, or an expression that takes another's place, gets them
-where precedence asks for it (Python's grammar, "Operator precedence"), and where it holds a line break that only the
-brackets around its old place allowed.
+beside operators, and where it holds a line break that only the brackets around its old place allowed.
 """
 
 from __future__ import annotations
@@ -21,35 +20,19 @@ from dp2ddp.rewrite.edits import RUNTIME
 _RUNTIME_USE = re.compile(rf"(?<![\w.]){RUNTIME}(?=\.)")
 _HOLE = re.compile(r"__h_(\w+?)__")
 
-_TUPLE, _NAMED, _LAMBDA, _OR, _AND, _NOT, _COMPARISON, _UNARY, _AWAIT, _PRIMARY, _ATOM = (
-    0, 1, 2, 4, 5, 6, 7, 14, 16, 17, 18,
-)  # fmt: skip
-_POWER = 15
-_BINARY: dict[type[cst.BaseBinaryOp], int] = {
-    cst.BitOr: 8,
-    cst.BitXor: 9,
-    cst.BitAnd: 10,
-    cst.LeftShift: 11,
-    cst.RightShift: 11,
-    cst.Add: 12,
-    cst.Subtract: 12,
-    cst.Power: _POWER,
-}
-_PRODUCT = 13
-_LEVELS: dict[type[cst.BaseExpression], int] = {
-    cst.Tuple: _TUPLE,
-    cst.Yield: _TUPLE,
-    cst.GeneratorExp: _TUPLE - 1,
-    cst.StarredElement: _TUPLE - 1,
-    cst.NamedExpr: _NAMED,
-    cst.Lambda: _LAMBDA,
-    cst.IfExp: _LAMBDA,
-    cst.Comparison: _COMPARISON,
-    cst.Await: _AWAIT,
-    cst.Attribute: _PRIMARY,
-    cst.Call: _PRIMARY,
-    cst.Subscript: _PRIMARY,
-}
+#: Expressions that may be torn apart by what stands beside them; all others hold together.
+_LOOSE = (
+    *(cst.BinaryOperation, cst.BooleanOperation, cst.UnaryOperation, cst.Comparison),
+    *(cst.Lambda, cst.IfExp, cst.Await),
+)
+#: What would do so.
+_TEARING = (
+    *(*_LOOSE, cst.ComparisonTarget, cst.Attribute, cst.Subscript, cst.Call, cst.Decorator),
+    *(cst.CompFor, cst.CompIf, cst.StarredElement, cst.StarredDictElement),
+)
+#: Expressions that stand without parentheses by themselves alone, and where two of them do.
+_BARE = (cst.Tuple, cst.Yield, cst.NamedExpr, cst.GeneratorExp, cst.StarredElement)
+_BY_THEMSELVES = (cst.Expr, cst.Return, cst.Assign, cst.AugAssign, cst.For)
 _BRACKETED = (cst.Arg, cst.DictElement, cst.SubscriptElement, cst.Index)
 
 Node = TypeVar("Node", bound=cst.CSTNode)
@@ -141,13 +124,11 @@ def split_parentheses(node: cst.BaseExpression, own: bool) -> tuple[cst.BaseExpr
     return around, node.with_changes(lpar=node.lpar[outer:], rpar=node.rpar[: len(node.rpar) - outer])
 
 
-def put(
-    new: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode, around: cst.BaseExpression | None = None
-) -> cst.BaseExpression:
-    """`new` as it has to be written where `parent` has `place`: in the parentheses of `around`, or in new ones."""
+def put(new: cst.BaseExpression, parent: cst.CSTNode, around: cst.BaseExpression | None = None) -> cst.BaseExpression:
+    """`new` as it has to be written in `parent`: in the parentheses of `around`, or in new ones."""
     if around is not None and around.lpar:
         return new.with_changes(lpar=[*around.lpar, *new.lpar], rpar=[*new.rpar, *around.rpar])
-    if new.lpar or not _needs_parentheses(new, parent, place):
+    if new.lpar or not _needs_parentheses(new, parent):
         return new
     return new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
@@ -203,7 +184,7 @@ class _Filler(cst.CSTTransformer):
             return updated_node
         if not self.above:
             return piece
-        return _place_piece(piece, self.above[-1], original_node)
+        return _place_piece(piece, self.above[-1])
 
     def _block(self, block: cst.IndentedBlock) -> cst.IndentedBlock:
         return block.with_changes(body=[_statement_hole(s, self.holes) or s for s in block.body])
@@ -217,61 +198,27 @@ def _fill(node: Node, holes: Holes) -> Node:
     return filled
 
 
-def _place_piece(piece: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode) -> cst.BaseExpression:
+def _place_piece(piece: cst.BaseExpression, parent: cst.CSTNode) -> cst.BaseExpression:
     """`piece` inside a template: its own parentheses stay only where they are needed."""
     if piece.lpar and isinstance(piece, (cst.Tuple, cst.GeneratorExp)):
         return piece
     stripped = piece.with_changes(lpar=(), rpar=())
-    if not _needs_parentheses(stripped, parent, place):
+    if not _needs_parentheses(stripped, parent):
         own = [*piece.lpar, *piece.rpar]
         if all("\n" not in _code(paren) and "\r" not in _code(paren) for paren in own):
             return stripped
-    return piece if piece.lpar else put(stripped, parent, place)
+    return piece if piece.lpar else put(stripped, parent)
 
 
-def _needs_parentheses(new: cst.BaseExpression, parent: cst.CSTNode, place: cst.CSTNode) -> bool:
-    if _level(new) < _required(parent, place):
+def _needs_parentheses(new: cst.BaseExpression, parent: cst.CSTNode) -> bool:
+    """Whether an expression may have to have parentheses in a node: sometimes it gets some that are only plain."""
+    if isinstance(new, _BARE):
+        return not (isinstance(new, (cst.Tuple, cst.Yield)) and isinstance(parent, _BY_THEMSELVES))
+    if isinstance(new, _LOOSE) and isinstance(parent, _TEARING):
         return True
     if isinstance(new, cst.Integer) and isinstance(parent, cst.Attribute):
         return True
     return not isinstance(parent, _BRACKETED) and _breaks_the_line(new)
-
-
-def _level(node: cst.BaseExpression) -> int:
-    """How tightly `node` binds, without its own parentheses."""
-    if isinstance(node, cst.BinaryOperation):
-        return _BINARY.get(type(node.operator), _PRODUCT)
-    if isinstance(node, cst.BooleanOperation):
-        return _AND if isinstance(node.operator, cst.And) else _OR
-    if isinstance(node, cst.UnaryOperation):
-        return _NOT if isinstance(node.operator, cst.Not) else _UNARY
-    return _LEVELS.get(type(node), _ATOM)
-
-
-def _required(parent: cst.CSTNode, place: cst.CSTNode) -> int:
-    """How tightly an expression has to bind in order to stand in `parent` where `place` stands."""
-    if isinstance(parent, (cst.Attribute, cst.Subscript, cst.Call, cst.Await, cst.Decorator)):
-        return _PRIMARY
-    if isinstance(parent, cst.BinaryOperation):
-        return _required_operand(parent, place)
-    if isinstance(parent, (cst.UnaryOperation, cst.BooleanOperation)):
-        return _level(parent) + (place is getattr(parent, "right", None))
-    if isinstance(parent, (cst.Comparison, cst.ComparisonTarget)):
-        return _COMPARISON + 1
-    if isinstance(parent, (cst.CompFor, cst.CompIf)) or (isinstance(parent, cst.IfExp) and place is not parent.orelse):
-        return _OR
-    if isinstance(parent, (cst.StarredElement, cst.StarredDictElement)):
-        return _BINARY[cst.BitOr]
-    if isinstance(parent, (cst.Expr, cst.Return, cst.Assign, cst.AugAssign, cst.For)):
-        return _TUPLE
-    return _LAMBDA
-
-
-def _required_operand(parent: cst.BinaryOperation, place: cst.CSTNode) -> int:
-    level = _level(parent)
-    if level == _POWER:
-        return _POWER + 1 if place is parent.left else _UNARY
-    return level if place is parent.left else level + 1
 
 
 def _breaks_the_line(node: cst.BaseExpression) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dp2ddp.errors import NotRewritable
-from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WrapStatement
+from dp2ddp.rewrite.edits import Edit, RemoveStatement, ReplaceStatement, WithHoles, WrapStatement
 from dp2ddp.source.spans import in_characters
 
 _MARK = "__dp2ddp_kept__"
@@ -95,7 +95,8 @@ class _Finder:
     def __init__(self, lines: Sequence[str], edits: Sequence[Edit]) -> None:
         self.runs: list[_Run] = []
         self._lines = lines
-        spans = [span for edit in edits for span in (edit.span, *getattr(edit, "holes", {}).values())]
+        holes = [span for edit in edits if isinstance(edit, WithHoles) for span in edit.holes.values()]
+        spans = [*(edit.span for edit in edits), *holes]
         self._wanted = sorted((span[0][0], span[0][1]) for span in spans)
         self._moved = {(edit.span[0][0], edit.span[0][1]) for edit in edits if isinstance(edit, _MOVING)}
         self._has_indent = False

@@ -23,6 +23,7 @@ class AnswersRule(Rule):
     id = "DDP022"
     title = "Let rank 0 read what is typed"
     effect = "lets one process decide for all"
+    parallel = True
     why = (
         "There is one terminal. If every rank asked, each would wait for an answer of its own, or find that nobody can "
         "type one. Rank 0 asks; `ddp.broadcast` gives all ranks the answer."
@@ -70,8 +71,6 @@ print(net(input(8)))
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         for call in facts.source.calls:
             if facts.names.qualified(call.func) not in _READING or call in facts.per_sample or _never_runs(facts, call):
                 continue

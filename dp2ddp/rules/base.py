@@ -96,6 +96,7 @@ class Rule(ABC):
             only notes has none.
         why: two or three sentences for the user who asks why.
         essential: whether what other rules do is only right together with it: then it can't be ignored.
+        parallel: whether it is for scripts alone that run something on several devices.
         explains: whether it says why a program, or a use of `DataParallel`, isn't converted. It is asked then, too,
             where no other rule is.
         examples: what it changes, or notes; at least one. Run as tests, shown by ``dp2ddp rules ID``.
@@ -107,6 +108,7 @@ class Rule(ABC):
     effect: ClassVar[str] = ""
     why: ClassVar[str]
     essential: ClassVar[bool] = False
+    parallel: ClassVar[bool] = False
     explains: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]]
     valid: ClassVar[tuple[Example, ...]] = ()

@@ -35,6 +35,7 @@ class DevicesRule(Rule):
     id = "DDP004"
     title = "Use this rank's device instead of a fixed index"
     effect = "uses each process's own device"
+    parallel = True
     why = (
         "Under DataParallel the script puts its batches on its first GPU, whichever that is. With one process per "
         'GPU, each sees only its own, as `cuda:0` (`ddp.setup` sees to that). So `.cuda()`, `.cuda(0)`, `"cuda"` '
@@ -98,8 +99,6 @@ def build(net, args):
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         gone = self._dropped(facts)
         for call in () if facts.beside_ddp else _chosen_early(facts):
             statement = facts.source.statement(call)

@@ -18,6 +18,7 @@ class DownloadsRule(Rule):
     id = "DDP012"
     title = "Download on one rank of each machine"
     effect = "downloads once on each machine"
+    parallel = True
     why = (
         "All ranks would download the same archive at once and unpack it over one another. Under `ddp.main_first()` "
         "the first rank of each machine runs the block alone, then the others, which find that nothing is missing. "
@@ -81,8 +82,6 @@ net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         for step in facts.fetching.steps:
             if step.needs_all and not facts.before_launch(step.call):
                 # Wrapping is a collective: under main_first() the first rank would wait for the others for ever.

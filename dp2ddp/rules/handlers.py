@@ -19,6 +19,7 @@ class HandlersRule(Rule):
     id = "DDP020"
     title = "Point out exception handlers that ranks don't reach together"
     effect = "points out exception handlers that ranks don't reach together"
+    parallel = True
     why = (
         "A rank may run out of memory alone. A handler that prints, saves and ends is fine. One that goes on to train "
         "or evaluate calls the model on ranks that are not in step: they wait for each other, or take one another's "
@@ -62,8 +63,6 @@ print(net(torch.randn(8, 4)))
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         together: set[ast.AST] = {c for c in facts.source.calls if facts.resolver.holds(c.func, Wrapped)}
         together.update(loop.node for loop in facts.model_loops)
         together.update(facts.wraps.functional)

@@ -27,6 +27,7 @@ class IdentityRule(Rule):
     id = "DDP019"
     title = "Let rank 0 choose names and seeds"
     effect = "lets one process decide for all"
+    parallel = True
     why = (
         "Each rank has a clock, a process id and random names of its own. A folder named after the time may be another "
         "one on another rank, which then looks for rank 0's checkpoint where it isn't; a seed taken from the clock "
@@ -87,8 +88,6 @@ torch.save({"net": net.state_dict(), "seconds": time.time() - start}, "net.pt")
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         beside = _seeds_beside(facts)
         yield from self._own(facts, {part for seed in beside for part in ast.walk(seed)})
         for one in facts.source.calls:

@@ -23,6 +23,7 @@ class LoadersRule(Rule):
     id = "DDP005"
     title = "Shard the loaders that feed the model"
     effect = "splits batches over the processes"
+    parallel = True
     why = (
         "`DistributedSampler`, the usual way, pads the last batches, multiplies the batch size and shuffles "
         "differently. `ddp.shard_loader` splits the very batches that the original draws, so batch size, sampler, "
@@ -134,8 +135,6 @@ for step in range(10):  # made on every rank, alike: the model takes its rows
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         for site in facts.loader_sites:
             rows = decisions.options.rows and loads_whole_batches(site)
             yield self._sharded(facts, site, rows=rows)

@@ -25,6 +25,7 @@ class OldNamesRule(Rule):
     id = "DDP021"
     title = "Rename what PyTorch has renamed"
     effect = "renames what PyTorch has renamed"
+    parallel = True
     why = (
         "`async` is a keyword since Python 3.7, and PyTorch calls the argument `non_blocking` since 0.4. A script "
         "that says `async=True` is no Python any more, so it is renamed before anything else is read. So are "
@@ -98,8 +99,6 @@ print(Prefetcher().next())
             for line, column in file.renamed:
                 span = Span.of(file.before + line, column, file.before + line, column + len("async"))
                 yield Done(self.id, span, "`async` is a keyword of Python now")
-        if not facts.parallel:
-            return
         for node in facts.source.nodes:
             path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None
             library, _, name = (path or "").rpartition(".")

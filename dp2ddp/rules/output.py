@@ -24,6 +24,7 @@ class OutputRule(Rule):
     id = "DDP011"
     title = "Show and track from rank 0"
     effect = "writes files once"
+    parallel = True
     why = (
         "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
         "whatever library does it, and `print`, progress bars and `logging` are silenced on the other ranks: these "
@@ -80,8 +81,6 @@ with open("log.json", "w") as log:
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         yield from self._trackers(facts)
         yield from self._folders_of_reports(facts)
         yield from _animated(facts)

@@ -15,6 +15,7 @@ class QuestionsRule(Rule):
     id = "DDP018"
     title = "Let rank 0 decide on time"
     effect = "lets one process decide for all"
+    parallel = True
     why = (
         "Each rank has its own clock. Where it decides what the script does next, the ranks diverge, and wait for "
         "each other forever. `ddp.broadcast` gives all ranks rank 0's answer. No such call is added where a rank "
@@ -71,8 +72,6 @@ for step in range(1000):
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         for test in facts.own_tests.shared:
             if facts.on_all_ranks(test):
                 span = facts.source.span(test)

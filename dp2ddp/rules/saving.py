@@ -18,6 +18,7 @@ class SavingRule(Rule):
     id = "DDP008"
     title = "Save checkpoints from rank 0, atomically"
     effect = "writes files once"
+    parallel = True
     why = (
         "With one process per GPU, every rank would write the same file at the same time. `ddp.save` writes on "
         "rank 0 alone, to a temporary file that then takes the name, so nobody reads half a checkpoint. The keys "
@@ -85,8 +86,6 @@ with tempfile.TemporaryDirectory() as folder:  # and a folder of its own
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         span = facts.source.span
         for call in facts.source.calls:
             path = facts.names.qualified(call.func)

@@ -19,6 +19,7 @@ class SignalsRule(Rule):
 
     id = "DDP024"
     title = "Point out signal handlers that each rank runs by itself"
+    parallel = True
     why = (
         "Signals are passed on to all ranks, and a handler runs on all of them together, after the same step: one that "
         "prints, saves, sets a flag or ends the script is fine. A command in it (SLURM's `scontrol requeue`) runs once "
@@ -63,8 +64,6 @@ for _ in range(1000):
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return
         for call in facts.source.calls:
             if facts.names.qualified(call.func) != "signal.signal" or len(call.args) != 2:
                 continue

@@ -20,6 +20,7 @@ class TypeChecksRule(Rule):
     id = "DDP015"
     title = "Keep asking whether the model is wrapped"
     effect = "keeps asking whether the model is wrapped"
+    parallel = True  # what another script loads is a plain `DataParallel`
     why = (
         "Scripts unwrap with `model.module if isinstance(model, nn.DataParallel) else model`. The wrapper is "
         'another class now, and the answer must stay yes. `hasattr(model, "module")` works as it is.'
@@ -67,8 +68,6 @@ if isinstance(net, nn.DataParallel):  # this script wraps nothing: no other clas
     )
 
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
-        if not facts.parallel:
-            return  # what such a script loads is a plain `DataParallel`
         for reference in facts.wraps.type_checks:
             if any(
                 isinstance(n, ast.Call) and last_name(n.func) in _LOADING for n in facts.source.ancestors(reference)

@@ -6,7 +6,7 @@ import ast
 from functools import cached_property
 from typing import NamedTuple, Union
 
-from dp2ddp.source.nodes import attribute_got
+from dp2ddp.source.nodes import attribute_got, closure
 from dp2ddp.source.program import ParsedProgram, ScopeNode
 
 # Other paths under which the same object can be imported.
@@ -222,14 +222,10 @@ class Names:
 
     def modules_behind(self, statement: ast.Import | ast.ImportFrom) -> set[ast.Module]:
         """The program's own modules that an import statement runs, directly or not."""
-        found: set[ast.Module] = set()
-        todo = list(self._modules.get(statement, ()))
-        while todo:
-            module = todo.pop()
-            if module not in found:
-                found.add(module)
-                todo += [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
-        return found
+        return set(closure(self._modules.get(statement, ()), self._imported_by))
+
+    def _imported_by(self, module: ast.Module) -> list[ast.Module]:
+        return [tree for each in self._imports.get(module, ()) for tree in self._modules[each]]
 
     @cached_property
     def _imports(self) -> dict[ast.Module, list[ast.AST]]:
@@ -241,9 +237,9 @@ class Names:
 
     def reachable(self, entry: ast.Module) -> set[ast.Module]:
         """A module and those of the program's own that it imports, directly or not."""
-        found = {entry}.union(*(self.modules_behind(n) for n in self._imports.get(entry, ())))  # type: ignore[arg-type]
         reached = self.source.reached.get(self.source.file(entry).name, ())
-        return found.union(file.tree for file in self.source.files if file.name in reached)
+        others = (file.tree for file in self.source.files if file.name in reached)
+        return {*closure([entry], self._imported_by), *others}
 
     def follow(self, module: ast.Module, name: str) -> Target | None:
         """What `name` stands for at the top level of one of the program's modules."""

@@ -1,12 +1,13 @@
-"""Single syntax nodes: their order, whether two are the same, arguments of calls, and shapes with a meaning."""
+"""Single syntax nodes: their order, what they lead to, arguments of calls, and shapes with a meaning."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+_Any = TypeVar("_Any")
 _Node = TypeVar("_Node", bound=ast.AST)
 #: Fits any name.
 ANY_NAME = ".*"
@@ -19,6 +20,17 @@ def in_order(nodes: Iterable[_Node]) -> list[_Node]:
 
 def _place(node: ast.AST) -> tuple[int, int]:
     return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def closure(start: Iterable[_Any], step: Callable[[_Any], Iterable[_Any]]) -> Iterator[_Any]:
+    """What `start` leads to, by one step after another, itself included; each once, and found as far as asked."""
+    todo, seen = list(start), set[_Any]()
+    while todo:
+        one = todo.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            todo += step(one)
 
 
 def same(a: ast.AST | None, b: ast.AST | None) -> bool:

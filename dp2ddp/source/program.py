@@ -7,16 +7,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Callable, Optional, Union
 
 from dp2ddp.source import syntax
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.spans import Position, Span
+from dp2ddp.source.spans import Span, in_characters
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 ScopeNode = Union[ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda]
+_BRIEF = 60
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -75,8 +75,6 @@ class ParsedProgram:
     _parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _scopes: dict[ast.AST, ScopeNode] = field(default_factory=dict)
     _locals: dict[ast.AST, Set[str]] = field(default_factory=dict)
-    # Of lines that aren't ASCII, how many bytes come before each character.
-    _wide: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
@@ -97,9 +95,9 @@ class ParsedProgram:
     def _by_name(self) -> dict[str, ast.Module]:
         return {file.name: file.tree for file in self.files}
 
-    def imported(self, node: ast.AST, module: str, level: int = 0, name: str | None = None) -> ast.Module | None:
+    def imported(self, node: ast.AST, module: str, level: int = 0) -> ast.Module | None:
         """The module of this program that an import in the file of `node` means, None for one from elsewhere."""
-        found = self.resolve(self.file(node).name, module, level, name)
+        found = self.resolve(self.file(node).name, module, level, None)
         return None if found is None else self._by_name.get(found)
 
     def is_package(self, module: ast.Module) -> bool:
@@ -241,8 +239,8 @@ class ParsedProgram:
         """Where `node` stands: lines from 1, columns in characters from 0."""
         start_line, start_col = node.lineno, node.col_offset  # type: ignore[attr-defined]
         end_line, end_col = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
-        start = Position(start_line, self._column(start_line, start_col))
-        return Span(start, Position(end_line, self._column(end_line, end_col)))
+        start, end = (in_characters(self.lines[n - 1], at) for n, at in ((start_line, start_col), (end_line, end_col)))
+        return Span.of(start_line, start, end_line, end)
 
     def segment(self, node: ast.AST) -> str:
         """The text of `node`, as written."""
@@ -253,19 +251,10 @@ class ParsedProgram:
         middle = self.lines[first : last - 1]
         return "\n".join([self.lines[first - 1][start:], *middle, self.lines[last - 1][:end]])
 
-    def brief(self, node: ast.AST, limit: int = 60) -> str:
+    def brief(self, node: ast.AST) -> str:
         """The text of `node` on one line, for reports."""
         text = " ".join(self.segment(node).split())
-        return text if len(text) <= limit else text[: limit - 3] + "..."
-
-    def _column(self, line: int, byte_column: int) -> int:
-        text = self.lines[line - 1]
-        if text.isascii():
-            return byte_column
-        if line not in self._wide:
-            widths = (len(character.encode("utf-8")) for character in text)
-            self._wide[line] = list(accumulate(widths, initial=0))
-        return bisect_left(self._wide[line], byte_column)
+        return text if len(text) <= _BRIEF else text[: _BRIEF - 3] + "..."
 
 
 def parse(text: str, filename: str) -> ParsedProgram:

@@ -40,4 +40,4 @@ def moved(span: Span, lines: int) -> Span:
 
 def in_characters(line: str, column: int) -> int:
     """A column that `ast` counts in bytes of UTF-8."""
-    return column if line.isascii() else len(line.encode("utf-8")[:column].decode("utf-8"))
+    return column if line.isascii() else len(line.encode("utf-8")[:column].decode("utf-8", "ignore"))

@@ -10,11 +10,13 @@ from typing import Any
 from click import style
 
 from dp2ddp.command import terminal
+from dp2ddp.command.terminal import counted
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.verdict import AGREE, NAMES, Verdict, counted
+from dp2ddp.verify.verdict import AGREE, NAMES, Verdict
 
 _TRACEBACK = 60  # lines
+_OF_FINDING = ("kind", "step", "parameter", "what", "cause", "at")
 _OF_FAILURE = ("side", "reason", "where", "stderr")
 
 
@@ -54,15 +56,7 @@ def as_data(verdict: Verdict, name: str) -> dict[str, Any]:
         "synthetic_data": _synthetic(verdict),
         "tolerance": TOLERANCE if comparison else None,
         "findings": [
-            {
-                "kind": each.kind,
-                "step": each.step,
-                "parameter": each.parameter,
-                "what": each.what,
-                "cause": each.cause,
-                "at": each.at,
-                "relative_difference": _finite(each.size),
-            }
+            {**{name: getattr(each, name) for name in _OF_FINDING}, "relative_difference": _finite(each.size)}
             for each in verdict.findings
         ],
         "notes": list(verdict.notes),

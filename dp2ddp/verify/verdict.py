@@ -74,8 +74,3 @@ class CouldNotRun(Exception):  # noqa: N818 - the user's script failed, not this
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
         self.failure = failure
-
-
-def counted(number: int, what: str, plural: str = "s") -> str:
-    """`1 file`, `1,200 files`; `plural` is what more than one (and none) adds."""
-    return f"{number:,} {what}{'' if number == 1 else plural}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
 
 from dp2ddp.command import terminal
 from dp2ddp.convert import diffs, running
+from dp2ddp.convert.job import DisplayPaths, Job, Request
 from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.convert.reporting import File, Report, lines_of
+from dp2ddp.project.python_files import PythonFiles
 from dp2ddp.rewrite.edits import Note, RemoveStatement
 from dp2ddp.rules import Options
 from dp2ddp.source.spans import Span
@@ -23,13 +26,18 @@ SPAN = Span.of(3, 0, 3, 5)
 Printed = Callable[..., list[str]]
 
 
+def _report(files: Sequence[File]) -> Report:
+    names = [each.name for each in files]
+    return Report(Job(Request(names, Options()), DisplayPaths(Path()), PythonFiles(Path())), files, files)
+
+
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     """The lines of a conversion's summary."""
 
     def show(conversion: Conversion, *, output: str | None = "out.py", verbose: bool = False) -> list[str]:
         done = [File("train.py", output, replace(conversion, old_text=conversion.old_text or "x\ny\nz = 5\nw = 6\n"))]
-        terminal.show_messages(lines_of(Report(done, done, False, False, []), verbose=verbose))
+        terminal.show_messages(lines_of(_report(done), verbose=verbose))
         return capsys.readouterr().err.splitlines()
 
     return show
@@ -81,7 +89,7 @@ def test_notes_that_say_the_same_are_one_line(printed: Printed) -> None:
 def test_a_note_on_several_files_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     notes = [Note("DDP001", SPAN, "`--help` starts all of them", "leave it")]
     files = [File(name, None, Conversion("x\n", notes=notes)) for name in ("train.py", "test.py")]
-    terminal.show_messages(lines_of(Report(files, files, False, False, []), verbose=False))
+    terminal.show_messages(lines_of(_report(files), verbose=False))
     assert capsys.readouterr().err.splitlines()[2:] == [
         "2 notes for a person to look at:",
         "  train.py:3, test.py:3  DDP001  `--help` starts all of them; leave it",

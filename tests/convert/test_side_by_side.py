@@ -86,7 +86,7 @@ def test_what_is_far_from_changes_is_folded() -> None:
     found = _sections(old, [*old[:19], "other", *old[20:]], [_edit("DDP001", 20)])
     assert [each.kind for each in found] == [FOLDED, SAME, CHANGED, SAME, FOLDED]
     assert [len(each.lines) for each in found] == [16, 3, 2, 3, 17]
-    assert [reason.rule.id for reason in found[2].reasons] == ["DDP001"]
+    assert [rule.id for rule, _ in found[2].reasons] == ["DDP001"]
 
 
 def test_a_few_lines_are_not_worth_folding() -> None:

@@ -146,6 +146,10 @@ from time import perf_counter
 first = time.time()
 time.sleep(0.2)
 print("%d\t%.4f\t%.3f" % (7, time.time() - first, perf_counter()), time.time_ns())
+from datetime import datetime
+now = datetime.now()
+path = "%s_%s.pt" % (now.strftime("%m%d_%H%M%S%f"), time.strftime("%S"))
+torch.save({"at": now, "net": net.module.state_dict()}, path)
 """
 
 
@@ -258,7 +262,7 @@ def test_quiet_is_the_verdict_alone(verify) -> None:
 
 def test_progress_counts_the_steps_of_both_sides(verify, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(progress, "doing", lambda what: said.append(what))
+    monkeypatch.setattr(progress, "doing", lambda what, *total: said.append(what))
     verify("train.py")
     assert "training: original at step 9, converted at step 9" in said
 

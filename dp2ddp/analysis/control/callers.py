@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 
 from dp2ddp.analysis.roles import Resolver
+from dp2ddp.source.nodes import closure
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 
@@ -31,17 +32,10 @@ class Callers:
 
     def coming_to(self, nodes: Iterable[ast.AST]) -> set[FunctionNode]:
         """The functions in which some of `nodes` stand, and those that call such functions, directly or not."""
-        todo = [f for node in nodes for f in self._around(node)]
-        found: set[FunctionNode] = set()
-        while todo:
-            function = todo.pop()
-            if function not in found:
-                found.add(function)
-                todo += [f for call in self.of(function) for f in self._around(call)]
-        return found
+        return set(closure(self._around(nodes), lambda function: self._around(self.of(function))))
 
-    def _around(self, node: ast.AST) -> list[FunctionNode]:
-        return [above for above in self.source.ancestors(node) if isinstance(above, FUNCTIONS)]
+    def _around(self, nodes: Iterable[ast.AST]) -> list[FunctionNode]:
+        return [above for node in nodes for above in self.source.ancestors(node) if isinstance(above, FUNCTIONS)]
 
 
 class NeedingAll:

@@ -22,7 +22,7 @@ from dp2ddp.analysis.roles import (
     Wrapped,
 )
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import given_to, in_order, names_in
+from dp2ddp.source.nodes import closure, given_to, in_order, names_in
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # Calls that draw as soon as they are made.
@@ -89,7 +89,8 @@ class Loops:
         """Whether a call gives a loader to what isn't known, and may draw from it."""
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
             return False
-        return not self._is_known(call) and any(self.sites_in(_unstarred(value)) for value in given_to(call))
+        given = (each.value if isinstance(each, ast.Starred) else each for each in given_to(call))
+        return not self._is_known(call) and any(map(self.sites_in, given))
 
     def _is_known(self, call: ast.Call) -> bool:
         """Whether it is known what becomes of the loaders and models that a call is given."""
@@ -159,17 +160,13 @@ class Loops:
 
     def reached(self, *roots: ast.AST) -> Iterator[ast.AST]:
         """Every node of `roots` and of the script's functions that they call, directly or not."""
-        seen: set[ast.AST] = set()
-        todo = list(roots)
-        while todo:
-            root = todo.pop()
-            if root in seen:
-                continue
-            seen.add(root)
-            for node in self._inside(root):
-                yield node
-                if isinstance(node, ast.Call):
-                    todo.extend(f.definition for f in self.resolver.functions_called(node))
+        for root in closure(roots, self._called_in):
+            yield from self._inside(root)
+
+    def _called_in(self, root: ast.AST) -> Iterator[ast.AST]:
+        """The script's functions that are called in a node."""
+        calls = (node for node in self._inside(root) if isinstance(node, ast.Call))
+        return (function.definition for call in calls for function in self.resolver.functions_called(call))
 
     def _inside(self, root: ast.AST) -> Iterable[ast.AST]:
         """A node and all in it; functions are kept, as many questions come by them."""
@@ -308,10 +305,6 @@ def _sites(roles: frozenset[Role]) -> Iterator[ast.Call]:
 def _called(call: ast.Call) -> ast.expr:
     """What a call runs: `net` in `net(x)` and in `net.forward(x)`."""
     return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "forward" else call.func
-
-
-def _unstarred(node: ast.expr) -> ast.expr:
-    return node.value if isinstance(node, ast.Starred) else node
 
 
 def is_path(node: ast.expr) -> bool:

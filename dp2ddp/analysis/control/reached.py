@@ -10,8 +10,8 @@ from typing import Union
 
 from dp2ddp.analysis.roles import Class, Function, Resolver
 from dp2ddp.errors import BadInput
-from dp2ddp.project import wrapcalls
-from dp2ddp.project.reachability import Reachability, Reached
+from dp2ddp.project import reachability, wrapcalls
+from dp2ddp.project.reachability import Reached
 from dp2ddp.source import syntax
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FunctionNode, ParsedProgram
@@ -41,7 +41,7 @@ class Running:
             with suppress(BadInput):  # nor can Python read it
                 trees[name] = syntax.shared(text, name)
         trees |= {file.name: file.tree for file in source.files}
-        self._reachability, self._wraps = Reachability(trees), wrapcalls.lines_of(trees)
+        self._units, self._wraps = reachability.cut(trees), wrapcalls.lines_of(trees)
 
     def by(self, entry: ast.Module) -> Reached:
         """What one script can run."""
@@ -49,7 +49,7 @@ class Running:
             name = self._source.file(entry).name
             imported = (self._source.file(module).name for module in self._names.reachable(entry))
             files = dict.fromkeys([*self._source.reached.get(name, ()), *imported])
-            started = partial(self._reachability.of, name, files, self._source.resolve)
+            started = partial(reachability.reached, self._units, name, files, self._source.resolve)
             run, whole = started() | started(self._source.commands.get(name, ())), started(whole=True)
             comes_to_all = run.lines(self._wraps) == whole.lines(self._wraps) != {}
             self._by_entry[entry] = run if comes_to_all else whole

@@ -9,7 +9,7 @@ from typing import Optional
 
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, is_property
-from dp2ddp.source.nodes import given_to, keyword, last_name
+from dp2ddp.source.nodes import closure, given_to, keyword, last_name
 from dp2ddp.source.program import FUNCTIONS
 
 #: The calls that make an object, or by what name it is imported; None where that isn't known.
@@ -34,16 +34,9 @@ class ReachingDefinitions:
 
     def reached(self, nodes: Iterable[ast.expr], wanted: Collection[ast.AST]) -> set[ast.expr]:
         """What of `wanted` goes into the values of `nodes`."""
-        found, seen = set(), set[tuple[ast.expr, Objects]]()
-        todo: list[tuple[ast.expr, Objects]] = [(node, None) for node in nodes]
-        while todo:
-            node, owner = todo.pop()
-            if node in wanted:
-                found.add(node)
-            elif (node, owner) not in seen:
-                seen.add((node, owner))
-                todo += self._steps(node, owner)
-        return found
+        start: list[tuple[ast.expr, Objects]] = [(node, None) for node in nodes]
+        found = closure(start, lambda at: () if at[0] in wanted else self._steps(*at))
+        return {node for node, _ in found if node in wanted}
 
     def _steps(self, node: ast.expr, owner: Objects) -> Iterator[tuple[ast.expr, Objects]]:
         """The expressions that a value is computed from, each with what `self` is where it stands.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
+from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import File
 
 #: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
@@ -138,7 +139,7 @@ def _signs(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:
             yield node, f"uses {_WRAPPER}"
-        if isinstance(node, ast.Call) and _called(node) == _JOIN:
+        if isinstance(node, ast.Call) and last_name(node.func) == _JOIN:
             yield node, f"calls {_JOIN}"
 
 
@@ -159,11 +160,5 @@ def _wrapper_imports(node: ast.AST) -> Iterator[tuple[str, ast.ImportFrom]]:
 
 def _type_checked(node: ast.AST) -> Iterator[ast.AST]:
     """The classes that `node` checks for, if it is a call of `isinstance`."""
-    if isinstance(node, ast.Call) and _called(node) in ("isinstance", "issubclass") and len(node.args) == 2:
+    if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
         yield from ast.walk(node.args[1])
-
-
-def _called(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""

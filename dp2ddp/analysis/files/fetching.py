@@ -94,7 +94,7 @@ class Fetching:
         func = step.call.func
         if isinstance(func, ast.Attribute) and func.attr.startswith("extract") and not self.names.qualified(func):
             archives = self.writers.makers(func.value)
-            others = [c for c in self.source.calls if _is_method_call(c) and c.func.attr not in _UNPACKING]  # type: ignore[attr-defined]
+            others = [c for c in self.writers.method_calls if c.func.attr not in _UNPACKING]  # type: ignore[attr-defined]
             if not any(archives & self.writers.makers(c.func.value) for c in others):  # type: ignore[attr-defined]
                 return [archive.func for archive in archives]
         return [func] if isinstance(self.source.parent(step.call), ast.Expr) else []
@@ -135,8 +135,8 @@ class Fetching:
     def _is_data_set(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of this script that derives from one of torchvision's data sets."""
         made = [role.definition for role in self.resolver.roles(call.func) if isinstance(role, Class)]
-        bases = (base for each in made for owner in self.resolver.classes.lineage(each) for base in owner.bases)
-        return any((self.names.qualified(base) or "").startswith("torchvision.datasets.") for base in bases)
+        paths = (path for each in made for path in self.resolver.classes.libraries(each))
+        return any(path.startswith("torchvision.datasets.") for path in paths)
 
     # -- how much of the script one step is ----------------------------------------------------------------------------
 
@@ -209,19 +209,13 @@ class Fetching:
         parts = [n for n in ast.walk(test) if isinstance(n, ast.expr)]
         values = [v for n in parts if isinstance(n, ast.Name) for v in self.listings.provenance.of(n)]
         calls = [n for part in (*parts, *values) for n in ast.walk(part) if isinstance(n, ast.Call)]
-        return any(self._is_question(n) or any(f in self._asking for f in self._called(n)) for n in calls)
+        called = (function.definition for call in calls for function in self.resolver.functions_called(call))
+        return any(map(self._is_question, calls)) or any(function in self._asking for function in called)
 
     def _is_question(self, call: ast.Call) -> bool:
         return self.listings.is_question(call) or self.listings.is_listing(call)
-
-    def _called(self, call: ast.Call) -> list[FunctionNode]:
-        return [f.definition for f in self.resolver.functions_called(call)]
 
     @cached_property
     def _asking(self) -> set[FunctionNode]:
         """The functions that ask for files."""
         return self.callers.coming_to(call for call in self.source.calls if self._is_question(call))
-
-
-def _is_method_call(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute)

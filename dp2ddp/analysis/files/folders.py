@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
 from dp2ddp.analysis.files.fetching import Fetching, Step
+from dp2ddp.source.nodes import closure
 
 _MAKING = frozenset({"os.mkdir", "os.makedirs"})
 
@@ -64,14 +65,7 @@ class Folders:
 
     def _all_in(self, statement: ast.stmt) -> set[ast.expr]:
         """What goes into a statement's values."""
-        found: set[ast.expr] = set()
-        todo = [node for node in ast.walk(statement) if isinstance(node, ast.expr)]
-        while todo:
-            node = todo.pop()
-            if node not in found:
-                found.add(node)
-                todo += self._reaching.of(node)
-        return found
+        return set(closure((node for node in ast.walk(statement) if isinstance(node, ast.expr)), self._reaching.of))
 
     def _is_in(self, path: ast.expr, parts: set[ast.expr]) -> bool:
         """Whether a folder's path is among them: the same name, the same text, or written in the same way."""

@@ -49,7 +49,7 @@ class Files:
         mode = argument(call, 0, "mode")
         # Archives and file systems have such a method, too, which takes a name first: a mode there tells a path.
         is_mode = mode is None or (isinstance(mode, ast.Constant) and _MODE.fullmatch(str(mode.value)) is not None)
-        if not plain or not is_mode or self.writers.is_own(call.func):
+        if not plain or not is_mode or self.writers.may_be_scripts(call.func):
             return None
         return Opened(call, call.func.value, mode is not None and _writes(mode))
 
@@ -70,7 +70,7 @@ class Files:
         script writes other files as well, and these are rank 0's."""
         if not self._makes_temporary:
             return frozenset()
-        found = [self._paths.temporary(path) for _, path in self._named]
+        found = [self._paths.temporary(path) for call in self.source.calls for path in self._written_by(call)]
         return frozenset().union(*(makers for makers, only in found if not only))
 
     @cached_property
@@ -81,12 +81,8 @@ class Files:
     def _makes_buffers(self) -> bool:
         return self.source.mentions("BytesIO") or self.source.mentions("StringIO")
 
-    @cached_property
-    def _named(self) -> list[tuple[ast.Call, ast.expr]]:
-        """The calls that write or change a file, and the name that they take for it."""
-        return [(call, path) for call in self.source.calls for path in self._written_by(call)]
-
     def _written_by(self, call: ast.Call) -> Iterator[ast.expr]:
+        """The names of the files that a call writes or changes."""
         opened = self.opened(call)
         function = self.writers.catalogue.of(self.names.qualified(call.func))
         given: ast.expr | None = None

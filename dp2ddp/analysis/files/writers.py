@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.roles import Class, Function, Instance, Module, Resolver
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import argument, given_to, keyword
+from dp2ddp.source.nodes import argument, closure, given_to, keyword
 
 _NATIVE_METHODS = frozenset("to_parquet to_feather to_hdf to_sql save_pretrained".split())
 _OF_PATHS = frozenset(
@@ -100,20 +101,21 @@ class Writers:
 
     def _environment(self, call: ast.Call) -> Writing | None:
         """One of LMDB's that the program writes. Were each rank to write it, they'd wait for each other's end."""
-        begun = [c for c in self._method_calls if c.func.attr == "begin" and call in self.makers(c.func.value)]  # type: ignore[attr-defined]
+        begun = [c for c in self.method_calls if c.func.attr == "begin" and call in self.makers(c.func.value)]  # type: ignore[attr-defined]
         writing = [c for c in begun if ast.unparse(argument(c, 2, "write") or c) == "True"]
         changes = len(writing) < len(begun)
         return Writing(tuple(call.args[:1]), counts=True, changes=changes, native=True) if writing else None
 
     def _is_read(self, connection: ast.Call) -> bool:
         """Whether the program fetches rows from a data base."""
-        fetching = (c for c in self._method_calls if c.func.attr.startswith("fetch"))  # type: ignore[attr-defined]
+        fetching = (c for c in self.method_calls if c.func.attr.startswith("fetch"))  # type: ignore[attr-defined]
         loops = (n.iter for n in self.provenance.source.nodes if isinstance(n, (ast.For, ast.comprehension)))
         read = [*(c.func.value for c in fetching), *loops]  # type: ignore[attr-defined]
         return any(connection in self.makers(node) for node in read)
 
     @cached_property
-    def _method_calls(self) -> list[ast.Call]:
+    def method_calls(self) -> list[ast.Call]:
+        """The calls of methods, and of what modules have."""
         return [c for c in self.provenance.source.calls if isinstance(c.func, ast.Attribute)]
 
     # -- methods -------------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Writers:
         if not isinstance(func, ast.Attribute) or func.attr not in self._all_methods:
             return None
         method = func.attr
-        if self._is_defined(func) if method in _TELLING else self.is_own(func):
+        if self._is_defined(func) if method in _TELLING else self.may_be_scripts(func):
             return None
         packages = self.packages(func.value)
         if any(package.startswith("pathlib.") for package in packages) and method in _OF_PATHS:
@@ -142,7 +144,7 @@ class Writers:
         texts = [n for n in ast.walk(name) if isinstance(n, ast.Constant)]
         return bool(texts) and isinstance(texts[-1].value, str) and _IMAGE.fullmatch(texts[-1].value) is not None
 
-    def is_own(self, method: ast.Attribute) -> bool:
+    def may_be_scripts(self, method: ast.Attribute) -> bool:
         """Whether a method is, or may be, one of the script's own classes'."""
         if self._is_defined(method) or self.resolver.holds(method.value, Class, Instance, Module):
             return True
@@ -162,18 +164,16 @@ class Writers:
 
     def makers(self, node: ast.expr) -> set[ast.Call]:
         """The calls of libraries' functions from which an object comes: by methods, operators and items, too."""
-        found: set[ast.Call] = set()
-        todo = [node]
-        seen: set[ast.expr] = set()
-        while todo:
-            one = todo.pop()
-            for value in self.provenance.of(one) - seen:
-                seen.add(value)
-                if isinstance(value, ast.Call) and self.names.qualified(value.func) is not None:
-                    found.add(value)
-                else:
-                    todo += self._made_of(value)
-        return found
+        values = closure(self.provenance.of(node), self._values_of)
+        return {value for value in values if isinstance(value, ast.Call) and self._is_library(value)}
+
+    def _is_library(self, call: ast.Call) -> bool:
+        return self.names.qualified(call.func) is not None
+
+    def _values_of(self, node: ast.expr) -> Iterator[ast.expr]:
+        """The values that an object comes from which no library's function makes."""
+        made = [] if isinstance(node, ast.Call) and self._is_library(node) else self._made_of(node)
+        return (value for each in made for value in self.provenance.of(each))
 
     def _made_of(self, node: ast.expr) -> list[ast.expr]:
         """What an object comes from that no library's function makes."""

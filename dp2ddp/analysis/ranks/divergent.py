@@ -75,14 +75,12 @@ class RankDivergent:
         functions: set[ast.AST] = {m for m in methods if m.name in ("__getitem__", "__getitems__")}
         todo = {n for n in self.loops.reached(*functions) if isinstance(n, FUNCTIONS)} - functions
         while True:
-            inner = {f for f in todo if self._callers.of(f) and self._are_called_in(f, functions)}
+            calls = {function: self._callers.of(function) for function in todo}
+            inner = {f for f in todo if calls[f] and all(self.source.function(c) in functions for c in calls[f])}
             if not inner:
                 return {node for function in functions for node in ast.walk(function)}
             functions |= inner
             todo -= inner
-
-    def _are_called_in(self, function: ast.AST, functions: Collection[ast.AST]) -> bool:
-        return all(self.source.function(call) in functions for call in self._callers.of(function))
 
     @cached_property
     def handed_on(self) -> list[ast.AST]:

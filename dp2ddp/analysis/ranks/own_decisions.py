@@ -24,11 +24,11 @@ class Clocks:
         self.names = names
         self._told = told  # what is rank 0's on all ranks
 
-    def is_own(self, node: ast.expr) -> bool:
+    def may_differ(self, node: ast.expr) -> bool:
         """Whether an expression's value may be another one on another rank."""
-        return self._is_own(node, self._holding)
+        return self._may_differ(node, self._holding)
 
-    def _is_own(self, node: ast.AST, holding: _Holding) -> bool:
+    def _may_differ(self, node: ast.AST, holding: _Holding) -> bool:
         if node in self._shared:
             return False
         if isinstance(node, ast.Call):
@@ -42,7 +42,7 @@ class Clocks:
             self._may_be_behind(node, each) for each in holding.get((self.source.scope(node), node.id), ())
         ):
             return True
-        return any(self._is_own(part, holding) for part in ast.iter_child_nodes(node))
+        return any(self._may_differ(part, holding) for part in ast.iter_child_nodes(node))
 
     def _may_be_behind(self, node: ast.Name, assigned: ast.stmt) -> bool:
         """Whether a name may be read behind an assignment in its scope: further down, or in the next turn of a loop."""
@@ -61,7 +61,7 @@ class Clocks:
     def _holding(self) -> _Holding:
         found: _Holding = {}
         assigned = [n for n in self.source.nodes if isinstance(n, (ast.Assign, ast.AugAssign))]
-        while news := [n for n in assigned if self._is_own(n.value, found)]:
+        while news := [n for n in assigned if self._may_differ(n.value, found)]:
             assigned = [n for n in assigned if n not in news]
             for node in news:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -84,7 +84,7 @@ class OwnTests:
         """Tests that depend on what each rank has for itself, and that decide what the ranks do together."""
         tests = [n.test for n in self.source.nodes if isinstance(n, _TESTING)]
         apart = {branch.test for branch in self.branches}
-        return [test for test in tests if test not in apart and self.clocks.is_own(test)]
+        return [test for test in tests if test not in apart and self.clocks.may_differ(test)]
 
     def contains(self, node: ast.AST) -> bool:
         """Whether a node stands in one of the tests that are rank 0's as a whole."""
@@ -98,4 +98,4 @@ class OwnTests:
     def branches(self) -> list[ast.If]:
         """Branches that each rank may take for itself, as they only show something."""
         branches = [n for n in self.source.nodes if isinstance(n, ast.If)]
-        return [b for b in branches if self.clocks.is_own(b.test) and self.display.only_shows(b)]
+        return [b for b in branches if self.clocks.may_differ(b.test) and self.display.only_shows(b)]

@@ -64,8 +64,7 @@ class Threads:
         return self._resolver.classes.methods(definition, "run")
 
     def _is_thread(self, definition: ast.ClassDef) -> bool:
-        bases = (base for owner in self._resolver.classes.lineage(definition) for base in owner.bases)
-        return any(_is_kind(self._names.qualified(base) or "") for base in bases)
+        return any(map(_is_kind, self._resolver.classes.libraries(definition)))
 
     def _is_repeated(self, call: ast.Call) -> bool:
         function = self._source.function(call)

@@ -9,6 +9,9 @@ from dp2ddp.analysis.roles.kinds import Class, Function, Instance, Module, Role
 from dp2ddp.source.names import Names
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
+#: Where classes of modules are, to derive from.
+_MODULES = ("torch.nn.", "torchvision.models.", "timm.models.")
+
 
 class Classes:
     """The classes of a script.
@@ -26,22 +29,20 @@ class Classes:
         self._methods: dict[ast.ClassDef, dict[str, FunctionNode]] = {}
         self._subclasses: dict[ast.ClassDef, list[ast.ClassDef]] | None = None
 
+    def libraries(self, definition: ast.ClassDef) -> list[str]:
+        """The classes of libraries that a class of this script derives from, directly or not."""
+        paths = [self._names.qualified(base) for owner in self.lineage(definition) for base in owner.bases]
+        return [path for path in paths if path is not None]
+
     def is_module(self, definition: ast.ClassDef) -> bool:
         """Whether a class of this script derives from `torch.nn.Module`."""
         if definition not in self._modules:
-            bases = (base for owner in self.lineage(definition) for base in owner.bases)
-            self._modules[definition] = any(_is_module_path(self._names.qualified(base)) for base in bases)
+            self._modules[definition] = any(path.startswith(_MODULES) for path in self.libraries(definition))
         return self._modules[definition]
 
     def is_wrapper(self, definition: ast.ClassDef) -> bool:
         """Whether a class of this script derives from `nn.DataParallel`."""
-        bases = (base for owner in self.lineage(definition) for base in owner.bases)
-        return any(self._names.qualified(base) == "torch.nn.DataParallel" for base in bases)
-
-    def is_loader(self, definition: ast.ClassDef) -> bool:
-        """Whether a class of this script derives from `DataLoader`."""
-        bases = (base for owner in self.lineage(definition) for base in owner.bases)
-        return any(self._names.qualified(base) == "torch.utils.data.DataLoader" for base in bases)
+        return "torch.nn.DataParallel" in self.libraries(definition)
 
     def object_of(self, definition: ast.ClassDef) -> Role:
         """What calling a class makes."""
@@ -101,8 +102,3 @@ def is_static(function: FunctionNode) -> bool:
 def is_property(function: FunctionNode) -> bool:
     """Whether a method is called by naming it."""
     return any(isinstance(d, ast.Name) and d.id.endswith("property") for d in function.decorator_list)
-
-
-def _is_module_path(path: str | None) -> bool:
-    """Whether a dotted path names a class of modules, to derive from."""
-    return path is not None and path.startswith(("torch.nn.", "torchvision.models.", "timm.models."))

@@ -273,7 +273,7 @@ class Values:
                 found.add(self.classes.object_of(role.definition))
                 if not self.classes.methods(role.definition, "__init__"):  # a data class
                     found.add(self._fields(node))
-                if self.classes.is_loader(role.definition):
+                if "torch.utils.data.DataLoader" in self.classes.libraries(role.definition):
                     found.add(Loader(node))
             elif isinstance(role, Function):
                 found |= self.bindings.returned(role.definition)

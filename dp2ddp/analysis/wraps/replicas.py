@@ -19,7 +19,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.wraps import Wraps, asks_for_type
 from dp2ddp.analysis.wraps.written_out import step
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import in_order
+from dp2ddp.source.nodes import in_order, last_name
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 
 # The steps of `nn.DataParallel.forward`, which some scripts call or exchange.
@@ -237,6 +237,5 @@ class Replicas:
 
 def _meets(layer: ast.ClassDef) -> bool:
     """Whether instances of a class tell themselves apart by their device, and have queues."""
-    called = [node.func for node in ast.walk(layer) if isinstance(node, ast.Call)]
-    names = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called}
+    names = {last_name(node.func) for node in ast.walk(layer) if isinstance(node, ast.Call)}
     return "get_device" in names and not names.isdisjoint(_QUEUES)

@@ -31,16 +31,16 @@ def check(request: Request) -> None:
             raise BadInput(request.html, what="the page would take the place of an input or of the output")
 
 
-def write(report: Report, request: Request) -> None:
+def write(report: Report) -> None:
     """Writes the page of a conversion, if one is asked for.
 
     Raises:
         BadInput: it can't be written.
     """
-    if request.html is not None:
+    if report.job.request.html is not None:
         from dp2ddp.convert.page import content
 
-        _write(request.html, content.of_report(report, request))
+        _write(report.job.request.html, content.of_report(report))
 
 
 @contextmanager

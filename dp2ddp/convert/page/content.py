@@ -12,9 +12,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
+from dp2ddp.command.terminal import counted
 from dp2ddp.convert import diffs, findings
 from dp2ddp.convert.job import Request
-from dp2ddp.convert.reporting import File, Report, count, reasons
+from dp2ddp.convert.reporting import File, Report, reasons
 from dp2ddp.convert.running import how_to_run
 from dp2ddp.errors import BadInput
 from dp2ddp.notebook.notebook import is_notebook
@@ -39,36 +40,23 @@ class Verdict(NamedTuple):
     more: Sequence[str] = ()
 
 
-class Place(NamedTuple):
-    """A line of a file: what to call it, and where it is on the page."""
-
-    text: str
-    link: str
-
-
-class Reason(NamedTuple):
-    """Why a hunk changed: a rule, and what it says of this place."""
-
-    rule: Rule
-    reason: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """Lines of a file that lie together: `CHANGED` with the reasons, `SAME`, or `FOLDED`: shown on demand."""
+class Section(NamedTuple):
+    """Lines of a file that lie together: `CHANGED` with the rules and their reasons, `SAME`, or `FOLDED`: shown on
+    demand."""
 
     kind: str
     lines: Sequence[Line]
-    reasons: Sequence[Reason] = ()
+    reasons: Sequence[tuple[Rule, str]] = ()
 
 
-@dataclass(frozen=True)
-class ToDo:
-    """A note, as something to tick off: `key` is the same on every page with the same note."""
+class ToDo(NamedTuple):
+    """A note, as something to tick off: `key` is the same on every page with the same note; `place` and `link` say
+    where it is, `text` what stands there."""
 
     key: str
     note: Note
-    place: Place
+    place: str
+    link: str
     text: str
 
 
@@ -115,11 +103,6 @@ class Shown:
         """The old lines that the page points at."""
         return {each.span.start.line for each in self._findings}
 
-    def place(self, line: int) -> Place:
-        """An old line."""
-        places = self.file.conversion.places
-        return Place(f"{self.name}:{line if places is None else places.of(line)}", f"{self.id}-{line}")
-
     def sections(self) -> Iterator[Section]:
         """The code before and after; unchanged lines show where they are near to what matters."""
         hunks = diffs.hunks(self.rows, self.file.conversion.edits)
@@ -128,39 +111,41 @@ class Shown:
         near = {n for number in matters for n in range(number - _AROUND, number + _AROUND + 1)}
         for (is_near, hunk), part in groupby(enumerate(self.rows), lambda each: (each[0] in near, owner.get(each[1]))):
             rows = [row for _, row in part]
-            lines = lines_of_rows(rows, *self._lines, {n: self.place(n).link for n in self.wanted})
+            lines = lines_of_rows(rows, *self._lines, {n: f"{self.id}-{n}" for n in self.wanted})
             if hunk is not None:
                 edits = hunks[hunk].edits
                 why = dict.fromkeys((edit.rule, edit.reason) for edit in edits)
-                yield Section(CHANGED, lines, [Reason(found, text) for id, text in why if (found := rule(id))])
+                yield Section(CHANGED, lines, [(found, text) for id, text in why if (found := rule(id))])
             else:
                 yield Section(SAME if is_near or len(rows) < _FEWEST else FOLDED, lines)
 
     def todos(self) -> Iterator[ToDo]:
         """Its notes."""
-        old, _ = self._lines
+        old, places = self._lines[0], self.file.conversion.places
         for note in self.file.conversion.notes:
             line = note.span.start.line
             text = old[line - 1].strip() if line <= len(old) else ""
             key = hashlib.sha256("\0".join((self.file.name, text, note.rule, note.what)).encode("utf-8", "replace"))
-            yield ToDo(f"note:{key.hexdigest()[:20]}", note, self.place(line), text)
+            place = f"{self.name}:{line if places is None else places.of(line)}"
+            yield ToDo(f"note:{key.hexdigest()[:20]}", note, place, f"{self.id}-{line}", text)
 
 
-def of_report(report: Report, request: Request) -> dict[str, object]:
+def of_report(report: Report) -> dict[str, object]:
     """What the template shows of a conversion."""
+    request, refused = report.job.request, report.job.outcome.is_refused
     noted = [each for each in report.files if each.conversion.changed or each.conversion.notes]
     short = _short([each.name for each in noted])
     shown = [Shown(f"f{n}", short[each.name], each, len(noted) <= _FEW) for n, each in enumerate(noted)]
-    written = (request.writes or request.output == STANDARD) and not report.refused
+    written = (request.writes or request.output == STANDARD) and not refused
     return {
         "name": _name(request),
         "verdict": _verdict(report, noted, written=written),
         "files": shown,
         "todos": [todo for each in shown for todo in each.todos()],
-        "refused": report.refused,
+        "refused": refused,
         "error": None,
         "excerpt": (),
-        "steps": list(how_to_run(report)) if report.changed and not report.refused else (),
+        "steps": list(how_to_run(report)) if report.changed and not refused else (),
         "warnings": [str(each) for each in report.warnings],
         "left_alone": reasons(report),
     }
@@ -196,7 +181,7 @@ def _short(names: Collection[str]) -> dict[str, str]:
 def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict:
     """What became of inputs that could be read; `files`: all that changed, or that notes are about."""
     notes = sum(len(each.conversion.notes) for each in files)
-    if report.refused:
+    if report.job.outcome.is_refused:
         more = "Half a conversion would train something else, so nothing was changed, and nothing was written."
         return Verdict("Not converted", "bad", _refusal(files), [more])
     if not report.changed:
@@ -204,12 +189,14 @@ def _verdict(report: Report, files: Sequence[File], *, written: bool) -> Verdict
     edits = [edit for each in report.changed for edit in each.conversion.edits]
     rules = {edit.rule for edit in edits}
     people = f"{notes} note{'s need' if notes > 1 else ' needs'} a person" if notes else "Nothing is left for a person"
-    changes = f"{count(edits, 'change')} by {count(rules, 'rule')} in {count(report.changed, 'file')}"
+    changes = (
+        f"{counted(len(edits), 'change')} by {counted(len(rules), 'rule')} in {counted(len(report.changed), 'file')}"
+    )
     told = [f"{changes}. {people}."]
     if report.output not in (None, report.directory):
         told.append(f"Written to `{report.output}`.")
     if report.left_alone:
-        told.append(f"{count(report.left_alone, 'script')} could not be converted and stayed as before.")
+        told.append(f"{counted(len(report.left_alone), 'script')} could not be converted and stayed as before.")
     if not written:
         told.append("This is a preview: nothing was written but this page.")
     badge, color = ("Converted", "good") if written else ("Preview", "plain")
@@ -244,7 +231,8 @@ def _unchanged(report: Report, notes: int) -> Verdict:
 def _refusal(files: Sequence[File]) -> str:
     """The first thing that stands in the way."""
     for each in files:
-        if each.conversion.refused and each.conversion.notes:
-            what = each.conversion.notes[0].what.strip().rstrip(".")
-            return f"It can't be converted as it is: {each.name}:{each.notes[0].place}: {what}."
+        for found in each.found:
+            if found.kind == findings.REFUSED:
+                what = each.conversion.notes[0].what.strip().rstrip(".")
+                return f"It can't be converted as it is: {each.name}:{found.place}: {what}."
     return "It can't be converted as it is."

@@ -155,7 +155,7 @@ def states(comparison: Comparison) -> Iterator[Finding]:
     ours, theirs = comparison.recordings[:2]
     for optimizer, start in ours.starts.items():
         other = theirs.starts.get(optimizer)
-        if other is None or _same_state(start.momentum, other.momentum):
+        if other is None or _largest_relative(start.momentum, other.momentum) <= _ROUNDING:
             continue
         step = next((number for number, at in enumerate(ours.steps, start=1) if at.optimizer == optimizer), None)
         none = "" if other.momentum else ": it has none"
@@ -234,10 +234,6 @@ def sums_apart(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]
     found = [abs(a - b) / max(one[0], other[0]) for one, other in zip(ours, theirs) for a, b in zip(one, other)
              if a != b and not (math.isnan(a) and math.isnan(b))]  # fmt: skip
     return max((math.inf if math.isnan(each) else each for each in found), default=0.0)
-
-
-def _same_state(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    return len(ours) == len(theirs) and _largest_relative(ours, theirs) <= _ROUNDING
 
 
 def _largest_relative(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from dp2ddp.command.terminal import counted
+from dp2ddp.convert.findings import excerpt
 from dp2ddp.verify import report
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import TOLERANCE
-from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict, counted
+from dp2ddp.verify.verdict import AGREE, DIFFER, NAMES, NOT_SHOWN, Verdict
 
 _LINES = 400  # of output that are shown
 _TRACEBACK = 80
 _AROUND = 2  # lines of the script before and after
 _PLACES = 20  # in a file
-
-
-class Row(NamedTuple):
-    """Something that was compared: how much of it, and what came out. `color` is a badge's: good, bad, plain."""
-
-    what: str
-    amount: str
-    result: str
-    color: str
-
-
-class File(NamedTuple):
-    """A file that was written, and the places where it differs."""
-
-    name: str
-    places: Sequence[str] = ()
 
 
 class Printed(NamedTuple):
@@ -100,8 +84,11 @@ def _ran(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "synthetic data", ", ".join(map(str, verdict.synthetic))
 
 
-def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
-    """All that was compared. Where it shows nothing, what the verdict doesn't count is only told."""
+def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[tuple[str, str, str, str]]:
+    """All that was compared: how much of it, what came out, and its badge's color.
+
+    Where that shows nothing, what the verdict doesn't count is only told.
+    """
     one, codes = comparison.original, (comparison.original.exit_code, comparison.converted.exit_code)
     worst = comparison.worst.relative
     steps = [step for step in comparison.steps if step.relative > comparison.allowed(step.step)]
@@ -124,30 +111,23 @@ def _rows(comparison: Comparison, verdict: Verdict) -> Iterator[Row]:
     bad = "plain" if verdict.exit_code == NOT_SHOWN else "bad"
     for what, amount, wrong, right in rows:
         said = wrong if isinstance(wrong, str) else f"{len(wrong)} not the same"
-        yield Row(what, amount, said if wrong else right, bad if wrong else "good")
+        yield what, amount, said if wrong else right, bad if wrong else "good"
 
 
 def _code(at: str | None, comparison: Comparison) -> Sequence[tuple[int, str, bool]]:
     """The lines of the script around `at`: number, text, whether it is the one."""
     name, _, number = (at or "").rpartition(":")
-    try:
-        path = Path(os.path.normpath(comparison.original.work / name))
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # none is known, or the script has removed it
-        return ()
-    here = int(number)
-    around = range(max(1, here - _AROUND), min(len(lines), here + _AROUND) + 1)
-    return [(n, lines[n - 1], n == here) for n in around]
+    lines = excerpt(str(comparison.original.work / name), int(number), _AROUND) if number else ()
+    return [(n, text, n == int(number)) for n, text in lines]
 
 
-def _files(comparison: Comparison) -> Sequence[File]:
-    """All files that either side wrote; those that differ first."""
+def _files(comparison: Comparison) -> Sequence[tuple[str, Sequence[str]]]:
+    """All files that either side wrote, and the places where they differ; those that do first."""
     wrong: dict[str, list[str]] = {}
     for each in comparison.wrong_files:
         by = "" if math.isinf(each.relative) else f": {each.relative:.1e}"
         wrong.setdefault(each.file, []).append(f"{each.where}{by}")
-    same = [File(name) for name in comparison.original.files() if name not in wrong]
-    return [*(File(name, places) for name, places in wrong.items()), *same]
+    return [*wrong.items(), *((name, ()) for name in comparison.original.files() if name not in wrong)]
 
 
 def _output(comparison: Comparison) -> Iterator[Printed]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dp2ddp.analysis.catalogue import libraries
-from dp2ddp.convert import notebooks, programs
+from dp2ddp.convert import job, notebooks, programs
 from dp2ddp.convert.programs import Program
 from dp2ddp.errors import BadInput
 from dp2ddp.project.modules import Layout
@@ -69,9 +69,8 @@ def prepare(script: Path, converted: Path | None, *, allow_ddp: bool = False) ->
         if renamed:
             original[sources.root / path] = sources.source(path).encode(modern)
             notes.append(f"{path} says `async=`, which is no Python any more: the original is run with `non_blocking=`")
-    options = ConversionOptions(allow_ddp=allow_ddp)
     if converted is None:
-        new, foreign = _convert(sources, program, options, notes), False
+        new, foreign = _convert(script, ConversionOptions(allow_ddp=allow_ddp), notes), False
     else:
         new, foreign = _read_converted(converted, script)
     names = {path.name: f"{path.name} (converted)" for path in new}
@@ -97,27 +96,22 @@ def _shared_modules(program: Program) -> list[str]:
     return ["torchvision", "torchvision.datasets", "torchvision.transforms"] if used and not own else []
 
 
-def _convert(sources: PythonFiles, program: Program, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
-    entry = sources.source(program.entry).name
-    try:
-        done = programs.convert_group([program], options, lenient=False).conversions
-    except BadInput as error:
-        raise notebooks.placed(error, sources.source(error.file)) if error.file in program.files else error from None
-    if any(conversion.converted_before for conversion in done.values()):
+def _convert(script: Path, options: ConversionOptions, notes: list[str]) -> dict[Path, bytes]:
+    """What `dp2ddp convert` makes of a script and of what it imports."""
+    done = job.converted(job.Request([str(script)], options), [notebooks.read(str(script))])
+    conversions = done.outcome.conversions
+    if any(conversion.converted_before for conversion in conversions.values()):
         todo = "give the original, and this file as --converted"
-        raise BadInput(entry, what="a converted script, not an original", todo=todo)
-    why = programs.why_refused(done, done)
+        raise BadInput(str(script), what="a converted script, not an original", todo=todo)
+    why = programs.why_refused(conversions, conversions)
     if why is not None:
-        raise notebooks.placed(why, sources.source(why.file))
-    changed = {path: conversion for path, conversion in done.items() if conversion.changed}
-    if not changed:
-        raise BadInput(entry, what="nothing to convert: no nn.DataParallel", todo="verify needs one")
-    count = sum(len(conversion.notes) for conversion in done.values())
+        raise done.names.renamed(why)
+    if not done.outcome.changed():
+        raise BadInput(str(script), what="nothing to convert: no nn.DataParallel", todo="verify needs one")
+    count = sum(len(conversion.notes) for conversion in conversions.values())
     if count:
         notes.append(f"the conversion has {count} note(s) open: `dp2ddp convert` shows them")
-    texts = {path: conversion.new_text for path, conversion in changed.items()}
-    texts.setdefault(program.entry, program.files[program.entry])
-    return {sources.root / path: sources.source(path).encode(text) for path, text in texts.items()}
+    return {done.sources.root / path: done.new_bytes(path) for path in done.changed()}
 
 
 def _read_converted(converted: Path, script: Path) -> tuple[dict[Path, bytes], bool]:
