@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -56,6 +56,8 @@ class Verification:
             self._notes.append(f"CUDA is pretended: this machine has fewer than {options.replicas} GPU(s)")
         if options.synthetic is not None:
             self._notes.append(_synthetic(verdict.synthetic))
+        if comparison.names:
+            self._notes.append(_renamed(comparison.names))
         if not comparison.steps and not any(finding.kind == "count" for finding in findings):
             self._notes.append("no optimizer step was taken: only output, files and exit codes were compared")
         by_dropout = any(rank.drew for rank in comparison.recordings[1:]) and comparison.rows_elsewhere
@@ -212,3 +214,9 @@ def _synthetic(datasets: Sequence[MadeUp]) -> str:
     if not datasets:
         return "--synthetic-data made nothing up: the scripts use none of torchvision's data sets that it knows"
     return f"synthetic data: {', '.join(map(str, datasets))}; made-up samples, not the real ones"
+
+
+def _renamed(names: Mapping[str, str]) -> str:
+    """What to say about names that a clock gave."""
+    pairs = ", ".join(f"{new} for {old}" for new, old in names.items())
+    return f"files are named after the clock; taken as one: {pairs}"

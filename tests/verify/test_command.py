@@ -146,10 +146,6 @@ from time import perf_counter
 first = time.time()
 time.sleep(0.2)
 print("%d\t%.4f\t%.3f" % (7, time.time() - first, perf_counter()), time.time_ns())
-from datetime import datetime
-now = datetime.now()
-path = "%s_%s.pt" % (now.strftime("%m%d_%H%M%S%f"), time.strftime("%S"))
-torch.save({"at": now, "net": net.module.state_dict()}, path)
 """
 
 

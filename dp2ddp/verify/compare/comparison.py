@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dp2ddp.verify.compare import printed, rounding, saved, steps
+from dp2ddp.verify.compare import clock_names, printed, rounding, saved, steps
 from dp2ddp.verify.compare.finding import TOLERANCE, Finding
 from dp2ddp.verify.compare.optimizer_settings import first_difference
 from dp2ddp.verify.compare.printed import LineDifference
@@ -53,6 +54,7 @@ class Comparison:
         files: files that differ, and where.
         batch: the first batch with other samples; None if all have the same.
         recordings: the original's recording and those of the converted script's ranks.
+        names: what of the converted run's paths has another name in the original's, for a clock gave it.
         apart: the first step after which the ranks' parameters differ among each other; None if none.
         starts: processes that start from other parameters.
         counts: what one run did more often than the other, in words.
@@ -74,6 +76,7 @@ class Comparison:
     starts: tuple[StepDifference, ...] = ()
     batch: BatchDifference | None = None
     recordings: tuple[Recording, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
     setting: Finding | None = None
     logged: tuple[LineDifference, ...] = ()
     foreign: bool = False
@@ -83,6 +86,10 @@ class Comparison:
     def allowed(self, step: int) -> float:
         """The largest relative difference of parameters after step `step` (from 1) that counts as agreement."""
         return max(TOLERANCE, rounding.allowed_at(self.rounding.steps, step - 1))
+
+    def hidden(self, name: str) -> str:
+        """What of the converted run's has this name, as the original would call it."""
+        return clock_names.restoring(self.names, self.converted.hide)(name)
 
     @property
     def worst(self) -> StepDifference:
@@ -141,7 +148,8 @@ def compare(original: Run, converted: Run, foreign: bool = False) -> Comparison:
     (ours,), theirs = original.recordings()[:1], converted.recordings()
     batch = _batch(ours, theirs, recording.is_same_set if foreign else recording.is_union)
     files = _outputs(original), _outputs(converted)
-    hide = original.hide, converted.hide
+    names = clock_names.renamed(*files, timedelta(seconds=max(original.seconds, converted.seconds)))
+    hide = original.hide, clock_names.restoring(names, converted.hide)
     return Comparison(
         original=original,
         converted=converted,
@@ -154,6 +162,7 @@ def compare(original: Run, converted: Run, foreign: bool = False) -> Comparison:
         starts=tuple(steps.starts(ours, theirs)),
         batch=batch,
         recordings=(ours, *theirs),
+        names=names,
         setting=first_difference(ours, theirs[0], len(theirs), batch is None),
         foreign=foreign,
         rows_elsewhere=foreign and batch is None and _batch(ours, theirs, recording.is_union) is not None,

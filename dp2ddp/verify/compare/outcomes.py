@@ -52,10 +52,7 @@ def file_findings(comparison: Comparison, differs: bool) -> Iterator[tuple[str, 
     wrong: dict[str, list[FileDifference]] = {}
     for file in comparison.wrong_files:
         wrong.setdefault(file.file, []).append(file)
-    sides = (
-        comparison.original.files().keys(),
-        {comparison.converted.hide(name) for name in comparison.converted.files()},
-    )
+    sides = comparison.original.files().keys(), {comparison.hidden(name) for name in comparison.converted.files()}
     for name, places in wrong.items():
         if (name in sides[0]) != (name in sides[1]):
             renamed = bool(sides[0] - sides[1] and sides[1] - sides[0])
