@@ -433,6 +433,12 @@ def with_large_outputs(kind: str) -> list[Any]:
         "dice per sample": lambda out, t: (out.sigmoid()[:, 0].flatten(1) * (t == 0).flatten(1)).sum(1).mean(),
         "mse, broadcast": lambda out, t: F.mse_loss(out[:, :1], (t % 5).double()),
         "kl": lambda out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
+        "each pixel": lambda out, t: F.cross_entropy(
+            out.permute(0, 2, 3, 1).reshape(-1, 5), t.view(-1), torch.arange(1.0, 6).double(), ignore_index=255
+        ),
+        "flat": lambda out, t: (
+            F.mse_loss(out[:, 0].reshape(-1), (t.flip(0) % 5).view(-1).double()) + out.view(-1).mean()
+        ),
         "unknown": lambda out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
         "after a look without gradients": _looks_first,
         "in place": lambda out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
