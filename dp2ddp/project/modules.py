@@ -158,7 +158,10 @@ class Layout:
         return None
 
     def _is_library(self, path: str) -> bool:
-        return not self._libraries.get(stem(path), frozenset()).isdisjoint(self.imports(path).names)
+        name, facts = stem(path), self.imports(path)
+        known_for = self._libraries.get(name, frozenset()).intersection(facts.names)
+        # What imports the library is around it: `lib/visdom.py` with `from visdom import Visdom`.
+        return bool(known_for) and all(each.level or each.module.split(".")[0] != name for each in facts.imports)
 
     def _bases(self, parts: Sequence[str], entry: str, name: str | None) -> Iterator[str]:
         """Where an absolute module may lie, without its suffix. What has a file of its own hides plain folders."""

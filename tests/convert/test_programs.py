@@ -239,16 +239,19 @@ def test_modules_that_a_script_picks_at_run_time_are_followed(
 
 
 @pytest.mark.parametrize("package", ["tensorboardX", "lib.tensorboardX"])
-@pytest.mark.parametrize("name", ["SummaryWriter", "Own"])
-def test_a_copy_of_a_known_library_is_that_library(package: str, name: str) -> None:
-    """What has its name and not what it is known for is the project's."""
+@pytest.mark.parametrize(
+    ("name", "beside", "is_copy"),
+    [("SummaryWriter", "", True), ("Own", "", False), ("SummaryWriter", "import tensorboardX\n", False)],
+)
+def test_a_copy_of_a_known_library_is_that_library(package: str, name: str, beside: str, is_copy: bool) -> None:
+    """What has its name and not what it is known for is the project's; what imports the library is around it."""
     folder = package.replace(".", "/")
     writer = f"import time\nclass {name}:\n    def __init__(self):\n        self.log = open(str(time.time()), 'w')\n"
     files = {
         "train.py": f"from torch import nn\nfrom {package} import {name}\n{name}(nn.DataParallel(nn.ReLU()))\n",
-        f"{folder}/__init__.py": f"from .writer import {name}\n",
+        f"{folder}/__init__.py": f"{beside}from .writer import {name}\n",
         f"{folder}/writer.py": writer,
     }
     done = convert_files(files, ["train.py"], Options())
-    assert ("ddp.main_only(SummaryWriter)(" in done["train.py"].new_text) == (name == "SummaryWriter")
-    assert (f"{folder}/writer.py" in done) == (name == "Own")
+    assert ("ddp.main_only(SummaryWriter)(" in done["train.py"].new_text) == is_copy
+    assert (f"{folder}/writer.py" in done) != is_copy
