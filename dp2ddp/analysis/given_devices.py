@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
 
 _ONE_PROCESS = "[0]"
+_LONGEST = 70  # characters: what is longer is settled by the wraps, and behind them
 #: What a condition may consist of to be written once more; of calls, those that only look.
 _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
@@ -72,13 +73,16 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     chosen_from = _chosen_from(facts, launch)
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
-    ways = _ways([case.tests for case in cases])
-    is_untold = all(case.may_be_passed for case in cases)
-    behind = _behind(facts, cases) if is_untold or len(ways) > 1 else None
-    if ways in ([], [()]) or (len(ways) > 1 and behind is not None):
+    ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
+    ways, behind = _ways([case.tests for case in cases]), _behind(facts, cases)
+    given, is_clear = ids, ways in ([], [()])
+    if not is_clear:
+        pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
+        given = _on_condition(ids, ways, pick or _ONE_PROCESS)
+        is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
+    if not is_clear and behind is not None:
         return Given(ids, are_chosen, behind)
-    pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
-    return Given(_on_condition(ids, ways, pick or _ONE_PROCESS), are_chosen, behind)
+    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else None)
 
 
 def _widest(found: list[str | None]) -> str | None:
@@ -243,6 +247,7 @@ def _ways(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         if not only:
             return _ways([*rest, one])
         passed = tuple(test for test in other if test != _opposite(" and ".join(one)))
+        passed = tuple(test for test in passed if not {*one} <= {*passed, _opposite(test)} - {test})
         if passed != other:
             return _ways([*rest, one, passed])
         if len(only) == len(against) == 1 and _opposite(*only) in against:
