@@ -159,12 +159,7 @@ def main():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        CALLS_ITSELF,
-        LONE_RETURN,
-    ],
-    ids=["calls itself", "a carriage return between statements"],
+    "text", [CALLS_ITSELF, LONE_RETURN], ids=["calls itself", "a carriage return between statements"]
 )
 def test_what_was_found(text: str) -> None:
     begin = time.process_time()

@@ -217,8 +217,7 @@ def test_the_runtime_is_imported_above_what_prints_while_it_is_imported(last: st
 
 
 @pytest.mark.parametrize(
-    "pick",
-    ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)'],
+    "pick", ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)']
 )
 @pytest.mark.parametrize("package", [True, False])
 def test_modules_that_a_script_picks_at_run_time_are_followed(

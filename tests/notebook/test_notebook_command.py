@@ -157,8 +157,7 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}],
+    "metadata", [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}]
 )
 def test_another_language_is_refused(metadata: dict[str, object]) -> None:
     making.write(Path("train.ipynb"), "x <- 1", **metadata)

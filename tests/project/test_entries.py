@@ -46,13 +46,7 @@ def test_scripts_are_found_by_what_they_do_and_reach(tmp_path: Path, script: str
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "",
-        "import nets\n",
-        "import nets\ndef f():\n    for i in x: g()\n",
-        "import nets\nclass A: pass\n",
-    ],
+    "module", ["", "import nets\n", "import nets\ndef f():\n    for i in x: g()\n", "import nets\nclass A: pass\n"]
 )
 def test_modules_are_no_scripts(tmp_path: Path, module: str) -> None:
     found = guess(tmp_path, {"nets.py": WRAP, "module.py": module})

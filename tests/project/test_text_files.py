@@ -66,10 +66,7 @@ def test_a_dictionary_is_no_notebook() -> None:
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    cases = {
-        str(tmp_path / "none.py"): "no such file",
-        str(tmp_path): "a directory; give one script",
-    }
+    cases = {str(tmp_path / "none.py"): "no such file", str(tmp_path): "a directory; give one script"}
     for name, message in cases.items():
         with pytest.raises(BadInput, match=message):
             text_files.read(name)

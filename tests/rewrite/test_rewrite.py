@@ -372,15 +372,7 @@ def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "",
-        "\n",
-        "x = 1",
-        "x = 1\r\ny = 2\r\n",
-    ],
-)
+@pytest.mark.parametrize("source", ["", "\n", "x = 1", "x = 1\r\ny = 2\r\n"])
 def test_untouched_text_stays_byte_for_byte(source: str) -> None:
     assert apply(source, []) == source
     mark = "\ufeff" if source.startswith("\ufeff") else ""

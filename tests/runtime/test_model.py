@@ -182,10 +182,7 @@ def differing(kind: str) -> str:
 
 
 def test_ranks_whose_models_differ_are_told_apart(ranks: RankPool) -> None:
-    for kind, message in (
-        ("shape", "names, shapes or dtypes"),
-        ("value", "parameter 'bias' differs between ranks"),
-    ):
+    for kind, message in (("shape", "names, shapes or dtypes"), ("value", "parameter 'bias' differs between ranks")):
         assert all(message in told for told in ranks(2, differing, kind))
     assert ranks(2, differing, "nothing") == ["no error"] * 2
 

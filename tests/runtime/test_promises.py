@@ -276,11 +276,7 @@ def epochs(workers: int) -> Any:
     return ends, noises, own
 
 
-@pytest.mark.parametrize(
-    ("ranks", "n", "workers"),
-    [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 2)],
-    indirect=["ranks"],
-)
+@pytest.mark.parametrize(("ranks", "n", "workers"), [("cpu", 2, 0), ("cpu", 3, 2), ("cuda", 2, 2)], indirect=["ranks"])
 def test_p3_ranks_agree_at_the_end_of_each_epoch_and_augment_differently(ranks: RankPool, n: int, workers: int) -> None:
     results = ranks(n, epochs, workers)
     ends = [result[0] for result in results]
