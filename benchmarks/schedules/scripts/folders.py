@@ -1,6 +1,7 @@
 """Folders that are listed inside of a loop over listings; each file is a batch."""
 
 import os
+import pathlib
 
 import torch
 import torch.nn as nn
@@ -25,4 +26,5 @@ for name in os.listdir("data"):
 for root, dirs, names in os.walk("data"):
     assert len(names) in (0, 3), (root, names)
 seen = sorted(os.path.join(r, f) for r, _, files in os.walk("data") for f in files)
-print(len(seen), seen[0])
+entries = sorted((each.name, each.is_dir(), len(list(pathlib.Path(each).iterdir()))) for each in os.scandir("data"))
+print(len(seen), seen[0], entries)

@@ -2,6 +2,7 @@
 
 import configparser
 import csv
+import fileinput
 import json
 import logging
 import os
@@ -40,7 +41,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder):
-        return len((pathlib.Path(folder) / "words.txt").read_text().splitlines())
+        return len(list(fileinput.input([pathlib.Path(folder) / "words.txt"])))
 
 
 logger = logging.getLogger("train")
