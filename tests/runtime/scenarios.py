@@ -256,19 +256,6 @@ def named_arguments_of_fewer_rows(wrap: Wrapper) -> Tensors:
 
 
 @scenario
-def autocast(wrap: Wrapper) -> Tensors:
-    net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
-    result: Tensors = []
-    for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = net(torch.rand(6, 4, dtype=torch.float32))
-            loss = F.cross_entropy(out, torch.arange(6) % 3)
-        loss.backward()
-        result += [out, *grads(net)]
-    return result
-
-
-@scenario
 def memory_formats(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)).to(memory_format=torch.channels_last))
     x = torch.rand(5, 3, 6, 6).to(memory_format=torch.channels_last)
@@ -276,23 +263,6 @@ def memory_formats(wrap: Wrapper) -> Tensors:
     out.square_()
     out.mean().backward()
     return [out, *grads(net)]
-
-
-@scenario
-def hooks_on_parameters(wrap: Wrapper) -> Tensors:
-    net = wrap(Function(lambda self, x: self.layer(x)))
-    seen: Tensors = []
-    weight, bias = net.module.layer.weight, net.module.layer.bias
-    clamp = weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    bias.register_hook(lambda grad: seen.append(grad.clone()))
-    bias.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
-    for step in range(3):
-        net(torch.rand(5, 4)).square().sum().backward()
-        if step == 1:
-            clamp.remove()
-            weight.register_hook(lambda grad: grad * 2)
-    net(torch.rand(1, 4)).sum().backward()
-    return [*seen, *grads(net)]
 
 
 @scenario

@@ -24,7 +24,6 @@ from dp2ddp_runtime.rank_zero.callsites import Call
 from dp2ddp_runtime.rank_zero.checkpoint import save
 from dp2ddp_runtime.rank_zero.journal import Journal
 from dp2ddp_runtime.rank_zero.main_only import Absent, main_first, main_only
-from dp2ddp_runtime.ranks import file_sync
 from dp2ddp_runtime.ranks.file_sync import PeerError
 from rank_pool import meet
 
@@ -32,24 +31,6 @@ from rank_pool import meet
 def write_slowly(path: Path, text: str) -> None:
     time.sleep(0.4)
     path.write_text(text)
-
-
-def _in_forked_child(path: Path) -> bytes:
-    main_only(write_slowly)(path, "x")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:  # it has no hands where its rank has none, and asks nobody
-        path.with_suffix(f".{world.rank()}").write_text("child")
-        os.write(write, b"none" if file_sync.store() is None else b"some")
-        os._exit(0)
-    os.waitpid(child, 0)
-    answer = os.read(read, 10)
-    meet()  # the store still works
-    return answer + open(path, "rb").read() + b" ".join(name.encode() for name in sorted(os.listdir(path.parent)))
-
-
-def test_forked_children_are_as_their_rank_and_leave_the_store_alone(ranks: Any, tmp_path: Path) -> None:
-    assert ranks(2, _in_forked_child, tmp_path / "a") == [b"nonexa a.0"] * 2
 
 
 def test_a_rank_that_is_far_behind_catches_up() -> None:
@@ -277,12 +258,9 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
         float(run.summary.best)  # type: ignore[arg-type]
 
 
-def test_alone_main_only_changes_nothing() -> None:
+def test_what_main_only_leaves(ranks: Any) -> None:
     for thing in (print, Writer, functools.partial(print), 3):
-        assert main_only(thing) is thing
-
-
-def test_none_stays_none_on_all_ranks(ranks: Any) -> None:
+        assert main_only(thing) is thing, "alone"
     assert ranks(2, main_only, None) == [None, None]
 
 
