@@ -410,39 +410,3 @@ def test_help_and_version() -> None:
         assert run(option).stdout == f"dp2ddp, version {dp2ddp.__version__}\n"
     assert "dp2ddp convert train.py -o train_ddp.py" in run("--help").stdout
     assert "Examples:" in run("convert", "--help").stdout
-
-
-def test_the_command_never_imports_torch(script: Path) -> None:
-    code = (
-        "import sys\nfrom dp2ddp.cli import main\n"
-        "main(['convert', 'train.py', '-o', 'out.py', '--vendor'], standalone_mode=False)\n"
-        "main(['rules'], standalone_mode=False)\n"
-        "sys.exit(any(name.split('.')[0] in ('torch', 'dp2ddp_runtime') for name in sys.modules))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "wrap_model" in Path("out.py").read_text()
-
-
-def test_a_script_is_converted_without_what_only_projects_need(script: Path) -> None:
-    code = (
-        "import sys\nfrom dp2ddp.cli import main\n"
-        "main(['convert', 'train.py', '-o', 'out.py'], standalone_mode=False)\n"
-        "unneeded = {'rich', 'pathspec', 'dp2ddp.project.entries', 'dp2ddp.convert.formats'}\n"
-        "sys.exit(', '.join(unneeded & set(sys.modules)) or 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "wrap_model" in Path("out.py").read_text()
-
-
-@pytest.mark.parametrize("option", ["--version", "--help"])
-def test_a_command_imports_what_it_needs_only(option: str) -> None:
-    code = (
-        "import sys\nfrom dp2ddp.cli import main\nmain(sys.argv[1:], standalone_mode=False)\n"
-        "heavy = {'rich', 'libcst', 'pathspec', 'torch', 'tempfile', 'json', 'dp2ddp.rules', 'dp2ddp.convert'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import Result
-from commands import command, write
+from commands import command, python, write
 
 from dp2ddp import __version__
 from dp2ddp.convert import pipeline
@@ -373,9 +371,7 @@ def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
     script = "import torch.nn as nn\n\nnet = nn.DataParallel(Net())\nprint(net)\n"
     files = {f"script_{number}.py": script for number in range(5)}
     write(tmp_path / "in", {**files, "dist.py": f"from accelerate import Accelerator\n{script}"})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "dp2ddp", "convert", "in", "-o", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "dp2ddp", "convert", "in", "-o", "out", here=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  in/dist.py:1: sets up distributed training already: imports Accelerate" in done.stderr
     assert all("wrap_model" in (tmp_path / "out" / name).read_text() for name in files)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,18 +233,6 @@ def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(noteb
     for form in ("github", "gitlab", "sarif"):
         assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
     assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
-
-
-@pytest.mark.parametrize("args", [["train.py", "-o", "out.py"], ["."]])
-def test_scripts_need_no_nbformat(args: Sequence[str]) -> None:
-    Path("train.py").write_text(f"{WRAP}\n")
-    code = (
-        f"import sys\nfrom dp2ddp.cli import main\nmain(['convert', *{args!r}], standalone_mode=False)\n"
-        "sys.exit('nbformat' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:

@@ -126,35 +126,11 @@ def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    target, link = tmp_path / "real" / "a.py", tmp_path / "link.py"
-    target.write_text("x\n")
-    link.symlink_to(target)
-    placing.write({link: b"y\n"})
-    assert link.is_symlink()
-    assert target.read_bytes() == b"y\n"
-
-
 def test_devices_are_written_to_and_not_replaced() -> None:
     source = TextFile("a.py", None, "")
     text_files.check_output(os.devnull, source, force=False)
     placing.write({Path(os.devnull): b"x\n"})
     assert not Path(os.devnull).is_file()
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("old\n")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(BadInput, match=r"a.py: can't be written .No space left on device"):
-        placing.write({path: b"new\n"})
-    assert [each.name for each in tmp_path.iterdir()] == ["a.py"]
-    assert path.read_text() == "old\n"
 
 
 def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:
