@@ -185,10 +185,6 @@ def train_original(n: int, *args: Any) -> list[Parameters]:
     return train(data_parallel(n), *args)
 
 
-def train_plainly(*args: Any) -> list[Parameters]:
-    return train(lambda net: net.to(world.device()), *args)
-
-
 @pytest.mark.parametrize(
     ("ranks", "n", "dtype"),
     [("cpu", 2, torch.float32), ("cpu", 3, torch.float64), ("cuda", 2, torch.float32)],
@@ -205,13 +201,6 @@ def test_p2_parameters_are_data_parallels_after_every_step(ranks: RankPool, n: i
         if n == 2:
             assert difference(results[0][step], expected[step]) == 0, step
         assert distance(results[0][step], expected[step]) <= 1e-12, step
-
-
-@EVERYWHERE
-def test_p2_one_rank_is_the_original(ranks: RankPool) -> None:
-    (result,) = ranks(1, train_on_ranks, 8, torch.float32)
-    expected = ranks.original(train_plainly, 8, torch.float32)
-    assert all(difference(one, other) == 0 for one, other in zip(result, expected))
 
 
 class Augmented(Dataset[Any]):

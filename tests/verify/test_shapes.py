@@ -14,10 +14,7 @@ from dp2ddp.verify.run.options import Request
 
 _HEAD = """\
 import itertools
-import os
-import sys
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -62,19 +59,6 @@ for epoch in range(2):
 """
 
 SCRIPTS = {
-    "a part, and its checkpoint": (
-        """
-        net = Net()
-        if len(sys.argv) < 2:
-            net.features = nn.DataParallel(net.features)
-            net.cuda()
-        else:
-            net = nn.DataParallel(net).cuda()
-        """,
-        _STEP,
-        _EPOCHS,
-        'net.load_state_dict(torch.load("net.pt")["net"])\nstep(*next(iter(other)))\n',
-    ),
     "two parts, and a head that is exchanged": (
         """
         net = Net(wrap=True)
@@ -98,38 +82,7 @@ SCRIPTS = {
             print("loss %.5f" % loss.item())
         """,
     ),
-    "models in a list, by turns": (
-        """
-        nets = [nn.DataParallel(Net()).cuda() for _ in range(2)]
-        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
-        for i, (x, y) in enumerate(loader):
-            loss = sum(F.cross_entropy(net(x.cuda()), y.cuda()) for net in nets)
-            optimizers[i % 2].zero_grad()
-            loss.backward()
-            optimizers[i % 2].step()
-            print("loss %.5f" % loss.item())
-        """,
-    ),
 }
-
-OWN_DDP = """
-distributed = "RANK" in os.environ
-if distributed:
-    dist.init_process_group("gloo")
-net = Net()
-if distributed:
-    net = nn.parallel.DistributedDataParallel(net)
-else:
-    net = nn.DataParallel(net)
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for x, y in loader:
-    loss = F.cross_entropy(net(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print("loss %.5f" % loss.item(), flush=True)
-torch.save(net.state_dict(), "net%s.pt" % os.environ.get("RANK", ""))
-"""
 
 
 def verify(*arguments: str) -> str:
@@ -148,11 +101,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shapes_train_the_same(script: Path, shape: str) -> None:
     script.write_text(_HEAD + "".join(map(textwrap.dedent, SCRIPTS[shape])))
     assert "They agree" in verify("train.py", "--nproc", "2")
-
-
-def test_beside_a_branch_of_its_own_the_rest_trains_the_same(script: Path) -> None:
-    script.write_text(_HEAD + OWN_DDP)
-    assert "They agree" in verify("train.py", "--nproc", "2", "--allow-ddp")
 
 
 TWO_MODELS = """
