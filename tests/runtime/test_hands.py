@@ -156,7 +156,9 @@ def test_a_log_that_is_opened_for_each_line_costs_little(warm: Warm, tmp_path: P
 def test_children_can_not_meet(warm: Warm, tmp_path: Path) -> None:
     body = """
         import multiprocessing
+        from dp2ddp_runtime.ranks import file_sync
         def child():
+            assert file_sync.store() is None  # a connection that its rank uses
             try:
                 ddp.broadcast(1)
             except RuntimeError as error:
