@@ -72,6 +72,7 @@ def test_the_check_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     for broken, says in (
         (crash, "EditError"),
         (lambda text, *rest: f"{text}\n(", "does not compile"),
+        (lambda text, *rest: text.replace("import torch as _torch\n", ""), "out of order: import torch"),
         (lambda text, *rest: f"{text}\nx = 1\n", "changes again"),
     ):
         monkeypatch.setattr(pipeline, "_rewrite", broken)
