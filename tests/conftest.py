@@ -32,7 +32,8 @@ SMALL, SMALLER = (1207, 301), (307, 101)
 _SHARING = ("tests/e2e/", "tests/verify/", "batches", "tests/runtime/")
 #: Of the runtime's, those that load batches, or are on pretend devices: they take as long as all others.
 _LOADING = (
-    "device_copies half_precision loader loading_fails loop_shapes promised_files promises rows_apart stateful_data"
+    "device_copies half_precision loader loading_fails loop_shapes promised_files promises rows_apart "
+    "stateful_data workers"
 ).split()
 _BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.

@@ -284,20 +284,6 @@ def test_a_module_may_be_named_below_its_import(ranks: Any) -> None:
 # --- main_first ---
 
 
-def _download(path: Path) -> tuple[bool, str]:
-    with main_first():
-        found = path.exists()
-        if not found:
-            write_slowly(path, f"by {world.rank()}")
-    return found, path.read_text()
-
-
-def test_main_first(ranks: Any, tmp_path: Path) -> None:
-    first, *others = ranks(3, _download, tmp_path / "data")
-    assert first == (False, "by 0")
-    assert others == [(True, "by 0")] * 2
-
-
 def _fetch_on_machines_of_two(folder: Path) -> list[Any]:
     """Four ranks as two machines; what each finds, and which of them wrote."""
     os.chdir(folder)
