@@ -37,7 +37,7 @@ _LOADING = (
 ).split()
 _BATCHES = tuple(f"tests/runtime/test_{name}.py" for name in _LOADING)
 #: But these start processes of their own: any worker may have each test of the first, and each file of the others.
-_BY_TEST = ("tests/runtime/test_launch.py", "tests/runtime/test_signals.py")
+_BY_TEST = tuple(f"tests/runtime/test_{name}.py" for name in ("launch", "restarts", "signals"))
 _BY_FILE = tuple(f"tests/runtime/test_{name}.py" for name in ("machines", "start", "watchdog"))
 
 

@@ -266,28 +266,6 @@ def memory_formats(wrap: Wrapper) -> Tensors:
 
 
 @scenario
-def backward_inside_forward(wrap: Wrapper) -> Tensors:
-    """Each replica takes the gradients of its own loss; they add up, with those that are there, too."""
-
-    def forward(self: Any, x: torch.Tensor, mode: str) -> torch.Tensor:
-        loss = self.layer(x).square().mean() + (self.other(x).exp().mean() if mode != "one" else 0)
-        if mode != "outside":
-            loss.backward(retain_graph=mode == "twice")
-        if mode == "twice":
-            torch.autograd.backward([3 * loss])
-        return loss if mode == "outside" else loss.detach()
-
-    net = wrap(Function(forward))
-    result: Tensors = []
-    for rows, mode in ((6, "one"), (7, "both"), (4, "outside"), (1, "both"), (5, "twice"), (4, "outside"), (2, "one")):
-        loss = net(torch.rand(rows, 4), mode)
-        if mode == "outside":
-            loss.mean().backward()
-        result += [loss, *grads(net)]
-    return result
-
-
-@scenario
 def forward_that_replaces_data_as_its_rows_say(wrap: Wrapper) -> Tensors:
     """On some replicas only, with several forwards between two steps."""
 
