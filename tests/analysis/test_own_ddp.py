@@ -342,22 +342,6 @@ def test_frameworks_are_refused_all_the_same() -> None:
         converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
 
 
-def test_a_guard_around_both_keeps_the_wrap() -> None:
-    conversion = converted(
-        """
-        net = Net()
-        if args.multi_gpu:
-            if args.distributed:
-                dist.init_process_group("nccl")
-                net = DDP(net)
-            else:
-                net = nn.DataParallel(net)
-        """
-    )
-    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
-    assert not conversion.notes
-
-
 def test_an_import_that_isn_t_used_is_no_ddp() -> None:
     assert "\nddp.setup()\n" in converted("net = nn.DataParallel(Net())\n").new_text
 

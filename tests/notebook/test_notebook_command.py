@@ -119,11 +119,6 @@ def test_errors_about_the_script_name_the_cell(notebook: Path) -> None:
     assert not Path("out.py").exists()
 
 
-def _changed(notebook: Path, **fields: object) -> None:
-    content = json.loads(notebook.read_text())
-    notebook.write_text(json.dumps({**content, **fields}))
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [

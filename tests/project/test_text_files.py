@@ -104,19 +104,6 @@ def test_invalid_escapes_are_the_scripts_own_affair(recwarn: pytest.WarningsReco
     assert not recwarn.list
 
 
-def test_a_new_file_gets_the_mode_of_the_input_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
-    script, new, old = tmp_path / "a.py", tmp_path / "b.py", tmp_path / "c.py"
-    for path, mode in ((script, 0o750), (old, 0o604)):
-        path.write_text("x\n")
-        path.chmod(mode)
-    for path in (new, old):
-        placing.write({path: b"y\n"}, mode_of=script)
-        assert path.read_bytes() == b"y\n"
-    assert stat.S_IMODE(new.stat().st_mode) == 0o750
-    assert stat.S_IMODE(old.stat().st_mode) == 0o604
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py", "c.py"]
-
-
 def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
