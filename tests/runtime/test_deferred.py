@@ -265,6 +265,10 @@ class Shows:
         self.shown.append((name, images.sum().item()))
 
 
+class Table(dict[str, Any]):
+    """Like an `h5py.File`."""
+
+
 def into_sinks(folder: str) -> list[Any]:
     """Sinks do nothing on other ranks, but look together with rank 0."""
     writer = rank_zero.main_only(Shows)()
@@ -272,6 +276,9 @@ def into_sinks(folder: str) -> list[Any]:
     writer.add_images("some", batch()[0])
     writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
     rank_zero.main_only(lambda x: x.sum())(batch()[0])
+    table, x = rank_zero.main_only(Table)(), batch()[0]
+    table["x"] = x
+    assert x.is_materialized, "setting an item is a look of all ranks"
     tracker: Any = types.ModuleType("tracker")
     tracker.start, tracker.image = Shows, lambda x: x.sum().item()
     tracker = rank_zero.main_only(tracker)

@@ -19,7 +19,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from dp2ddp_runtime.base import world
-from dp2ddp_runtime.rank_zero import main_only as rank_zero
 from dp2ddp_runtime.rank_zero.callsites import Call
 from dp2ddp_runtime.rank_zero.checkpoint import save
 from dp2ddp_runtime.rank_zero.journal import Journal
@@ -47,60 +46,6 @@ def test_a_rank_that_is_far_behind_catches_up() -> None:
 
 
 # --- main_only ---
-
-
-class Writer:
-    """Like a SummaryWriter."""
-
-    opened: ClassVar[list[str]] = []
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        Writer.opened.append(folder)
-
-    def add(self, value: float) -> str:
-        return "added"
-
-
-def _use_writer(folder: str) -> tuple[list[str], str, bool, bool]:
-    Writer.opened.clear()
-    writer = main_only(Writer)(folder)
-    told = repr(writer.add(1.0))
-    return Writer.opened, told, bool(writer), isinstance(writer, Writer)
-
-
-def test_objects_live_on_rank_0(ranks: Any, tmp_path: Path) -> None:
-    first, second = ranks(2, _use_writer, str(tmp_path))
-    assert first == ([str(tmp_path)], "'added'", True, True)
-    assert second == ([], "<Writer(...).add(...): on rank 0 alone>", True, False)
-
-
-class Table:
-    """Like an `h5py.File`."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, Any] = {}
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.items[key] = value
-
-
-def _set_items() -> list[Any]:
-    """What is looked at, on this rank, when an item is set."""
-    looked: list[Any] = []
-    plain = rank_zero.materialize
-    rank_zero.materialize = lambda value: looked.append(value) or plain(value)  # type: ignore[func-returns-value]
-    try:
-        table = main_only(Table)()
-        looked.clear()
-        table["x"] = 3
-    finally:
-        rank_zero.materialize = plain
-    return [each[0][2] if isinstance(each, tuple) else each for each in looked]
-
-
-def test_setting_an_item_is_a_look_of_all_ranks(ranks: Any) -> None:
-    assert ranks(2, _set_items) == [[3], [3]]
 
 
 class Store:
@@ -259,7 +204,7 @@ def test_absent_takes_everything_and_gives_nothing() -> None:
 
 
 def test_what_main_only_leaves(ranks: Any) -> None:
-    for thing in (print, Writer, functools.partial(print), 3):
+    for thing in (print, Run, functools.partial(print), 3):
         assert main_only(thing) is thing, "alone"
     assert ranks(2, main_only, None) == [None, None]
 
