@@ -23,22 +23,18 @@ from rank_pool import RankPool
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     TensorDataset,
     get_worker_info,
 )
-from training import described, longest
+from training import Sized, described, longest
 
 Sample = namedtuple("Sample", "image label")
 
 
-class Kinds(Dataset[Any]):
+class Kinds(Sized):
     """Samples with everything that the default collate function takes."""
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> Any:
         return {
@@ -167,15 +163,14 @@ def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None
     assert ranks(2, why_whole) == [[expected]] * 2
 
 
-class Told(Dataset[int]):
+class Told(Sized):
+    size = 4
+
     def __init__(self) -> None:
         self.epochs: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)
-
-    def __len__(self) -> int:
-        return 4
 
     def __getitem__(self, index: int) -> float:
         return random.random() + float(torch.rand(1)) + float(np.random.rand())
@@ -220,14 +215,13 @@ def test_set_epoch_tells_all_parts_and_restarts_the_augmentation(ranks: RankPool
         assert drawn[1] == drawn[2] != drawn[0]
 
 
-class Unshared(Dataset[Any]):
+class Unshared(Sized):
     """Draws from the shared stream, and from a generator that no rank shares."""
+
+    size = 7
 
     def __init__(self) -> None:
         self.own = random.Random()
-
-    def __len__(self) -> int:
-        return 7
 
     def __getitem__(self, index: int) -> Any:
         return index, self.own.random(), float(torch.rand(1)), f"{self.own.random()}"
@@ -246,19 +240,18 @@ def test_whole_batches_are_one_even_with_random_numbers_that_no_rank_shares(rank
         assert len(batches) == 8, "in the loader's trial, and after it"
 
 
-class Growing(Dataset[Any]):
+class Growing(Sized):
     """Samples have the size that the first one of their batch chose, as in multi-scale training."""
 
-    def __init__(self) -> None:
-        self.size = 8
+    size = 12
 
-    def __len__(self) -> int:
-        return 12
+    def __init__(self) -> None:
+        self.side = 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index % 4 == 0:
-            self.size += 300
-        return torch.ones(3, self.size, self.size)  # too large to be gathered unasked
+            self.side += 300
+        return torch.ones(3, self.side, self.side)  # too large to be gathered unasked
 
 
 class Uneven(Growing):

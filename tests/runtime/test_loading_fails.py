@@ -18,7 +18,8 @@ from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import exchange
 from dp2ddp_runtime.ranks.exchange import Divergence
 from rank_pool import RankPool
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from training import Sized
 
 
 class OwnError(Exception):
@@ -37,14 +38,13 @@ def raised(index: int) -> Exception:
     }[index]
 
 
-class Gaps(Dataset[Any]):
+class Gaps(Sized):
     """Some of its samples raise; those of them that torch can send from a worker."""
+
+    size = 18
 
     def __init__(self, text: bool = False, bad: tuple[int, ...] = (1, 5, 8, 9, 15)) -> None:
         self.text, self.bad = text, bad
-
-    def __len__(self) -> int:
-        return 18
 
     def __getitem__(self, index: int) -> Any:
         if index in self.bad:
@@ -166,16 +166,15 @@ def test_a_failure_in_a_thread_is_an_error(ranks: RankPool) -> None:
         assert text.startswith("rank 0 could not load a batch of a DataLoader in a thread")
 
 
-class Labels(Dataset[int]):
+class Labels(Sized):
+    size = 12
+
     def __init__(self) -> None:
         self.labels: Any = np.zeros(10**7, dtype=np.int64)
         self.soft: Any = torch.ones(1000, 3)
         self.pairs: Any = [("a.png", 1)] * 5000
         self.cache = torch.zeros(12, 2)
         self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> int:
         self.cache[index] = 1 + world.rank()

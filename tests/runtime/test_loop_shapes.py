@@ -11,19 +11,17 @@ import torch
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
+from training import Sized
 
 Make = Callable[..., Any]
 
 
-class Numbers(Dataset[torch.Tensor]):
+class Numbers(Sized):
     """Sample `i` is the number `i`, with noise if `noisy`."""
 
     def __init__(self, size: int, noisy: bool = False) -> None:
         self.size, self.noisy = size, noisy
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(float(index)) + (torch.rand(()) if self.noisy else 0)
@@ -130,14 +128,13 @@ class Learns(Sampler[Any]):
             yield [1000 * self.steps + 10 * number + i for i in range(3)] if self.as_batches else self.steps
 
 
-class Many(Dataset[int]):
+class Many(Sized):
     """With `moves` it keeps something from one sample to the next."""
+
+    size = 10**6
 
     def __init__(self, moves: bool) -> None:
         self.moves, self.count = moves, 0
-
-    def __len__(self) -> int:
-        return 10**6
 
     def __getitem__(self, index: int) -> int:
         self.count += self.moves

@@ -22,20 +22,17 @@ from rank_pool import RankPool
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Subset, WeightedRandomSampler
-from training import Net, Parameters, Wrap, data, data_parallel, difference, distance, seeded, snapshot
+from training import Net, Parameters, Sized, Wrap, data, data_parallel, difference, distance, seeded, snapshot
 
 #: Where the ranks compute.
 EVERYWHERE = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
 
 
-class Numbered(Dataset[int]):
+class Numbered(Sized):
     """Sample `i` is the number `i`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> int:
         return index

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_pool import RankPool
 from torch.utils.data import DataLoader
+from training import Sized
 
 
 def draw(count: int = 1) -> list[tuple[float, ...]]:
@@ -207,11 +208,10 @@ def drawn() -> list[Any]:
     return [*numbers, np.random.RandomState().rand(), np.random.Philox().random_raw(), sequence.generate_state(1)[0]]
 
 
-class Drawing:
+class Drawing(Sized):
     """A data set, whose samples are made of what is drawn for them."""
 
-    def __len__(self) -> int:
-        return 8
+    size = 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(list(map(float, drawn())), dtype=torch.float64)

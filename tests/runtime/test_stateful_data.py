@@ -18,20 +18,18 @@ from dp2ddp_runtime.batches import kept
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Sampler, Subset
+from training import Sized
 
 _global = np.random.RandomState(5)
 
 
-class Moving(Dataset[Any]):
+class Moving(Sized):
     """Sample `i` is `i`, with what comes next, and a number of the global generators."""
 
     def __init__(self, state: Any, draw: Callable[[Any], Any]) -> None:
         self.state = state
         self.draw = draw
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> Any:
         return index, float(self.draw(self.state)), random.random() + float(torch.rand(1))
@@ -55,16 +53,13 @@ class Noise:
         return value + self.rng.rand()
 
 
-class Counting(Dataset[Any]):
+class Counting(Sized):
     """Nothing but a number moves."""
 
     __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> int:
         self.count += 1
@@ -194,7 +189,7 @@ def test_workers_that_last_or_read_far_ahead(ranks: RankPool, options: dict[str,
             assert batches == expected
 
 
-class Caching(Dataset[Any]):
+class Caching(Sized):
     """Much changes in it that makes no difference to what it returns."""
 
     def __init__(self) -> None:
@@ -204,9 +199,6 @@ class Caching(Dataset[Any]):
         self.opened = False
         self.handle: Any = None
         self.table = torch.zeros(11, 3)
-
-    def __len__(self) -> int:
-        return 11
 
     @functools.cache  # noqa: B019
     def one(self, index: int) -> int:
@@ -262,15 +254,12 @@ def test_caches_and_generators_of_each_rank_s_own_do_not_count(ranks: RankPool, 
             assert epochs == 2 * [later[result is second]]
 
 
-class Logged(Dataset[int]):
+class Logged(Sized):
     """Writes which samples are loaded into a file, which is nothing that a data set keeps."""
 
     def __init__(self, collected: Any = None) -> None:
         self.log = io.StringIO()
         self.collected = collected
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> int:
         self.log.write(f"{index} ")
@@ -304,14 +293,13 @@ def test_without_workers_every_rank_loads_all_that_a_data_set_collects(ranks: Ra
         assert result == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-class Late(Dataset[int]):
+class Late(Sized):
     """From the second batch on it counts."""
+
+    size = 12
 
     def __init__(self) -> None:
         self.count = 0
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> int:
         self.count += index > 3

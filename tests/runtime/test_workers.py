@@ -14,16 +14,14 @@ from dp2ddp_runtime.ranks import collectives, rng
 from rank_pool import RankPool
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     TensorDataset,
     get_worker_info,
 )
-from training import described, longest
+from training import Sized, described, longest
 
 
-class Seeds(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
+class Seeds(Sized):
+    size = 8
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
