@@ -33,7 +33,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/model": 1_225,
     "runtime/dp2ddp_runtime/rank_zero": 1_500,
     "runtime/dp2ddp_runtime/ranks": 1_150,
-    "tests": 1_525,
+    "tests": 1_550,
     "tests/analysis": 2_375,
     "tests/benchmarks": 450,
     "tests/codemods": 100,

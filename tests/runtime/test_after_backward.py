@@ -17,7 +17,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import agreement
 from dp2ddp_runtime.model import wrapped as models
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -47,7 +47,8 @@ class Cut(nn.Module):
         return x @ self.weight.t()
 
 
-def what_lasts() -> list[Any]:
+@on_ranks(2, each=[1, [(2, 3)], True, [18.0]])
+def test_copies_last_and_follow_their_parameters() -> list[Any]:
     """Copies last from step to step, and follow what is done to the parameters meanwhile."""
     net = models.wrap_model(Cut())
     weight = net.module.weight
@@ -74,10 +75,6 @@ def what_lasts() -> list[Any]:
     return [len(set(graphs)), shapes, turned, fresh.module.weight.grad.unique().tolist()]
 
 
-def test_copies_last_and_follow_their_parameters(ranks: RankPool) -> None:
-    assert ranks(2, what_lasts) == [[1, [(2, 3)], True, [18.0]]] * 2
-
-
 class Scaled(nn.Linear):
     """Scales its weight, by a tensor that autograd sees or not."""
 
@@ -87,7 +84,8 @@ class Scaled(nn.Linear):
         return super().forward(x)
 
 
-def writes_into_a_weight() -> list[float]:
+@on_ranks(2, each=[16.0, 16.0])
+def test_a_weight_is_written_into_without_grad_only() -> list[float]:
     net = models.wrap_model(Scaled(2, 1, bias=False))
     nn.init.ones_(net.module.weight)
     net.module.recorded = False
@@ -99,11 +97,8 @@ def writes_into_a_weight() -> list[float]:
     return net.module.weight.tolist()[0]
 
 
-def test_a_weight_is_written_into_without_grad_only(ranks: RankPool) -> None:
-    assert ranks(2, writes_into_a_weight) == [[16.0, 16.0]] * 2
-
-
-def after_a_failure() -> list[float]:
+@on_ranks(2, each=[3.0] * 4)
+def test_a_backward_that_failed_leaves_no_trace() -> list[float]:
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 2, bias=False), Breaks(), nn.Linear(2, 1, bias=False)))
     for param in net.parameters():
         nn.init.ones_(param)
@@ -125,11 +120,8 @@ def after_a_failure() -> list[float]:
     return net.module[0].weight.grad.flatten().tolist()
 
 
-def test_a_backward_that_failed_leaves_no_trace(ranks: RankPool) -> None:
-    assert ranks(2, after_a_failure) == [[3.0] * 4] * 2
-
-
-def hooks_that_come_after_forward() -> None:
+@on_ranks(2)
+def test_hooks_registered_between_forward_and_backward_see_the_sum() -> None:
     """And that are there again after a backward that failed."""
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 1, bias=False), Breaks()))
     weight = net.module[0].weight
@@ -143,10 +135,6 @@ def hooks_that_come_after_forward() -> None:
         with pytest.raises(ArithmeticError) if fails else contextlib.nullcontext():
             out.backward()
     assert seen == [[[3.0] * 2]] * 2
-
-
-def test_hooks_registered_between_forward_and_backward_see_the_sum(ranks: RankPool) -> None:
-    ranks(2, hooks_that_come_after_forward)
 
 
 def outside_of_the_model(noise: float, steps_made: int) -> Any:
@@ -203,7 +191,8 @@ def test_models_have_no_threads_of_their_own(ranks: RankPool) -> None:
     assert max(ranks(2, _threads_left_by, 4)) <= 1, "autograd's may have begun"
 
 
-def _parameters_left() -> int:
+@on_ranks(2, each=0)
+def test_models_that_are_gone_leave_no_parameters() -> int:
     """How many parameters of a model in several buckets outlive it."""
     with bucket_sizes():
         net = models.wrap_model(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
@@ -213,7 +202,3 @@ def _parameters_left() -> int:
     del net
     gc.collect()
     return sum(param() is not None for param in params_of_it)
-
-
-def test_models_that_are_gone_leave_no_parameters(ranks: RankPool) -> None:
-    assert ranks(2, _parameters_left) == [0, 0]

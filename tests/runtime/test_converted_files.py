@@ -6,7 +6,6 @@ import os
 import textwrap
 import time
 import urllib.request
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,6 @@ def test_a_file_is_fetched_once_and_whole(ranks: Any, tmp_path: Path, shape: str
     body = textwrap.dedent(GUARDED[shape]) + textwrap.dedent(reading)
     assert _results(ranks, body, tmp_path, n=3) == [200] * 3
     assert _fetched(tmp_path) == ["0"]
-
-
 
 
 @pytest.mark.parametrize(("folder", "fetching"), [("data", ["0"]), ("data{MACHINE}", ["0", "2"])])

@@ -21,13 +21,14 @@ from dp2ddp_runtime.model import wrapped as model
 from dp2ddp_runtime.rank_zero import checkpoint
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
 from dp2ddp_runtime.ranks import exchange
-from rank_pool import RankError, RankPool
+from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
 
 
-def is_the_whole_batch() -> bool:
+@on_ranks(3, each=True)
+def test_it_is_the_whole_batch_to_the_script() -> bool:
     (x, y), (whole_x, whole_y) = batch(), data()
     shapes = (x.shape, len(x), x.dtype, x.device, x.ndim, x.size(0), x.numel(), x.is_contiguous(), x.requires_grad)
     own = (whole_x.shape, ROWS, torch.float32, torch.device("cpu"), 4, ROWS, whole_x.numel(), True, False)
@@ -41,10 +42,6 @@ def is_the_whole_batch() -> bool:
     assert torch.equal(y, whole_y)
     assert len(list(x)) == ROWS
     return x.rows.size(0) < ROWS
-
-
-def test_it_is_the_whole_batch_to_the_script(ranks: RankPool) -> None:
-    assert ranks(3, is_the_whole_batch) == [True] * 3
 
 
 def looks() -> list[str]:
@@ -153,7 +150,8 @@ def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool)
     assert ranks(2, large_looks) == [[], []]
 
 
-def a_usual_step() -> list[int]:
+@on_ranks(2, each=[1, 1, 1])
+def test_a_usual_step_takes_one_exchange() -> list[int]:
     """Exchanges of a step: one, with the labels in it; nothing for the batch."""
     net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
     for _ in range(4):  # the first compares the ranks' parameters; in the 8th, side effects are looked for again
@@ -189,10 +187,6 @@ def a_usual_step() -> list[int]:
     return counts
 
 
-def test_a_usual_step_takes_one_exchange(ranks: RankPool) -> None:
-    assert ranks(2, a_usual_step) == [[1, 1, 1]] * 2
-
-
 class WritesIntoItsInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +196,8 @@ class WritesIntoItsInput(nn.Module):
         return self.layer(x.mul_(3).flatten(1))
 
 
-def written_by_the_model() -> list[bool]:
+@on_ranks(2, each=[True, True])
+def test_what_the_model_writes_into_its_input_stays_there() -> list[bool]:
     with Large():
         net = model.wrap_model(WritesIntoItsInput())
         batches = [batch()[0] for _ in range(2)]
@@ -211,11 +206,8 @@ def written_by_the_model() -> list[bool]:
         return [torch.equal(x + 0, data()[0]) for x in batches]
 
 
-def test_what_the_model_writes_into_its_input_stays_there(ranks: RankPool) -> None:
-    assert ranks(2, written_by_the_model) == [[True, True]] * 2
-
-
-def in_inference_mode() -> list[bool]:
+@on_ranks(2, each=[True])
+def test_batches_in_inference_mode() -> list[bool]:
     """Batches that are loaded in inference mode, by a model that writes into its input."""
     net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(192, 5)).eval())
     same = []
@@ -226,11 +218,8 @@ def in_inference_mode() -> list[bool]:
     return same
 
 
-def test_batches_in_inference_mode(ranks: RankPool) -> None:
-    assert ranks(2, in_inference_mode) == [[True]] * 2
-
-
-def used_late() -> str:
+@on_ranks(2, each="right")
+def test_batches_are_used_late() -> str:
     """After the loop, in the next iteration, in another loader's loop, after `break`, under `no_grad`."""
     whole_x, whole_y = data(12)
     first: Any = None
@@ -249,10 +238,6 @@ def used_late() -> str:
     assert torch.equal(y, whole_y[4:8])
     assert torch.equal(x.sum(), whole_x[4:8].sum())
     return "right"
-
-
-def test_batches_are_used_late(ranks: RankPool) -> None:
-    assert ranks(2, used_late) == ["right"] * 2
 
 
 class Shows:

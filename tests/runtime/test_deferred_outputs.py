@@ -10,7 +10,7 @@ from deferring import ROWS, Large, batch, data, exchanges
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import deferred, loader
 from dp2ddp_runtime.model import wrapped as model
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
@@ -82,7 +82,8 @@ def _written_into(out: Any, t: Any) -> torch.Tensor:
     return F.cross_entropy(out, t, ignore_index=255)
 
 
-def narrow_means() -> list[float]:
+@on_ranks(2, each=[100.0, 10000.0, 100.0])
+def test_means_of_narrow_outputs_do_not_overflow() -> list[float]:
     """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
     with Large():
         out = deferred.defer(
@@ -91,10 +92,6 @@ def narrow_means() -> list[float]:
         means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
         assert all(mean.dtype == torch.float16 for mean in means)
         return [mean.item() for mean in means]
-
-
-def test_means_of_narrow_outputs_do_not_overflow(ranks: RankPool) -> None:
-    assert ranks(2, narrow_means) == [[100.0, 10000.0, 100.0]] * 2
 
 
 class _Halved(torch.autograd.Function):

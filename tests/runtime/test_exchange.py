@@ -24,7 +24,7 @@ from dp2ddp_runtime.ranks import collectives, direct, exchange, group, rng
 from dp2ddp_runtime.ranks.exchange import Piggybacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_pool import RankError, RankPool
+from rank_pool import RankError, RankPool, on_ranks
 
 
 @contextlib.contextmanager
@@ -93,14 +93,11 @@ def test_a_large_exchange_makes_no_others_as_large(ranks: RankPool) -> None:
         assert max(after_several) <= 1 << 22
 
 
-def empty_on_a_device() -> list[str]:
+@on_ranks(2, each=["meta torch.int64 (0, 3)"] * 2)
+def test_an_empty_tensor_of_a_device_arrives_there() -> list[str]:
     world.enter(dataclasses.replace(world.current(), device=torch.device("meta")))
     parts = exchange.exchange("a test", torch.empty((0, 3), dtype=torch.int64, device="meta"))
     return [f"{part.device} {part.dtype} {tuple(part.shape)}" for part in parts]
-
-
-def test_an_empty_tensor_of_a_device_arrives_there(ranks: RankPool) -> None:
-    assert ranks(2, empty_on_a_device) == [["meta torch.int64 (0, 3)"] * 2] * 2
 
 
 def rows_gathered(sizes: list[int], dim: int) -> bool:
@@ -143,7 +140,8 @@ def test_small_rows_need_no_collective(ranks: RankPool) -> None:
         assert called == ["allgather"]
 
 
-def interrupted() -> str:
+@on_ranks(2, all_give=["the script's own, [0, 1]", ", [0, 1]"])
+def test_a_handler_that_raises_tears_no_message() -> str:
     """A timer that goes off, and raises, in the middle of a message; and an exchange after it."""
 
     def raises(number: int, frame: Any) -> None:
@@ -161,10 +159,6 @@ def interrupted() -> str:
         raised = str(error)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     return f"{raised}, {exchange.exchange('a test', world.rank())}"
-
-
-def test_a_handler_that_raises_tears_no_message(ranks: RankPool) -> None:
-    assert ranks(2, interrupted) == ["the script's own, [0, 1]", ", [0, 1]"]
 
 
 PLAIN: list[Any] = [
@@ -195,7 +189,8 @@ def test_any_nesting_comes_back(value: Any) -> None:
     assert codec.loads(codec.dumps(value, tensors), tensors) == value
 
 
-def large_from_one_rank() -> list[Any]:
+@on_ranks(2, each=["nothing", True, [4096], [0, 1], True])
+def test_a_large_value_of_one_rank_takes_no_room_for_the_others() -> list[Any]:
     """What a single rank has travels alone: how many bytes all-gathers have taken, and what came."""
     taken: list[int] = []
     real = exchange.all_gather
@@ -212,10 +207,6 @@ def large_from_one_rank() -> list[Any]:
         both = exchange.exchange("a test", torch.full((1 << 18,), world.rank()))
     came = bool(told[1].equal(torch.arange(1 << 20)))
     return [told[0], came, alone, [each[0].item() for each in both], max(taken) > 1 << 20]
-
-
-def test_a_large_value_of_one_rank_takes_no_room_for_the_others(ranks: RankPool) -> None:
-    assert ranks(2, large_from_one_rank) == [["nothing", True, [4096], [0, 1], True]] * 2
 
 
 def test_other_values_are_refused_by_name() -> None:

@@ -12,7 +12,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model import wrapped as models
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -57,7 +57,8 @@ class Turned(nn.Module):
         return x @ self.weight.t() if x[0, 0] == 1 else x.repeat(1, 2)[:, :3]
 
 
-def a_rank_whose_rows_use_nothing() -> list[Any]:
+@on_ranks(2, each=[[[1.0] * 2] * 3, [[2.0] * 2] * 3])
+def test_a_rank_that_reaches_no_parameter_takes_part() -> list[Any]:
     """It takes part all the same, and gets what the others have; in the parameter's own format."""
     net = models.wrap_model(Turned())
     history = []
@@ -66,10 +67,6 @@ def a_rank_whose_rows_use_nothing() -> list[Any]:
         assert net.module.weight.grad.stride() == net.module.weight.stride()
         history.append(net.module.weight.grad.tolist())
     return history
-
-
-def test_a_rank_that_reaches_no_parameter_takes_part(ranks: RankPool) -> None:
-    assert ranks(2, a_rank_whose_rows_use_nothing) == [[[[1.0] * 2] * 3, [[2.0] * 2] * 3]] * 2
 
 
 def sparse_where_none_is_declared() -> str:
@@ -109,7 +106,8 @@ def test_sparse_gradients_where_they_can_not_be_summed(ranks: RankPool) -> None:
     assert ranks(2, dense_where_sparse_is_declared) == ["raised"] * 2
 
 
-def sparse_on_one_rank() -> Any:
+@on_ranks(2, each=[[0.0], [1.0], [0.0]])
+def test_an_embedding_that_a_rank_does_not_use() -> Any:
     """A rank that doesn't use an embedding adds nothing. (torch's DataParallel can't add its zeros to the others'.)"""
     net = models.wrap_model(Words())
     net(torch.tensor([1, -1])).sum().backward()
@@ -127,10 +125,6 @@ class Words(nn.Module):
         return self.embed(x) if x[0] >= 0 else torch.ones(len(x), 1)
 
 
-def test_an_embedding_that_a_rank_does_not_use(ranks: RankPool) -> None:
-    assert ranks(2, sparse_on_one_rank) == [[[0.0], [1.0], [0.0]]] * 2
-
-
 class Probe(nn.Module):
     """Notes during backward how many buckets are under way."""
 
@@ -144,18 +138,15 @@ class Probe(nn.Module):
         return x
 
 
-def launches() -> list[int]:
+@pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
+@on_ranks(2, each=[0, 4, 4])  # none in the first backward; then two layers'
+def test_buckets_are_sent_while_backward_runs() -> list[int]:
     probe = Probe()
     net = models.wrap_model(nn.Sequential(nn.Linear(2, 2), probe, nn.Linear(2, 2), nn.Linear(2, 2)))
     with bucket_sizes():
         for _ in range(3):
             step(net)
     return probe.seen
-
-
-@pytest.mark.skipif(torch.__version__ < "2.2", reason="nodes have no numbers of their own")
-def test_buckets_are_sent_while_backward_runs(ranks: RankPool) -> None:
-    assert ranks(2, launches) == [[0, 4, 4]] * 2, "none in the first backward; then two layers'"
 
 
 class Severing(nn.Module):

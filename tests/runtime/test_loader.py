@@ -19,7 +19,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import rng
 from dp2ddp_runtime.ranks.exchange import Divergence
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -310,11 +310,8 @@ def test_a_sharded_loader_is_not_copied(ranks: RankPool) -> None:
         assert all("can't be pickled or copied: do that with the loader itself" in each for each in said)
 
 
-def left_over() -> bool:
+@on_ranks(2, each=False)
+def test_a_loader_that_leads_to_itself_is_not_kept() -> bool:
     before = weakref.ref(loaders.shard_loader(Collating(4)))
     gc.collect()
     return before() is not None
-
-
-def test_a_loader_that_leads_to_itself_is_not_kept(ranks: RankPool) -> None:
-    assert ranks(2, left_over) == [False] * 2

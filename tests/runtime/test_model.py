@@ -19,7 +19,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks.exchange import exchange
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from scenarios import SCENARIOS, Tensors, run_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -71,7 +71,8 @@ def test_it_is_data_parallel(ranks: RankPool, n: int, name: str) -> None:
             assert_same(other[index], per_rank[0][index], f"{name}[{index}] on other ranks", exact=True)
 
 
-def wrapping_details() -> None:
+@on_ranks(1, 2)
+def test_it_is_a_distributed_data_parallel_with_rank_0s_values() -> None:
     torch.manual_seed(world.rank())
     net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     assert isinstance(net, DistributedDataParallel)
@@ -134,11 +135,6 @@ def test_layers_that_run_again_in_backward_leave_rank_0_s_statistics(ranks: Rank
     assert first[0]
 
 
-def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, wrapping_details)
-
-
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +146,8 @@ class Branches(nn.Module):
         return self.head(self.features(self.stem(x)))
 
 
-def keys_of_parts() -> None:
+@on_ranks(1, 2)
+def test_parts_load_keys_in_either_form() -> None:
     net = Branches()
     assert "features.module.0.weight" in net.state_dict()
     state = {name: value + 1 for name, value in net.state_dict().items()}
@@ -162,11 +159,6 @@ def keys_of_parts() -> None:
     del plain["features.0.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*features\.module\.0\.weight"):
         net.load_state_dict(plain)
-
-
-def test_parts_load_keys_in_either_form(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, keys_of_parts)
 
 
 def differing(kind: str) -> str:
@@ -255,7 +247,8 @@ class Open(models.WrappedModel):
             return getattr(self.module, name)
 
 
-def the_class_itself() -> None:
+@on_ranks(1, 2)
+def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from() -> None:
     net = models.WrappedModel(nn.Linear(3, 2), [0, 1], 0)
     assert list(map(type, (net, models.wrap_model(net)))) == [models.WrappedModel] * 2
     x = torch.arange(15.0).view(5, 3)
@@ -275,11 +268,6 @@ def the_class_itself() -> None:
         opened.nothing  # noqa: B018
     with pytest.raises(TypeError, match="SGD"):
         models.WrappedModel(torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
-
-
-def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, the_class_itself)
 
 
 def saved() -> bytes:
@@ -308,7 +296,8 @@ def test_a_pickled_model_is_a_data_parallel_that_needs_no_runtime(ranks: RankPoo
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
-def unequal_outputs() -> str:
+@on_ranks(2, each="raised")
+def test_mistakes_are_told() -> str:
     net = models.wrap_model(Uneven())
     with pytest.raises(RuntimeError, match=r"different numbers of tensors on different ranks: \[1, 2\]"):
         net(torch.tensor([0.0, 1.0]))
@@ -318,10 +307,6 @@ def unequal_outputs() -> str:
 class Uneven(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return [x] if x[0] == 0 else [x, x]
-
-
-def test_mistakes_are_told(ranks: RankPool) -> None:
-    assert ranks(2, unequal_outputs) == ["raised"] * 2
 
 
 def replicas_of_replicas() -> Tensors:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import collectives, rng
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch.utils.data import (
     DataLoader,
     TensorDataset,
@@ -63,7 +63,9 @@ def test_workers_of_ranks_have_seeds_of_their_own_unless_all_load_all(ranks: Ran
     assert first == second == worker_seeds(True, False)
 
 
-def waits_before_forking() -> list[int]:
+@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="CPython is mended there")
+@on_ranks(2, each=[0, 3, 1])
+def test_workers_are_forked_while_no_thread_of_gloo_s_runs() -> list[int]:
     """How often three passes of a loader wait for gloo's threads: without workers, with them, with lasting ones."""
     waits: list[None] = []
     let_go, collectives.let_threads_go = collectives.let_threads_go, lambda: waits.append(None)
@@ -78,17 +80,9 @@ def waits_before_forking() -> list[int]:
     return found
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="CPython is mended there")
-def test_workers_are_forked_while_no_thread_of_gloo_s_runs(ranks: RankPool) -> None:
-    assert ranks(2, waits_before_forking) == [[0, 3, 1]] * 2
-
-
-def by_a_server() -> list[list[float]]:
+@on_ranks(2, each=[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]])
+def test_workers_of_a_fork_server_live_as_long_as_they_are_needed() -> list[list[float]]:
     """Workers that aren't children of their rank."""
     data = TensorDataset(torch.arange(8.0))
     loader = loaders.shard_loader(DataLoader(data, 4, num_workers=1, multiprocessing_context="forkserver"))
     return [batch.tolist() for (batch,) in loader]
-
-
-def test_workers_of_a_fork_server_live_as_long_as_they_are_needed(ranks: RankPool) -> None:
-    assert ranks(2, by_a_server) == [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]] * 2
