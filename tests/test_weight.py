@@ -47,9 +47,9 @@ LIMITS = {
     "tests/project": 1_025,
     "tests/rewrite": 675,
     "tests/rules": 1_875,
-    "tests/runtime": 8_600,
+    "tests/runtime": 8_500,
     "tests/source": 75,
-    "tests/verify": 2_475,
+    "tests/verify": 2_450,
 }
 
 

@@ -64,7 +64,8 @@ def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
     (tmp_path / "x").chmod(0o754)
     (tmp_path / "link").symlink_to("x")
     (tmp_path / "y").write_text("old")
-    placing.write({tmp_path / "link": b"new", tmp_path / "y": b"newer"})
+    (tmp_path / "y").chmod(0o600)
+    placing.write({tmp_path / "link": b"new", tmp_path / "y": b"newer"}, mode_of=tmp_path / "y")
     assert contents(tmp_path) == {"x": "new", "link": "new", "y": "newer"}
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o754
