@@ -14,6 +14,7 @@ from unittest import mock
 
 import dp2ddp_runtime as ddp
 import pytest
+import side_effects  # noqa: F401 - its scenarios
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
