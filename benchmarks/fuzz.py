@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from dp2ddp.convert.pipeline import convert_source
+from dp2ddp.convert.diffs import lines_of
+from dp2ddp.convert.pipeline import Conversion, convert_source
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rules import Options
@@ -96,14 +97,30 @@ def check(text: str, options: Options) -> str:
         if "\n" in str(error) or not error.what:
             raise Failure(f"no clear line: {error}") from error
         return "refused" if compiles(text) else "no Python, refused"
+    if done.changed != (done.new_text != text):
+        raise Failure("it says what it hasn't done")
     if not done.changed:
         return "left as it is"
     if not compiles(done.new_text):
         raise Failure("the output does not compile")
+    if lost := _lost(text, done):
+        raise Failure(f"a line that no edit touches is gone, or out of order: {lost}")
     again = convert_source(done.new_text, "input.py", options)
     if again.changed or not again.converted_before:
         raise Failure("converted a second time it changes again")
     return "converted"
+
+
+def _lost(text: str, done: Conversion) -> str:
+    """The first line that isn't in the output, though no edit touches it; what stands in a block may be moved.
+
+    The head of an `if` goes with its last statement.
+    """
+    touched = {line for edit in done.edits for line in range(edit.span.start.line, edit.span.end.line + 1)}
+    heads = ("if ", "elif ", "else:") if any(getattr(edit, "drop_empty_if", False) for edit in done.edits) else ()
+    rest = iter([line.strip() for line in lines_of(done.new_text)])
+    kept = [line.strip() for number, line in enumerate(lines_of(text), start=1) if number not in touched]
+    return next((line for line in kept if not line.startswith(heads) and line not in rest), "")
 
 
 def measured(tally: Tally, name: str, text: str, options: Options) -> None:

@@ -90,17 +90,15 @@ class Browser:
         """Whether the page as a whole is wider than the window."""
         return bool(self.run("return document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
-    def picture(self, path: Path) -> None:
-        """Writes the whole page as PNG."""
-        import base64
-
-        width = self.run("return innerWidth")
-        self.resize(width, int(self.run("return document.documentElement.scrollHeight")))
-        # What is only drawn near the window has its real height now.
-        self.resize(width, int(self.run("return document.documentElement.scrollHeight")))
-        data = self.cdp("Page.captureScreenshot")["data"]
-        self.resize(width)
-        path.write_bytes(base64.b64decode(data))
+    def opens_in_silence(self, page: Path, *, unfolded: bool = False) -> None:
+        """In both themes and widths: nothing overflows, complains, is asked for, or has no name."""
+        for width in (WIDE, NARROW):
+            for dark in (False, True):
+                self.open(page, width=width, dark=dark)
+                if unfolded:
+                    self.run("for (const each of document.querySelectorAll('details')) each.open = true")
+                assert not self.overflows()
+                assert [*self.complaints(), *self.requests(), *self.unnamed()] == []
 
     def complaints(self) -> list[str]:
         """What the browser's console has said since the page was opened (or since this was asked)."""

@@ -8,6 +8,7 @@ group, and returns the ranks' results in order. A test fails with the traceback 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,6 +159,32 @@ class RankPool:
             arguments = str(stacks), self._devices
             fork = self._parents[rank % 2].fork("rank_pool:serve", *arguments, descriptors=[theirs.fileno()], **place)
         return Worker(fork, Connection(ours.detach()), stacks)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a rank runs of a test that is made by `on_ranks`, whose name is the test's there, too."""
+
+    module: str
+    name: str
+
+    def __call__(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name).body()
+
+
+def on_ranks(*sizes: int, each: Any = None, all_give: Any = None) -> Callable[[Callable[[], Any]], Any]:
+    """Makes a test whose body ranks run, as many as each of `sizes`; each returns `each`, or all `all_give`."""
+
+    def make(body: Callable[[], Any]) -> Any:
+        def test(ranks: RankPool) -> None:
+            for n in sizes:
+                assert ranks(n, Body(body.__module__, body.__name__)) == (all_give or [each] * n)
+
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        test.body = body  # type: ignore[attr-defined]
+        return test
+
+    return make
 
 
 def _collect(workers: list[Worker], timeout: float) -> dict[int, Answer]:

@@ -121,9 +121,9 @@ def test_the_runtime_imports_torch_and_the_standard_library_only() -> None:
     assert {each.split(".")[0] for found in _imports("dp2ddp_runtime").values() for each in found} <= allowed
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_file_fits_its_idea(package: str) -> None:
-    lines = {path.name: len(path.read_text("utf-8").splitlines()) for path in _modules(package).values()}
+@pytest.mark.parametrize("folder", [*PACKAGES.values(), ROOT / "tests"], ids=lambda folder: folder.name)
+def test_a_file_fits_its_idea(folder: Path) -> None:
+    lines = {path.name: len(path.read_text("utf-8").splitlines()) for path in folder.rglob("*.py")}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 

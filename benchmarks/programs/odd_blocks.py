@@ -251,13 +251,16 @@ def hook_that_removes_itself(solves: bool) -> nn.Module:
     return _Given(forward)
 
 
-@BLOCKS.add("block", "first", "inner", outside=(True, False))
-def backward_in_forward(outside: bool) -> nn.Module:
+@BLOCKS.add("block", "first", "inner", outside=(True, False), twice=(False, True))
+def backward_in_forward(outside: bool, twice: bool) -> nn.Module:
     """A loss of its own, whose backward forward runs; of layers that the rest uses, too, or not."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and self.training:
-            self.layer(x.detach()).square().mean().backward()
+            loss = self.layer(x.detach()).square().mean()
+            loss.backward(retain_graph=twice)
+            if twice:
+                torch.autograd.backward([3 * loss])
         found: torch.Tensor = self.layer(x) if outside else self.other(x)
         return found
 

@@ -27,10 +27,7 @@ def converted(body: str) -> Conversion:
 
 # Each with the number of loaders that it draws from.
 DRAWING = {
-    "zip": (
-        "for (x, y), (u, v) in zip(a, b):\n    step(x, y)\n",
-        2,
-    ),
+    "zip": ("for (x, y), (u, v) in zip(a, b):\n    step(x, y)\n", 2),
     "next with a restart": (
         "batches = iter(a)\nfor i in range(args.start_iter, 100):\n    try:\n        x, y = next(batches)\n"
         "    except StopIteration:\n        batches = iter(a)\n        x, y = next(batches)\n    step(x, y)\n",
@@ -55,10 +52,7 @@ DRAWING = {
         "for name in batches:\n    step(*next(batches[name]))\n",
         2,
     ),
-    "a library's training": (
-        "from zoo import fit\nfit(net, nn.CrossEntropyLoss(), loaders=[a, b])\n",
-        2,
-    ),
+    "a library's training": ("from zoo import fit\nfit(net, nn.CrossEntropyLoss(), loaders=[a, b])\n", 2),
     "a library's loss, which calls the model": (
         "from trades import trades_loss\nfor x, y in a:\n    trades_loss(model=net, x_natural=x, y=y).backward()\n",
         1,

@@ -138,10 +138,7 @@ PLACES = {
     "above what parses and may come back early": (
         f"{_EARLY}if __name__ == '__main__':\n    <start(C.parsed(argparse.ArgumentParser()))>"
     ),
-    "literal devices": (
-        "<net = nn.DataParallel(Net(), [2, 3])>",
-        "ddp.setup(device_ids=[2, 3])",
-    ),
+    "literal devices": ("<net = nn.DataParallel(Net(), [2, 3])>", "ddp.setup(device_ids=[2, 3])"),
     "computed devices": (
         "n = 3\n<net = nn.DataParallel(Net(), device_ids=range(n))>",
         "ddp.setup(device_ids=range(n))",

@@ -289,18 +289,6 @@ def test_each_script_has_a_condition_of_its_own() -> None:
     assert "\nddp.setup()\n" in done["third.py"].new_text
 
 
-def test_its_own_lines_stay_and_what_both_share_is_right_for_both() -> None:
-    conversion = converted(_FULL)
-    own = _FULL[_FULL.index("if args.distributed:") : _FULL.index("else:")]
-    assert own in conversion.new_text
-    assert "    net = ddp.wrap_model(net).cuda()\n" in conversion.new_text
-    assert "loader = ddp.shard_loader(DataLoader(data, 4, sampler=sampler))" in conversion.new_text
-    shared = "x, y = x.cuda(ddp.device(args.local_rank)), y.cuda(0, non_blocking=True)"
-    assert shared in conversion.new_text
-    assert '        ddp.save(net.state_dict(), "net.pt")\n' in conversion.new_text
-    assert not conversion.notes
-
-
 def test_folders_that_are_made_before_may_exist() -> None:
     result = converted(
         """
@@ -352,22 +340,6 @@ def test_the_option_is_named_with_all_that_is_in_its_way() -> None:
 def test_frameworks_are_refused_all_the_same() -> None:
     with pytest.raises(BadInput, match=r"imports Accelerate; it starts a process on each GPU by itself"):
         converted("from accelerate import Accelerator\nnet = nn.DataParallel(Net())\n")
-
-
-def test_a_guard_around_both_keeps_the_wrap() -> None:
-    conversion = converted(
-        """
-        net = Net()
-        if args.multi_gpu:
-            if args.distributed:
-                dist.init_process_group("nccl")
-                net = DDP(net)
-            else:
-                net = nn.DataParallel(net)
-        """
-    )
-    assert "        net = ddp.wrap_model(net)\n" in conversion.new_text
-    assert not conversion.notes
 
 
 def test_an_import_that_isn_t_used_is_no_ddp() -> None:

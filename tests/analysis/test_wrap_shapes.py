@@ -29,10 +29,7 @@ def test_the_loaders_of_a_compiled_model_are_shared_out(made: str) -> None:
 
 # Each with the line that it becomes.
 VALUES = {
-    "another name": (
-        "wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n",
-        "wrap = ddp.WrappedModel",
-    ),
+    "another name": ("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n", "wrap = ddp.WrappedModel"),
     "partial": (
         "from functools import partial\nwrap = partial(nn.DataParallel, dim=0)\nnet = wrap(nn.Linear(4, 2))\n",
         "wrap = partial(ddp.WrappedModel, dim=0)",
@@ -45,10 +42,7 @@ VALUES = {
         'wrappers = {"dp": nn.DataParallel}\nnet = wrappers["dp"](nn.Linear(4, 2))\n',
         'wrappers = {"dp": ddp.WrappedModel}',
     ),
-    "arguments in a list": (
-        "net = nn.DataParallel(*arguments)\n",
-        "net = ddp.WrappedModel(*arguments)",
-    ),
+    "arguments in a list": ("net = nn.DataParallel(*arguments)\n", "net = ddp.WrappedModel(*arguments)"),
     "a class with properties": (
         "class Mine(nn.DataParallel):\n    @property\n    def layers(self):\n        return self.module.layers\n"
         "net = Mine(nn.Linear(4, 2))\n",

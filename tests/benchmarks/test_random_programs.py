@@ -32,7 +32,9 @@ def test_programs_train_as_data_parallel() -> None:
 
 
 def test_what_is_refused_is_no_difference() -> None:
-    told = '{"models": [{"blocks": [{"name": "backward_in_forward", "outside": true}]}], "shapes": [%s]}'
+    told = (
+        '{"models": [{"blocks": [{"name": "backward_in_forward", "outside": true, "twice": false}]}], "shapes": [%s]}'
+    )
     with Crew(patience=120) as crew:
         hooked = Spec.from_json(told % '{"name": "hooks_behind_accumulation", "what": "note"}')
         assert crew.play(hooked).kind == "refused"

@@ -17,7 +17,7 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_late_ranks_do_as_one_process() -> None:
-    done = _run("--count", "10", "--seed", "1")
+    done = _run("--count", "20", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": 0 wrong" in done.stdout
 

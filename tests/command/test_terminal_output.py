@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import python
 
 from dp2ddp.cli import main
 from dp2ddp.command import progress
@@ -91,21 +92,9 @@ def test_without_a_terminal_nothing_is_started(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_shell_completes_rules(folder: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "_DP2DDP_COMPLETE": "bash_complete",
-        "COMP_CWORD": "3",
-    }
+    code, asked = 'from dp2ddp.cli import main; main(prog_name="dp2ddp")', {"_DP2DDP_COMPLETE": "bash_complete"}
     for words, known in (("dp2ddp convert --ignore ddp00", False), ("dp2ddp rules -q DDP00", True)):
-        done = subprocess.run(
-            [sys.executable, "-c", 'from dp2ddp.cli import main; main(prog_name="dp2ddp")'],
-            env={**environment, "COMP_WORDS": words},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python("-c", code, here=folder, COMP_WORDS=words, COMP_CWORD="3", **asked)
         assert "plain,DDP005" in done.stdout, done.stderr
         assert ("plain,DDP002" in done.stdout) == known  # what the others need can't be ignored
 

@@ -6,17 +6,16 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import started
 
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rules import Options
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """\
 import torch
 import torch.nn as nn
@@ -31,21 +30,6 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").write_text(SCRIPT)
 
 
-def dp2ddp(*args: str, shell: str = "", given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """The command, as a shell starts it."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
-    command = 'exec "$0" -m dp2ddp "$@" ' + shell
-    return subprocess.run(
-        ["sh", "-c", command, sys.executable, *args],
-        input=given,
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        env={**os.environ, "PYTHONPATH": paths},
-        timeout=100,
-    )
-
-
 def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     """One line that says so, and exit code 2."""
     assert done.returncode == 2, done.stderr
@@ -58,19 +42,19 @@ def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
 
 
 def test_standard_input_has_no_name_in_a_folder(tmp_path: Path) -> None:
-    refused(dp2ddp("convert", "-", "-o", "out/", given=SCRIPT), "out/: a folder, and standard input has no name there")
+    refused(started("convert", "-", "-o", "out/", given=SCRIPT), "out/: a folder, and standard input has no name there")
     assert sorted(os.listdir(tmp_path)) == ["train.py"]
 
 
 def test_a_pipe_with_a_writer_is_a_script() -> None:
     os.mkfifo("pipe.py")
-    done = dp2ddp("convert", "pipe.py", "-o", "out.py", shell="& cat train.py > pipe.py; wait $!")
+    done = started("convert", "pipe.py", "-o", "out.py", shell="& cat train.py > pipe.py; wait $!")
     assert done.returncode == 0, done.stderr
     assert "wrap_model" in Path("out.py").read_text()
 
 
 def test_a_device_without_end() -> None:
-    refused(dp2ddp("convert", "/dev/zero"), "/dev/zero: a binary file, not a Python script")
+    refused(started("convert", "/dev/zero"), "/dev/zero: a binary file, not a Python script")
 
 
 def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,54 +66,14 @@ def test_more_than_a_script_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["a" * 300 + ".py", "a" * 300 + "/out.py"])
 def test_names_that_are_too_long(name: str, tmp_path: Path) -> None:
-    refused(dp2ddp("convert", "train.py", "-o", name), "File name too long")
+    refused(started("convert", "train.py", "-o", name), "File name too long")
     assert sorted(os.listdir(tmp_path)) == ["train.py"]
 
 
 def test_a_name_as_long_as_names_may_be() -> None:
     name = "a" * 252 + ".py"
-    assert dp2ddp("convert", "train.py", "-o", name).returncode == 0
+    assert started("convert", "train.py", "-o", name).returncode == 0
     assert "wrap_model" in Path(name).read_text()
-
-
-@pytest.mark.parametrize("mode", [0o000, 0o444])
-def test_a_folder_that_cannot_be_read(mode: int) -> None:
-    Path("project/locked").mkdir(parents=True)
-    Path("project/train.py").write_text(SCRIPT)
-    Path("project/locked/one.py").write_text("x = 1\n")
-    os.chmod("project/locked", mode)
-    try:
-        as_nobody(_scan_locked)
-    finally:
-        os.chmod("project/locked", 0o755)
-
-
-def _scan_locked() -> None:
-    from dp2ddp.project import tree
-
-    with pytest.raises(BadInput, match=r"locked: can't be read \(Permission denied\); make it readable, or name it"):
-        tree.scan(Path("project"))
-
-
-def as_nobody(check: Callable[[], None]) -> None:
-    """Runs a check as a user who may not read everything."""
-    if os.geteuid():
-        check()
-        return
-    above = Path.cwd()
-    while above != above.parent and os.stat(above).st_uid == 0:
-        os.chmod(above, os.stat(above).st_mode | 0o055)
-        above = above.parent
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.setuid(65534)
-            check()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # -- what surrounds it -----------------------------------------------------------------------------------------------
@@ -139,27 +83,21 @@ def test_no_file_descriptors_left() -> None:
     Path("project").mkdir()
     for number in range(6):
         Path(f"project/train{number}.py").write_text(SCRIPT)
-    limited = "ulimit -n 11; exec"
-    done = subprocess.run(
-        ["sh", "-c", f'{limited} "$0" -m dp2ddp convert project -o out', sys.executable],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")])},
-    )
+    done = started("convert", "project", "-o", "out", before="ulimit -n 11;")
     assert "Traceback" not in done.stderr
     assert done.returncode == 0 or (done.returncode == 2 and not Path("out").exists()), done.stderr
 
 
 def test_closed_standard_streams() -> None:
-    refused(dp2ddp("convert", "-", shell="<&-"), "<stdin>: can't be read, as it is closed")
-    refused(dp2ddp("convert", "train.py", shell=">&-"), "standard output: can't be written, as it is closed")
-    assert dp2ddp("convert", "train.py", "-o", "out.py", shell=">&- 2>&- <&-").returncode == 0
+    refused(started("convert", "-", shell="<&-"), "<stdin>: can't be read, as it is closed")
+    refused(started("convert", "train.py", shell=">&-"), "standard output: can't be written, as it is closed")
+    assert started("convert", "train.py", "-o", "out.py", shell=">&- 2>&- <&-").returncode == 0
     assert "wrap_model" in Path("out.py").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_standard_output() -> None:
-    refused(dp2ddp("convert", "train.py", shell="> /dev/full"), "standard output: can't be written (No space left")
+    refused(started("convert", "train.py", shell="> /dev/full"), "standard output: can't be written (No space left")
 
 
 # -- names and texts -------------------------------------------------------------------------------------------------
@@ -170,12 +108,12 @@ ODD = os.fsdecode(b"tr\xff\nain\x1b[2J.py")
 def test_a_name_that_is_no_text() -> None:
     Path("project").mkdir()
     os.rename("train.py", f"project/{ODD}")
-    done = dp2ddp("convert", f"project/{ODD}")
+    done = started("convert", f"project/{ODD}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(r'--- "project/tr\377\012ain\033[2J.py"')
     assert "\x1b" not in done.stderr
     assert r"project/tr\udcff\nain\x1b[2J.py: " in done.stderr
-    done = dp2ddp("convert", "project", "-o", "out", "--format", "json")
+    done = started("convert", "project", "-o", "out", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert "wrap_model" in Path("out", ODD).read_text()
 
@@ -183,7 +121,7 @@ def test_a_name_that_is_no_text() -> None:
 @pytest.mark.parametrize("form", ["full", "concise", "github", "gitlab", "sarif", "json"])
 def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
     os.rename("train.py", ODD)
-    done = dp2ddp("check", ODD, "--format", form)
+    done = started("check", ODD, "--format", form)
     assert done.returncode == 1, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     if form in ("concise", "github"):
@@ -192,7 +130,7 @@ def test_findings_in_a_file_whose_name_is_no_text(form: str) -> None:
 
 def test_messages_show_what_a_script_contains_as_text() -> None:
     Path("odd.py").write_text('import torch\nx = "\x1b]0;gone\x07\u202e" if\n')
-    done = dp2ddp("convert", "odd.py")
+    done = started("convert", "odd.py")
     refused(done, "odd.py:2:")
     assert not set("\x1b\x07\u202e") & set(done.stderr)
 
@@ -245,7 +183,7 @@ def test_one_deep_file_leaves_the_rest_of_a_project() -> None:
     Path("project").mkdir()
     os.rename("train.py", "project/train.py")
     Path("project/other.py").write_text(SCRIPT + "s = torch.rand(2).cuda(1)" + ".b" * 1200 + "\n")
-    done = dp2ddp("convert", "project", "-o", "out")
+    done = started("convert", "project", "-o", "out")
     assert done.returncode == 0, done.stderr
     assert "project/other.py:5: an expression of more than 1000 levels" in done.stderr
     assert "wrap_model" in Path("out/train.py").read_text()

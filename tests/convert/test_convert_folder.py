@@ -4,82 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from commands import command, write
+from commands import python, write
+from stubbed import CONVERTED, FILES, GUARD, read, run
 
 from dp2ddp import __version__
-from dp2ddp.convert import pipeline
-from dp2ddp.convert.pipeline import Conversion, Entries
 from dp2ddp.errors import BadInput
-from dp2ddp.project import vendor
-from dp2ddp.project.modules import Layout
-from dp2ddp.rewrite.edits import Note, RemoveStatement
-from dp2ddp.rules import Options
-from dp2ddp.source.spans import Span
-
-GUARD = "if __name__ == '__main__':\n    wrap()\n"
-FILES = {
-    "train.py": f"from nets import wrap\nimport utils.loaders, plain\n{GUARD}",
-    "tools/test.py": f"import sys\nsys.path.append('..')\nfrom nets import wrap\n{GUARD}",
-    "nets.py": "from torch import nn\ndef wrap(net):\n    return nn.DataParallel(net)\n",
-    "utils/loaders.py": "loader = OLD\n",
-    "plain.py": "x = 1\n",
-    "unrelated.py": "y = OLD\n",
-    "README.md": "OLD DataParallel",
-}
-SPAN = Span.of(1, 0, 1, 1)
-
-
-def new(text: str) -> str:
-    return text.replace("nn.DataParallel", "ddp.wrap_model").replace("OLD", "NEW")
-
-
-def stub(files: Mapping[str, str], entries: Entries, options: Options) -> dict[str, Conversion]:
-    """Rewrites every file of the programs; refuses what says REFUSED, has a note for what says ODD."""
-    layout = Layout(files)
-    found: dict[str, Conversion] = {}
-    for entry in entries:
-        for path in layout.reachable(entry):
-            text = files[path]
-            if "REFUSED" in text:
-                raise BadInput(path, line=1, what="it is refused")
-            is_changed = new(text) != text
-            edits = [RemoveStatement("DDP001", SPAN, "because")] if is_changed else []
-            notes = [Note("DDP008", SPAN, "it is odd", "look at it")] if "ODD" in text else []
-            found[path] = Conversion(new(text), edits, notes, changed=is_changed, old_text=text)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "convert_files", stub)
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in the folder "project" of the current folder."""
-    monkeypatch.chdir(tmp_path)
-    write(Path("project"), FILES)
-    return Path("project")
-
-
-def read(folder: Path | str) -> dict[str, str]:
-    """All files below a folder, but for the runtime's."""
-    paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and "dp2ddp_runtime" not in path.parts]
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
-
-
-def run(*args: str) -> Result:
-    return command("convert", *args)
-
-
-CONVERTED = {path: new(text) if path not in ("unrelated.py", "README.md") else text for path, text in FILES.items()}
 
 
 def test_a_directory_becomes_a_mirrored_tree(project: Path) -> None:
@@ -118,16 +51,6 @@ def test_the_summary_names_scripts_and_changed_files(project: Path) -> None:
         "  and in the same way out/train.py",
         "  dp2ddp_runtime must be there where they run: convert with --vendor, or pip install ./runtime (of dp2ddp).",
     ]
-
-
-def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
-    """By its path Python can't import what stands beside it by `from .`."""
-    write(project, {"pack/__init__.py": "", "pack/main.py": "from .parts import go\ngo()\n"})
-    write(project, {"pack/parts.py": "import torch.nn as nn\ndef go():\n    nn.DataParallel(nn.Linear(4, 2))\n"})
-    lines = run("project", "--entry", "pack/main.py", "-o", "out").stderr.splitlines()
-    start = "cd out && PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu -m pack.main"
-    assert f"  {start}" in lines
-    assert "  cd out && python -m pack.main   # one process on each visible GPU of this machine" in lines
 
 
 def test_a_directory_in_place(project: Path) -> None:
@@ -174,11 +97,13 @@ def test_the_runtime_is_copied_beside_every_script(project: Path) -> None:
     assert read("out") == CONVERTED
     # The copies are none of the project's own files, and stay as they are.
     assert run("out", "--in-place", "--vendor").stderr == "out: nothing to convert\n"
-    Path("out/tools/dp2ddp_runtime/world.py").write_text("mine")
+    Path("out/tools/dp2ddp_runtime/base/world.py").write_text("mine")
     write(Path("out"), FILES)
     refused = run("out", "--in-place", "--vendor")
     assert refused.stderr.startswith("dp2ddp: out/tools/dp2ddp_runtime: exists already, and is not this version")
     assert read("out") == FILES
+    assert run("out", "--in-place", "--vendor", "--force").exit_code == 0
+    assert Path("out/tools/dp2ddp_runtime/base/world.py").read_text() != "mine"
 
 
 def test_a_copy_says_what_it_is_and_is_told_when_it_is_old(project: Path) -> None:
@@ -204,81 +129,6 @@ def test_a_failure_takes_the_runtime_away_again(project: Path, monkeypatch: pyte
     monkeypatch.setattr("dp2ddp.project.placing.write", refuse)
     assert run("project", "--in-place", "--vendor").exit_code == 2
     assert not list(project.rglob("dp2ddp_runtime"))
-
-
-def test_entries_can_be_named(project: Path) -> None:
-    write(project, {"start.py": "import nets\nnets.wrap(1)\n"})
-    assert "out/start.py" in run("project", "-o", "out", "--entry", "start.py").stderr
-    assert run("project", "--entry", "project/start.py", "--entry", "train.py").exit_code == 0
-    for wrong in ("none.py", "README.md", "../x.py"):
-        refused = run("project", "--entry", wrong)
-        assert refused.stderr == (
-            f"dp2ddp: --entry: no Python file {wrong!r} in project; name it by its path in the project, "
-            "or a function as module:function\n"
-        )
-        assert refused.exit_code == 2
-
-
-def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
-    for script in ("train.py", "tools/test.py"):
-        (project / script).unlink()
-    result = run("project", "-o", "out")
-    assert result.exit_code == 2
-    assert result.stderr == (
-        "dp2ddp: project: found no script to start that reaches the DataParallel at nets.py:3; "
-        "name it with --entry FILE, or a function with --entry module:function\n"
-    )
-    assert not Path("out").exists()
-
-
-@pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])
-def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[str]) -> None:
-    write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
-    result = run(*command)
-    assert result.exit_code == 0, result.output
-    assert "project/train.py: not converted\n" in result.stderr
-    assert "  project/nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
-    assert "nothing to convert" not in result.stderr
-    assert "How to run" not in result.stderr
-
-
-def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
-    write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
-    result = run("project", "-o", "out")
-    assert result.exit_code == 0, result.output
-    assert "  project/dist.py:1: it is refused" in result.stderr
-    assert (
-        "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the"
-        in result.stderr
-    )
-    assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
-    assert read("out") == {
-        **CONVERTED,
-        "dist.py": f"from nets import wrap  # REFUSED\n{GUARD}",
-        "old.py": "print 'DataParallel'\n",
-    }
-    assert run("project", "--strict").exit_code == 1
-    named = run("project", "-o", "named", "--entry", "dist.py")
-    assert (named.exit_code, named.stderr) == (2, "dp2ddp: project/dist.py:1: it is refused\n")
-
-
-def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
-    write(project, {"nets.py": f"# REFUSED\n{FILES['nets.py']}"})
-    result = run("project", "-o", "out")
-    assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
-    write(project, {"nets.py": "print 'DataParallel'\n"})
-    assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")
-
-
-def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> None:
-    write(project, {"plain.py": "print 'x'\n"})
-    result = run("project", "-o", "out")
-    assert result.exit_code == 0, result.output
-    assert "  project/plain.py:1: Python 2 (the print statement)" in result.stderr
-    write(project, {"plain.py": "print 'DataParallel'\n"})
-    refused = run("project", "-o", "other", "--entry", "train.py")
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("dp2ddp: project/plain.py:1: Python 2")
 
 
 def test_ignored_files_that_are_imported_are_taken_in(project: Path) -> None:
@@ -376,48 +226,10 @@ def test_many_scripts_take_several_processes(tmp_path: Path) -> None:
     script = "import torch.nn as nn\n\nnet = nn.DataParallel(Net())\nprint(net)\n"
     files = {f"script_{number}.py": script for number in range(5)}
     write(tmp_path / "in", {**files, "dist.py": f"from accelerate import Accelerator\n{script}"})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "dp2ddp", "convert", "in", "-o", "out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "dp2ddp", "convert", "in", "-o", "out", here=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  in/dist.py:1: sets up distributed training already: imports Accelerate" in done.stderr
     assert all("wrap_model" in (tmp_path / "out" / name).read_text() for name in files)
-
-
-def test_the_runtime_of_a_project_is_none_of_its_own_files(project: Path) -> None:
-    vendor.copy(project)
-    write(project, {"nets.py": f"import dp2ddp_runtime\n{FILES['nets.py']}"})
-    result = run("project", "-o", "out")
-    assert result.exit_code == 0, result.output
-    assert "dp2ddp_runtime/" not in result.stderr
-
-
-def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
-    write(project, {"prepare.py": f"import nets\nOLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
-    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
-    assert "project/prepare.py: never wraps a model, and stays as it is\n" in result.stderr
-    assert read("out") == {
-        **CONVERTED,
-        "tools/test.py": FILES["tools/test.py"],
-        "prepare.py": read(project)["prepare.py"],
-    }
-    alone = run("project/prepare.py")
-    assert alone.stderr == "project/prepare.py: never wraps a model, and stays as it is\n"
-    assert alone.stdout == ""
-
-
-def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> None:
-    write(
-        project,
-        {"tools/prepare.py": f"import sys\nsys.path.append('..')\nimport nets\n{GUARD.replace('wrap', 'print')}"},
-    )
-    result = run("project", "-o", "out", "--vendor")
-    assert (
-        "files that changed are also imported by these, which need dp2ddp_runtime, too:\n"
-        "  project/tools/prepare.py: project/nets.py\n"
-    ) in result.stderr
-    data = json.loads(run("project", "--format", "json").stdout)
-    assert data["imported_by"] == {"project/tools/prepare.py": ["project/nets.py"]}
 
 
 def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> None:
@@ -425,45 +237,3 @@ def test_the_runtime_is_copied_beside_scripts_that_need_it(project: Path) -> Non
     write(project, {"train.py": f"from nets import wrap\nimport sub.helper\n{GUARD}"})
     run("project", "-o", "out", "--vendor")
     assert Path("out/sub/dp2ddp_runtime").is_dir()
-
-
-def test_files_in_which_a_wrap_may_be_hidden_are_named(project: Path) -> None:
-    hidden = "from torch import nn\ndef wrap(net, name='DataParallel'): return getattr(nn, name)(net)\n"
-    write(project, {"hidden.py": hidden})
-    result = run("project", "-o", "out")
-    assert "  project/hidden.py:2: may mean DataParallel, which can't be told without running it; " in result.stderr
-
-
-def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
-    helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
-    write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})
-    write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
-    result = run("project", "-o", "out")
-    assert result.stderr.count("left as it is, but it imports") == 1
-    assert " and 1 more, which changed; run it with the originals" in result.stderr
-
-
-def test_functions_can_be_entries(project: Path) -> None:
-    package = {"package/__init__.py": "", "package/cli.py": "from nets import wrap\ndef main():\n    wrap(1)\n"}
-    write(project, package)
-    for name in ("package.cli:main", "package/cli.py:main"):
-        result = run("project", "--entry", name)
-        assert "  python -c 'from package.cli import main; main()'   #" in result.stderr
-        assert "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python python -c 'from package" in result.stderr
-    run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
-    assert Path("out/dp2ddp_runtime").is_dir()
-
-
-def test_a_wrap_that_only_tests_reach_is_an_error(project: Path) -> None:
-    for script in ("train.py", "tools/test.py"):
-        (project / script).unlink()
-    write(
-        project,
-        {
-            "tests/test_nets.py": "import unittest\nfrom nets import wrap\nclass TestNets(unittest.TestCase):\n"
-            "    def test(self):\n        wrap(1)\nif __name__ == '__main__':\n    unittest.main()\n"
-        },
-    )
-    result = run("project")
-    assert result.exit_code == 2
-    assert "at nets.py:3, but for the test tests/test_nets.py; name it with --entry FILE" in result.stderr

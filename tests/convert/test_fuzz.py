@@ -72,6 +72,7 @@ def test_the_check_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     for broken, says in (
         (crash, "EditError"),
         (lambda text, *rest: f"{text}\n(", "does not compile"),
+        (lambda text, *rest: text.replace("import torch as _torch\n", ""), "out of order: import torch"),
         (lambda text, *rest: f"{text}\nx = 1\n", "changes again"),
     ):
         monkeypatch.setattr(pipeline, "_rewrite", broken)
@@ -159,12 +160,7 @@ def main():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        CALLS_ITSELF,
-        LONE_RETURN,
-    ],
-    ids=["calls itself", "a carriage return between statements"],
+    "text", [CALLS_ITSELF, LONE_RETURN], ids=["calls itself", "a carriage return between statements"]
 )
 def test_what_was_found(text: str) -> None:
     begin = time.process_time()

@@ -79,12 +79,7 @@ def test_what_is_never_reached_stays(given: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [
-        "nets.plain(1)",
-        "getattr(nets, 'plain')(1)",
-        "getattr(nets, sys.argv[1])(1)",
-        "nets.__dict__[sys.argv[1]](1)",
-    ],
+    ["nets.plain(1)", "getattr(nets, 'plain')(1)", "getattr(nets, sys.argv[1])(1)", "nets.__dict__[sys.argv[1]](1)"],
 )
 def test_what_may_be_reached_is_converted(use: str) -> None:
     script = f"import sys, nets\nnets.build()\n{use}\n"

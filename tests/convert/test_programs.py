@@ -83,13 +83,6 @@ def converted(files: dict[str, str], *entries: str, **options: object) -> dict[s
     return convert_files(files, entries or ("train.py",), Options(**options))  # type: ignore[arg-type]
 
 
-def test_converting_twice_changes_nothing() -> None:
-    once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
-    again = converted(once)
-    assert not any(conversion.changed for conversion in again.values())
-    assert [name for name, conversion in again.items() if not conversion.converted_before] == ["engine.py"]
-
-
 def test_a_wrap_in_a_program_that_was_converted_without_it_is_named() -> None:
     once = {name: conversion.new_text for name, conversion in converted(PROJECT).items()}
     late = "from torch import nn\nfrom lib.models import build\n\nnet = nn.DataParallel(nn.Linear(1, 1))\n"
@@ -216,8 +209,7 @@ def test_the_runtime_is_imported_above_what_prints_while_it_is_imported(last: st
 
 
 @pytest.mark.parametrize(
-    "pick",
-    ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)'],
+    "pick", ['"models." + name', '"models.%s_net" % name', 'f"models.{name}"', '"models.{}".format(name)']
 )
 @pytest.mark.parametrize("package", [True, False])
 def test_modules_that_a_script_picks_at_run_time_are_followed(

@@ -8,24 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import write
+from commands import started, write
 
-ROOT = Path(__file__).parents[2]
 WRAP = "import torch\nimport torch.nn as nn\n\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 CANARY = "open({where!r}, 'w').close()"
-
-
-def dp2ddp(*args: str, here: Path, command: str = "-m dp2ddp") -> subprocess.CompletedProcess[str]:
-    """The command, started in a folder, without any name of it on the path that Python searches."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
-    return subprocess.run(
-        ["sh", "-c", f'exec "$0" {command} "$@"', sys.executable, *args],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-        timeout=200,
-    )
 
 
 def _project(root: Path, canary: str) -> None:
@@ -71,18 +57,18 @@ torch.load(f"{{{canary}}}.pt", pickle_module={canary})
 
 
 #: As the console script starts it; `python -m` puts the current folder on the path, and is told not to.
-COMMANDS = ["-m dp2ddp", "-c 'import sys; sys.path.remove(\"\"); from dp2ddp.cli import main; main()'"]
+WAYS = ["-m dp2ddp", "-c 'import sys; sys.path.remove(\"\"); from dp2ddp.cli import main; main()'"]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=["module", "console script"])
+@pytest.mark.parametrize("way", WAYS, ids=["module", "console script"])
 @pytest.mark.parametrize(
     "args", [["convert", ".", "-o", "../out"], ["convert", "train.py", "-o", "../out/"], ["check", "."]]
 )
-def test_nothing_of_a_project_is_run(args: list[str], command: str, tmp_path: Path) -> None:
+def test_nothing_of_a_project_is_run(args: list[str], way: str, tmp_path: Path) -> None:
     where = tmp_path / "canary"
     project = tmp_path / "project"
     _project(project, CANARY.format(where=str(where)))
-    done = dp2ddp(*args, here=project, command=command)
+    done = started(*args, here=project, way=way)
     assert not where.exists(), done.stderr
     assert done.returncode in (0, 1), done.stderr
     if args[0] == "convert":
@@ -110,12 +96,12 @@ def test_links_out_of_a_project_are_not_written_through(tmp_path: Path) -> None:
     (project / "linked.py").symlink_to(outside / "kept.py")
     (project / "folder").symlink_to(outside)
     (project / "absolute").symlink_to("/")
-    done = dp2ddp("convert", "project", "-o", "out", here=tmp_path)
+    done = started("convert", "project", "-o", "out", here=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (outside / "kept.py").read_text() == WRAP
     assert sorted(os.listdir(outside)) == ["kept.py"]
     assert "wrap_model" in (tmp_path / "out" / "train.py").read_text()
-    done = dp2ddp("convert", "project", "-o", "out", "--force", here=tmp_path)  # into what holds these links by now
+    done = started("convert", "project", "-o", "out", "--force", here=tmp_path)  # into what holds these links by now
     assert done.returncode == 0, done.stderr
     assert (outside / "kept.py").read_text() == WRAP
 
@@ -129,7 +115,7 @@ def test_imports_do_not_lead_out_of_a_project(tmp_path: Path) -> None:
         f"from .. import above\n{WRAP}"
     )
     for args in (["convert", "project", "-o", "out"], ["convert", "project", "--in-place"]):
-        done = dp2ddp(*args, here=tmp_path)
+        done = started(*args, here=tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "above.py").read_text() == WRAP
     assert sorted(os.listdir(tmp_path)) == ["above.py", "out", "project"]
@@ -141,7 +127,7 @@ def test_a_link_in_the_output_is_replaced_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "out" / "train.py").symlink_to(tmp_path / "mine.txt")
-    done = dp2ddp("convert", "project", "-o", "out", "--force", here=tmp_path)
+    done = started("convert", "project", "-o", "out", "--force", here=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert "wrap_model" in (tmp_path / "out" / "train.py").read_text()

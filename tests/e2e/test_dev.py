@@ -87,12 +87,7 @@ def test_wrong_usage_ends_with_code_2(dev: ModuleType, arguments: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "parallel"),
-    [
-        ([], True),
-        (["-m", "not slow"], True),
-        (["tests/rules"], False),
-        (["-x", "tests/rules/a.py::test_b"], False),
-    ],
+    [([], True), (["-m", "not slow"], True), (["tests/rules"], False), (["-x", "tests/rules/a.py::test_b"], False)],
 )
 def test_all_tests_are_run_by_several_processes(
     dev: ModuleType, tmp_path: Path, arguments: list[str], parallel: bool

@@ -44,10 +44,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(script: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """The script as it is, and ended after 3 steps."""
     root = tmp_path_factory.mktemp("runs")
-    asked = {
-        "plain": (["--x", "a b"], Options()),
-        "short": ([], Options(steps=3, float64=True)),
-    }
+    asked = {"plain": (["--x", "a b"], Options()), "short": ([], Options(steps=3, float64=True))}
     with nursery.installed() as server:
         started = {
             name: start(script, each[0], root / name, each[1], server, original=True) for name, each in asked.items()

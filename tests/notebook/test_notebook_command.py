@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +119,6 @@ def test_errors_about_the_script_name_the_cell(notebook: Path) -> None:
     assert not Path("out.py").exists()
 
 
-def _changed(notebook: Path, **fields: object) -> None:
-    content = json.loads(notebook.read_text())
-    notebook.write_text(json.dumps({**content, **fields}))
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -157,8 +150,7 @@ def test_bad_notebooks_are_one_line(data: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}],
+    "metadata", [{"language_info": {"name": "R"}}, {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}}]
 )
 def test_another_language_is_refused(metadata: dict[str, object]) -> None:
     making.write(Path("train.ipynb"), "x <- 1", **metadata)
@@ -236,18 +228,6 @@ def test_forms_that_know_lines_of_files_alone_name_the_cell_in_the_message(noteb
     for form in ("github", "gitlab", "sarif"):
         assert "cell 2, line 3: " in run("check", "train.ipynb", "--format", form).stdout
     assert "file=train.ipynb,line=1,col=1," in run("check", "train.ipynb", "--format", "github").stdout
-
-
-@pytest.mark.parametrize("args", [["train.py", "-o", "out.py"], ["."]])
-def test_scripts_need_no_nbformat(args: Sequence[str]) -> None:
-    Path("train.py").write_text(f"{WRAP}\n")
-    code = (
-        f"import sys\nfrom dp2ddp.cli import main\nmain(['convert', *{args!r}], standalone_mode=False)\n"
-        "sys.exit('nbformat' in sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_verify_names_the_cell_of_what_it_can_t_convert(notebook: Path) -> None:

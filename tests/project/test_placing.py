@@ -36,30 +36,6 @@ def stage(staged: Path, *paths: str) -> None:
         (staged / path).write_text("new")
 
 
-def test_a_new_folder_comes_as_a_whole(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    (model / "a").mkdir(parents=True)
-    (model / "a").chmod(0o750)
-    target = tmp_path / "out"
-    with placing.staging(target) as staged:
-        stage(staged, "x", "a/y")
-        (staged / "empty").mkdir()
-        placing.settle(staged, target, modes_of=model)
-    assert contents(target) == {"x": "new", "a/y": "new"}
-    assert (target / "empty").is_dir()
-    assert (target / "a").stat().st_mode & 0o777 == 0o750
-    assert sorted(os.listdir(tmp_path)) == ["model", "out"]
-
-
-def test_a_folder_that_is_there_keeps_what_else_is_in_it(tmp_path: Path) -> None:
-    stage(tmp_path, "out/mine")
-    (tmp_path / "out" / "x").write_text("old")
-    with placing.staging(tmp_path / "out") as staged:
-        stage(staged, "x", "a/y")
-        placing.settle(staged, tmp_path / "out")
-    assert contents(tmp_path) == {"out/mine": "new", "out/x": "new", "out/a/y": "new"}
-
-
 @pytest.mark.parametrize("failing", ["x", "y", "z"])
 def test_a_failure_leaves_a_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     (tmp_path / "x").write_text("old")
@@ -88,7 +64,8 @@ def test_overwriting_keeps_modes_and_links(tmp_path: Path) -> None:
     (tmp_path / "x").chmod(0o754)
     (tmp_path / "link").symlink_to("x")
     (tmp_path / "y").write_text("old")
-    placing.write({tmp_path / "link": b"new", tmp_path / "y": b"newer"})
+    (tmp_path / "y").chmod(0o600)
+    placing.write({tmp_path / "link": b"new", tmp_path / "y": b"newer"}, mode_of=tmp_path / "y")
     assert contents(tmp_path) == {"x": "new", "link": "new", "y": "newer"}
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o754

@@ -66,10 +66,7 @@ def test_a_dictionary_is_no_notebook() -> None:
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    cases = {
-        str(tmp_path / "none.py"): "no such file",
-        str(tmp_path): "a directory; give one script",
-    }
+    cases = {str(tmp_path / "none.py"): "no such file", str(tmp_path): "a directory; give one script"}
     for name, message in cases.items():
         with pytest.raises(BadInput, match=message):
             text_files.read(name)
@@ -111,19 +108,6 @@ def test_invalid_escapes_are_the_scripts_own_affair(recwarn: pytest.WarningsReco
     assert not recwarn.list
 
 
-def test_a_new_file_gets_the_mode_of_the_input_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
-    script, new, old = tmp_path / "a.py", tmp_path / "b.py", tmp_path / "c.py"
-    for path, mode in ((script, 0o750), (old, 0o604)):
-        path.write_text("x\n")
-        path.chmod(mode)
-    for path in (new, old):
-        placing.write({path: b"y\n"}, mode_of=script)
-        assert path.read_bytes() == b"y\n"
-    assert stat.S_IMODE(new.stat().st_mode) == 0o750
-    assert stat.S_IMODE(old.stat().st_mode) == 0o604
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py", "c.py"]
-
-
 def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -133,35 +117,11 @@ def test_without_an_input_file_the_umask_decides(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o640
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    target, link = tmp_path / "real" / "a.py", tmp_path / "link.py"
-    target.write_text("x\n")
-    link.symlink_to(target)
-    placing.write({link: b"y\n"})
-    assert link.is_symlink()
-    assert target.read_bytes() == b"y\n"
-
-
 def test_devices_are_written_to_and_not_replaced() -> None:
     source = TextFile("a.py", None, "")
     text_files.check_output(os.devnull, source, force=False)
     placing.write({Path(os.devnull): b"x\n"})
     assert not Path(os.devnull).is_file()
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.py"
-    path.write_text("old\n")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(BadInput, match=r"a.py: can't be written .No space left on device"):
-        placing.write({path: b"new\n"})
-    assert [each.name for each in tmp_path.iterdir()] == ["a.py"]
-    assert path.read_text() == "old\n"
 
 
 def test_outputs_that_must_not_be_written_are_refused(tmp_path: Path) -> None:

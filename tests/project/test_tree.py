@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -87,15 +89,17 @@ def test_ignored_files_are_sources_once_they_are_asked_for(tmp_path: Path) -> No
         assert path not in sources
 
 
-def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["it", "what is in it"])
+def test_a_folder_that_cant_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Tests may run as root, who may read everything."""
     make(tmp_path, "a/x.py")
-    scandir = os.scandir
+    entries = tree._entries
 
-    def refuse(path: Path) -> object:
-        if path.name == "a":
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
+    def refuse(*args: object, **options: object) -> Any:
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    entry = SimpleNamespace(name="x.py", path="a/x.py", is_dir=lambda **_: False, stat=refuse)
+    locked = refuse if what == "it" else lambda *_: [entry]
+    monkeypatch.setattr(tree, "_entries", lambda root, folder: (locked if folder == "a" else entries)(root, folder))
     with pytest.raises(BadInput, match=r"^a: can't be read \(Permission denied\); make it readable, or name it"):
         tree.scan(tmp_path)

@@ -1,4 +1,4 @@
-"""Properties of rewriting and converting, on scripts that hypothesis makes up and on Python's own library."""
+"""Properties of rewriting, on scripts that hypothesis makes up and on Python's own library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import copy
 import random
 import sysconfig
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -233,75 +232,6 @@ def test_edits_that_change_nothing_give_every_byte_back(script: str) -> None:
     calls = [node for node in source.calls if isinstance(node.func, ast.Name)]
     wrap = [ReplaceExpr("DDP000", source.span(c), "test", "__h_it__", {"it": source.span(c)}) for c in calls]
     assert apply(script, wrap) == script
-
-
-# Whole conversions: training scripts put together from parts that people write in many ways.
-_PARTS: Mapping[str, Sequence[str]] = {
-    "imports": (
-        "import torch\nimport torch.nn as nn\nfrom torch.utils.data import DataLoader\n",
-        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nimport torch, torch.nn as nn\n"
-        "from torch.utils.data import *\n",
-        '"""Doc."""\nfrom __future__ import annotations\nimport torch\nfrom torch import nn\n'
-        "from torch.utils.data import DataLoader  # data\n",
-    ),
-    "seed": ("", "torch.manual_seed(0)\n", "torch.cuda.manual_seed_all(1); torch.manual_seed(1)\n"),
-    "loader": (
-        "loader = DataLoader(data, batch_size=64, shuffle=True)\n",
-        "loader = DataLoader(data,  # the digits\n                    64)\n",
-        "loaders = {'train': DataLoader(data, 64)}; loader = loaders['train']\n",
-    ),
-    "model": (
-        "net = nn.DataParallel(Net())\n",
-        "net = nn.DataParallel(Net(), device_ids=[0, 1]).cuda()  # both\n",
-        "net = Net().to('cuda:0')\nif torch.cuda.device_count() > 1:\n    # all\n    net = nn.DataParallel(net)\n",
-        "net = Net()\nnet = torch.nn.DataParallel(net, range(2)) if torch.cuda.is_available() else net\n",
-        "net = Net()\n",
-    ),
-    "optimizer": (
-        "optimizer = torch.optim.SGD(net.parameters(), lr=.1)\n",
-        "optimizer = torch.optim.SGD(net.parameters(), lr=.1)\noptimizer = nn.DataParallel(optimizer)\n",
-    ),
-    "loop": (
-        "for epoch in range(2):\n    total = 0\n    for x, y in loader:\n"
-        "        loss = nn.functional.cross_entropy(net(x), y)\n"
-        "        optimizer.zero_grad(); loss.backward(); optimizer.step()\n        total += loss.item() * len(y)\n"
-        "    print(epoch, total / len(loader.dataset))\n",
-        "for i, (x, y) in enumerate(loader):\n    loss = (net(x) - y).pow(2).sum()\n    loss.backward()\n"
-        "    if torch.isnan(loss): break\n    print(f'{i} {loss.item():.3f}')\n",
-        "",
-    ),
-    "end": (
-        "torch.save(net.state_dict(), 'net.pt')\n",
-        "torch.save(net.module.state_dict(), 'net.pt')\nnet.load_state_dict(torch.load('net.pt'))",
-        "open('log.txt', 'a').write('done')\n",
-        "",
-    ),
-}
-
-
-@st.composite
-def training_scripts(draw: st.DrawFn) -> str:
-    parts = {name: draw(st.sampled_from(choices)) for name, choices in _PARTS.items()}
-    imports = parts.pop("imports")
-    body = draw(st.sampled_from(["", "\n", "# next\n"])).join(parts.values())
-    if draw(st.booleans()):
-        unit = draw(st.sampled_from(["    ", "\t"]))
-        body = f"\n\ndef main(data):\n{textwrap.indent(body, unit)}\n\nmain(digits)\n"
-    newline = draw(st.sampled_from(["\n", "\r\n"]))
-    return f"{imports}{body}".replace("\n", newline)
-
-
-@SETTINGS
-@given(training_scripts())
-def test_converting_twice_is_converting_once(script: str) -> None:
-    options = Options()
-    once = convert_source(script, "train.py", options)
-    assert convert_source(once.new_text, "train.py", options).new_text == once.new_text
-    assert once.changed == (once.new_text != script)
-    rest = iter(once.new_text.replace("\r\n", "\n").split("\n"))
-    for line in _untouched(parse(script, "train.py"), once.edits):
-        assert line in rest, f"{line!r} is gone, or out of order"
-    compile(once.new_text, "train.py", "exec")
 
 
 LIBRARY = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))

@@ -370,19 +370,3 @@ def test_wrong_edits_are_internal_errors(edit: Edit, message: str) -> None:
     with pytest.raises(EditError) as raised:
         apply(source, [edit])
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "",
-        "\n",
-        "x = 1",
-        "x = 1\r\ny = 2\r\n",
-    ],
-)
-def test_untouched_text_stays_byte_for_byte(source: str) -> None:
-    assert apply(source, []) == source
-    mark = "\ufeff" if source.startswith("\ufeff") else ""
-    probe = mark + "f(0)\n" + source[len(mark) :]
-    assert apply(probe, [ReplaceExpr("DDP000", Span.of(1, 0, 1, 4), WHY, "g(1)")]) == probe.replace("f(0)", "g(1)", 1)

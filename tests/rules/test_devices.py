@@ -84,10 +84,7 @@ def test_what_may_be_the_script_s_own_keeps_the_number_of_its_arguments(line: st
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [
-        ("x, y = self.cuda(x, y)", "x, y = self.cuda(x, y)"),
-        ("self.cuda(gpu)", "self.cuda(ddp.device())"),
-    ],
+    [("x, y = self.cuda(x, y)", "x, y = self.cuda(x, y)"), ("self.cuda(gpu)", "self.cuda(ddp.device())")],
 )
 def test_a_method_of_an_unknown_base_may_be_its_own(line: str, expected: str) -> None:
     assert f"\n        {expected}\n" in converted("pass", inside=line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dp2ddp.convert.pipeline import convert_source
-from dp2ddp.errors import BadInput
 from dp2ddp.rules import Options
 
 _OLD = """\
@@ -36,19 +35,6 @@ def test_old_idioms_are_understood_stay_and_are_told() -> None:
     assert "    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())" in lines
     assert "    x, y = Variable(x.cuda()), Variable(y.cuda(non_blocking=True))" in lines
     assert [note.rule for note in conversion.notes] == ["DDP021"]
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ('print "loss", loss', r"Python 2 \(the print statement\)"),
-        ("raise ValueError, 'no'", r"Python 2 \(`raise X, y`\)"),
-        ("mask = 0777", r"Python 2 \(an octal number such as 0777\)"),
-    ],
-)
-def test_python_2_is_one_clear_line(line: str, what: str) -> None:
-    with pytest.raises(BadInput, match=rf"^train\.py:19: {what}; bring it to Python 3 first, as 2to3 does$"):
-        convert_source(f"{_OLD}\n{line}\n", "train.py", Options())
 
 
 def _notes_of(body: str) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+pytest.register_assert_rewrite("rank_pool")
 from rank_pool import RankPool  # noqa: E402
 
 #: Pretend CUDA devices that there are: as many as tests have replicas.

@@ -299,19 +299,6 @@ def named_arguments_of_fewer_rows(wrap: Wrapper) -> Tensors:
 
 
 @scenario
-def autocast(wrap: Wrapper) -> Tensors:
-    net = wrap(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).float())
-    result: Tensors = []
-    for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = net(torch.rand(6, 4, dtype=torch.float32))
-            loss = F.cross_entropy(out, torch.arange(6) % 3)
-        loss.backward()
-        result += [out, *grads(net)]
-    return result
-
-
-@scenario
 def memory_formats(wrap: Wrapper) -> Tensors:
     net = wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True)).to(memory_format=torch.channels_last))
     x = torch.rand(5, 3, 6, 6).to(memory_format=torch.channels_last)
@@ -319,65 +306,6 @@ def memory_formats(wrap: Wrapper) -> Tensors:
     out.square_()
     out.mean().backward()
     return [out, *grads(net)]
-
-
-@scenario
-def hooks_on_parameters(wrap: Wrapper) -> Tensors:
-    net = wrap(Function(lambda self, x: self.layer(x)))
-    seen: Tensors = []
-    weight, bias = net.module.layer.weight, net.module.layer.bias
-    clamp = weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    bias.register_hook(lambda grad: seen.append(grad.clone()))
-    bias.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
-    for step in range(3):
-        net(torch.rand(5, 4)).square().sum().backward()
-        if step == 1:
-            clamp.remove()
-            weight.register_hook(lambda grad: grad * 2)
-    net(torch.rand(1, 4)).sum().backward()
-    return [*seen, *grads(net)]
-
-
-@scenario
-def backward_inside_forward(wrap: Wrapper) -> Tensors:
-    """Each replica takes the gradients of its own loss; they add up, with those that are there, too."""
-
-    def forward(self: Any, x: torch.Tensor, mode: str) -> torch.Tensor:
-        loss = self.layer(x).square().mean() + (self.other(x).exp().mean() if mode != "one" else 0)
-        if mode != "outside":
-            loss.backward(retain_graph=mode == "twice")
-        if mode == "twice":
-            torch.autograd.backward([3 * loss])
-        return loss if mode == "outside" else loss.detach()
-
-    net = wrap(Function(forward))
-    result: Tensors = []
-    for rows, mode in ((6, "one"), (7, "both"), (4, "outside"), (1, "both"), (5, "twice"), (4, "outside"), (2, "one")):
-        loss = net(torch.rand(rows, 4), mode)
-        if mode == "outside":
-            loss.mean().backward()
-        result += [loss, *grads(net)]
-    return result
-
-
-@scenario
-def forward_that_replaces_data_as_its_rows_say(wrap: Wrapper) -> Tensors:
-    """On some replicas only, with several forwards between two steps."""
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if x[0, 0] > 10:
-            self.other.weight.data = self.other.weight.data * 2
-        return self.layer(x) + self.other(x)
-
-    net = wrap(Function(forward))
-    result: Tensors = []
-    for who in (0, 4, 3, 6):
-        x = torch.rand(8, 4)
-        x[who, 0] = 11
-        net.zero_grad()
-        (net(torch.rand(8, 4)).square().sum() + net(x).sum() + net(x * 0.1).sum()).backward()
-        result += grads(net)
-    return result
 
 
 @scenario
@@ -394,58 +322,6 @@ def what_outputs_are_not_made_of(wrap: Wrapper) -> Tensors:
     result = [x.grad, *grads(ignores), *grads(doubles)]
     (doubles(x).sum() + checkpoints(x).square().sum()).backward()
     return [*result, x.grad, *grads(doubles), *grads(checkpoints), *grads(two)]
-
-
-class Sloppy(nn.Module):
-    """Assigns to itself in its forward, and writes in place: only that, of its first replica, is to stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.code = nn.Embedding(4, 4)
-        self.u = nn.Parameter(torch.rand(4), requires_grad=False)
-        self.bank = nn.Parameter(torch.zeros(3, 4), requires_grad=False)
-        self.register_buffer("seen", torch.zeros(4))
-        self.register_buffer("late", torch.zeros(4))
-        self.gain = nn.Parameter(torch.rand(4))
-        self.steps = 0
-        self.layer.last = torch.zeros(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        v = F.normalize(self.layer.weight.data @ self.u.data, dim=0)
-        self.u.data = F.normalize(self.layer.weight.data.t() @ v, dim=0)
-        mean = x.detach().mean(0)
-        self.bank.data[self.steps % 3] += mean
-        self.gain.data.mul_(0.9)
-        self.seen.mul_(0.9).add_(mean)
-        self.late.data = self.late + mean
-        out = self.layer(x) / self.u.norm() + self.bank.sum(0) + self.seen + self.late + self.layer.last + self.steps
-        self.steps += 1
-        self.layer.last = mean
-        if not hasattr(self, "more"):
-            self.more = nn.Linear(4, 4)
-        self.code.weight = nn.Parameter(self.code.weight * 0.5)
-        self.register_buffer("another", mean)
-        return (out + self.code.weight[0] + v) * self.bank.mean(0) * self.seen * self.gain
-
-
-@scenario
-def side_effects_of_forward(wrap: Wrapper) -> Tensors:
-    net = wrap(Sloppy())
-    result: Tensors = []
-    for step in range(12):
-        if step in (3, 5):
-            net.train(step == 5)
-        with torch.set_grad_enabled(step != 4):
-            out = net(torch.rand(6 if step != 7 else 1, 4))
-        if out.requires_grad:
-            out.pow(2).sum().backward()
-            with torch.no_grad():
-                net.module.layer.weight -= 0.01 * net.module.layer.weight.grad
-        module = net.module
-        result += [out, *grads(net), *(value.clone() for value in net.state_dict().values()), module.layer.last]
-        result += [torch.tensor([module.steps, hasattr(module, "more")])]
-    return result
 
 
 def run_all(wrap: Wrapper) -> dict[str, Tensors]:

@@ -6,7 +6,6 @@ import os
 import textwrap
 import time
 import urllib.request
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +87,6 @@ def test_a_file_is_fetched_once_and_whole(ranks: Any, tmp_path: Path, shape: str
     body = textwrap.dedent(GUARDED[shape]) + textwrap.dedent(reading)
     assert _results(ranks, body, tmp_path, n=3) == [200] * 3
     assert _fetched(tmp_path) == ["0"]
-
-
-@pytest.mark.parametrize("guard", ["if True:", 'if not os.path.isdir(f"unpacked{MACHINE}"):'])
-def test_an_archive_is_unpacked_once_on_each_machine(ranks: Any, tmp_path: Path, guard: str) -> None:
-    with zipfile.ZipFile(tmp_path / "source", "w") as archive:
-        archive.writestr("a.txt", "inside" * 1000)
-    body = f"""
-        {guard}
-            urllib.request.urlretrieve("source", f"{{MACHINE}}.zip")
-            with zipfile.ZipFile(f"{{MACHINE}}.zip") as archive:
-                archive.extractall(f"unpacked{{MACHINE}}")
-        result = open(f"unpacked{{MACHINE}}/a.txt").read()
-    """
-    assert _results(ranks, body, tmp_path, n=3, per_machine=2) == ["inside" * 1000] * 3
-    assert sorted(_fetched(tmp_path)) == ["0", "2"]
 
 
 @pytest.mark.parametrize(("folder", "fetching"), [("data", ["0"]), ("data{MACHINE}", ["0", "2"])])

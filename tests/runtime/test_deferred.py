@@ -13,58 +13,22 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 import torch
+from deferring import ROWS, Large, batch, batches, data, exchanges
 from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import deferred, loader
-from dp2ddp_runtime.model import scatter_gather
+from dp2ddp_runtime.batches import deferred
 from dp2ddp_runtime.model import wrapped as model
 from dp2ddp_runtime.rank_zero import checkpoint
 from dp2ddp_runtime.rank_zero import main_only as rank_zero
 from dp2ddp_runtime.ranks import exchange
-from rank_pool import RankError, RankPool
+from rank_pool import RankError, RankPool, on_ranks
 from torch import nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import DataLoader, TensorDataset
-
-ROWS = 7  # uneven on 2 and on 3 ranks
 
 
-def data(rows: int = ROWS, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return torch.rand(rows, width, 8, 8, generator=generator), torch.randint(5, (rows,), generator=generator)
-
-
-def batches(size: int = ROWS, rows: int = ROWS, **options: Any) -> Any:
-    return loader.shard_loader(DataLoader(TensorDataset(*data(rows)), size, **options))
-
-
-def batch(**options: Any) -> tuple[deferred.Deferred, deferred.Deferred]:
-    x, y = next(iter(batches(**options)))
-    assert isinstance(x, deferred.Deferred)
-    assert isinstance(y, deferred.Deferred)
-    return x, y
-
-
-def exchanges(action: Callable[[], Any]) -> int:
-    """How many exchanges a piece of a script takes."""
-    before = exchange._count
-    action()
-    return exchange._count - before
-
-
-class Large:
-    """Makes everything large: nothing travels along, and outputs stay deferred."""
-
-    def __enter__(self) -> None:
-        self.before = deferred.SMALL, scatter_gather.LARGE
-        deferred.SMALL, scatter_gather.LARGE = 0, 0
-
-    def __exit__(self, *error: object) -> None:
-        deferred.SMALL, scatter_gather.LARGE = self.before
-
-
-def is_the_whole_batch() -> bool:
+@on_ranks(3, each=True)
+def test_it_is_the_whole_batch_to_the_script() -> bool:
     (x, y), (whole_x, whole_y) = batch(), data()
     shapes = (x.shape, len(x), x.dtype, x.device, x.ndim, x.size(0), x.numel(), x.is_contiguous(), x.requires_grad)
     own = (whole_x.shape, ROWS, torch.float32, torch.device("cpu"), 4, ROWS, whole_x.numel(), True, False)
@@ -78,10 +42,6 @@ def is_the_whole_batch() -> bool:
     assert torch.equal(y, whole_y)
     assert len(list(x)) == ROWS
     return x.rows.size(0) < ROWS
-
-
-def test_it_is_the_whole_batch_to_the_script(ranks: RankPool) -> None:
-    assert ranks(3, is_the_whole_batch) == [True] * 3
 
 
 def looks() -> list[str]:
@@ -180,20 +140,18 @@ def _set_into(x: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def test_what_looks_gets_the_whole_batch(ranks: RankPool) -> None:
-    assert ranks(3, looks) == [[]] * 3
-
-
 def large_looks() -> list[str]:
     with Large():
         return looks()
 
 
-def test_what_looks_gets_the_whole_batch_where_it_is_large(ranks: RankPool) -> None:
+def test_what_looks_gets_the_whole_batch_also_where_it_is_large(ranks: RankPool) -> None:
+    assert ranks(3, looks) == [[]] * 3
     assert ranks(2, large_looks) == [[], []]
 
 
-def a_usual_step() -> list[int]:
+@on_ranks(2, each=[1, 1, 1])
+def test_a_usual_step_takes_one_exchange() -> list[int]:
     """Exchanges of a step: one, with the labels in it; nothing for the batch."""
     net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)))
     for _ in range(4):  # the first compares the ranks' parameters; in the 8th, side effects are looked for again
@@ -229,10 +187,6 @@ def a_usual_step() -> list[int]:
     return counts
 
 
-def test_a_usual_step_takes_one_exchange(ranks: RankPool) -> None:
-    assert ranks(2, a_usual_step) == [[1, 1, 1]] * 2
-
-
 class WritesIntoItsInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +196,8 @@ class WritesIntoItsInput(nn.Module):
         return self.layer(x.mul_(3).flatten(1))
 
 
-def written_by_the_model() -> list[bool]:
+@on_ranks(2, each=[True, True])
+def test_what_the_model_writes_into_its_input_stays_there() -> list[bool]:
     with Large():
         net = model.wrap_model(WritesIntoItsInput())
         batches = [batch()[0] for _ in range(2)]
@@ -251,11 +206,8 @@ def written_by_the_model() -> list[bool]:
         return [torch.equal(x + 0, data()[0]) for x in batches]
 
 
-def test_what_the_model_writes_into_its_input_stays_there(ranks: RankPool) -> None:
-    assert ranks(2, written_by_the_model) == [[True, True]] * 2
-
-
-def in_inference_mode() -> list[bool]:
+@on_ranks(2, each=[True])
+def test_batches_in_inference_mode() -> list[bool]:
     """Batches that are loaded in inference mode, by a model that writes into its input."""
     net = model.wrap_model(nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(192, 5)).eval())
     same = []
@@ -266,11 +218,8 @@ def in_inference_mode() -> list[bool]:
     return same
 
 
-def test_batches_in_inference_mode(ranks: RankPool) -> None:
-    assert ranks(2, in_inference_mode) == [[True]] * 2
-
-
-def used_late() -> str:
+@on_ranks(2, each="right")
+def test_batches_are_used_late() -> str:
     """After the loop, in the next iteration, in another loader's loop, after `break`, under `no_grad`."""
     whole_x, whole_y = data(12)
     first: Any = None
@@ -291,10 +240,6 @@ def used_late() -> str:
     return "right"
 
 
-def test_batches_are_used_late(ranks: RankPool) -> None:
-    assert ranks(2, used_late) == ["right"] * 2
-
-
 class Shows:
     """A writer such as TensorBoard's."""
 
@@ -305,6 +250,10 @@ class Shows:
         self.shown.append((name, images.sum().item()))
 
 
+class Table(dict[str, Any]):
+    """Like an `h5py.File`."""
+
+
 def into_sinks(folder: str) -> list[Any]:
     """Sinks do nothing on other ranks, but look together with rank 0."""
     writer = rank_zero.main_only(Shows)()
@@ -312,6 +261,9 @@ def into_sinks(folder: str) -> list[Any]:
     writer.add_images("some", batch()[0])
     writer.add_images("others", {"deep": [batch()[0]]}["deep"][0])
     rank_zero.main_only(lambda x: x.sum())(batch()[0])
+    table, x = rank_zero.main_only(Table)(), batch()[0]
+    table["x"] = x
+    assert x.is_materialized, "setting an item is a look of all ranks"
     tracker: Any = types.ModuleType("tracker")
     tracker.start, tracker.image = Shows, lambda x: x.sum().item()
     tracker = rank_zero.main_only(tracker)
@@ -405,139 +357,3 @@ def test_inputs_that_no_loader_made_are_compared(ranks: RankPool) -> None:
     for error in ranks(2, other_inputs, False):
         assert "the tensor that is argument 1 of the wrapped model is different on rank 0 and rank 1" in error
         assert error.startswith("test_deferred.py:")
-
-
-def with_all_large_outputs() -> dict[str, list[Any]]:
-    return {kind: with_large_outputs(kind) for kind in with_large_outputs("names")}
-
-
-def with_large_outputs(kind: str) -> list[Any]:
-    """Losses and metrics of outputs that stay where they are; and the same of one process."""
-    torch.manual_seed(0)
-    net: Any = nn.Conv2d(3, 5, 3, padding=1).double()
-    x, _ = data()
-    x, target = x.double(), torch.randint(5, (ROWS, 8, 8), generator=torch.Generator().manual_seed(2))
-    target[0] = 3
-    target[1, :2] = 255
-    steps: dict[str, Callable[..., torch.Tensor]] = {
-        "ignored": lambda out, t: F.cross_entropy(out, t, ignore_index=255),
-        "weighted and smoothed": lambda out, t: F.cross_entropy(
-            out, t, torch.arange(1.0, 6).double(), ignore_index=255, label_smoothing=0.1
-        ),
-        "each": lambda out, t: F.cross_entropy(out, t, ignore_index=255, reduction="none").mean(),
-        "module": lambda out, t: nn.CrossEntropyLoss(ignore_index=255)(out, t),
-        "nll": lambda out, t: F.nll_loss(F.log_softmax(out, 1), t, ignore_index=255),
-        "mse": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double()),
-        "bce of sigmoid": lambda out, t: nn.BCELoss()(torch.sigmoid(out[:, 1]), (t == 1).double()),
-        "dice": lambda out, t: 1 - (2 * (out.sigmoid()[:, 0] * (t == 0)).sum()) / (out.sigmoid()[:, 0].sum() + 1),
-        "dice per sample": lambda out, t: (out.sigmoid()[:, 0].flatten(1) * (t == 0).flatten(1)).sum(1).mean(),
-        "mse, broadcast": lambda out, t: F.mse_loss(out[:, :1], (t % 5).double()),
-        "kl": lambda out, t: F.kl_div(F.log_softmax(out, 1), F.softmax(out.detach() * 2, 1), reduction="batchmean"),
-        "each pixel": lambda out, t: F.cross_entropy(
-            out.permute(0, 2, 3, 1).reshape(-1, 5), t.view(-1), torch.arange(1.0, 6).double(), ignore_index=255
-        ),
-        "flat": lambda out, t: (
-            F.mse_loss(out[:, 0].reshape(-1), (t.flip(0) % 5).view(-1).double()) + out.view(-1).mean()
-        ),
-        "unknown": lambda out, t: torch.cdist(out.flatten(1), out.flatten(1)).mean(),
-        "after a look without gradients": _looks_first,
-        "in place": lambda out, t: F.cross_entropy(out.mul_(2), t, ignore_index=255),
-        "written into": _written_into,
-        "function": lambda out, t: _Halved.apply(out).square().mean(),
-        "script": lambda out, t: torch.jit.script(_scripted)(out).mean(),
-        "legacy": lambda out, t: F.mse_loss(out[:, 0], (t % 5).double(), size_average=False),
-    }
-    if kind == "names":
-        return list(steps)
-    if world.world_size() > 1:
-        net = model.wrap_model(net)
-        x, target = next(iter(loader.shard_loader(DataLoader(TensorDataset(x, target), ROWS))))
-    with Large():
-        out = net(x)
-        assert isinstance(out, deferred.Deferred) is (world.world_size() > 1)
-        assert out.requires_grad
-        loss = deferred.materialize(steps[kind](out, target))
-        loss.backward()
-    correct = (out.argmax(1) == target).sum().item()
-    return [loss.item(), correct, [p.grad.flatten()[:7].tolist() for p in net.parameters()]]
-
-
-def _looks_first(out: Any, t: Any) -> torch.Tensor:
-    with torch.no_grad():
-        out[0].sum().item()
-    return F.cross_entropy(out, t, ignore_index=255)
-
-
-def _written_into(out: Any, t: Any) -> torch.Tensor:
-    out = out * 1
-    out[:, 0] = 0
-    out.clamp_(min=-0.1)
-    return F.cross_entropy(out, t, ignore_index=255)
-
-
-def narrow_means() -> list[float]:
-    """The sum of an output in half precision is beyond what that can hold; its mean isn't."""
-    with Large():
-        out = deferred.defer(
-            torch.full((400, 400), 100.0).half(), [400] * world.world_size(), allows_reordered_sum=True
-        )
-        means = [out.mean(), F.mse_loss(out, out * 0), F.l1_loss(out, (out * 0), reduction="mean")]
-        assert all(mean.dtype == torch.float16 for mean in means)
-        return [mean.item() for mean in means]
-
-
-def test_means_of_narrow_outputs_do_not_overflow(ranks: RankPool) -> None:
-    assert ranks(2, narrow_means) == [[100.0, 10000.0, 100.0]] * 2
-
-
-class _Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x / 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad / 2
-
-
-def test_large_outputs_stay_where_they_are(ranks: RankPool) -> None:
-    expected = with_all_large_outputs()
-    for results in ranks(3, with_all_large_outputs):
-        for kind, (loss, correct, grads) in expected.items():
-            got = results[kind]
-            assert got[0] == pytest.approx(loss, rel=1e-12), kind
-            assert got[1] == correct, kind
-            for one, other in zip(got[2], grads):
-                assert one == pytest.approx(other, rel=1e-10, abs=1e-13), kind
-
-
-def compiled(first: bool) -> list[Any]:
-    """A model that is compiled before or after it is wrapped, and a compiled loss."""
-    graphs: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    torch.manual_seed(0)
-    net: Any = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
-    net = torch.compile(net, backend=backend) if first else net
-    net = model.wrap_model(net)
-    net = net if first else torch.compile(net, backend=backend)
-    loss = torch.compile(lambda out, y: F.cross_entropy(out, y), backend=backend)
-    losses = []
-    for _ in range(3):
-        x, y = batch()
-        taken = exchanges(lambda x=x, y=y: losses.append(loss(net(x), y)))  # type: ignore[misc]
-        losses[-1].backward()
-    return [[one.item() for one in losses], taken, len(graphs) > 0]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_models_are_compiled_before_or_after_the_wrap(ranks: RankPool, first: bool) -> None:
-    torch.manual_seed(0)
-    expected = F.cross_entropy(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))(data()[0]), data()[1]).item()
-    for losses, taken, has_graphs in ranks(2, compiled, first):
-        assert losses == pytest.approx([expected] * 3)
-        assert taken == 1
-        assert has_graphs

@@ -18,12 +18,13 @@ import dp2ddp_runtime as ddp
 import numpy as np
 import pytest
 import torch
+from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import codec, world
 from dp2ddp_runtime.ranks import collectives, direct, exchange, group, rng
 from dp2ddp_runtime.ranks.exchange import Piggybacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_pool import RankError, RankPool
+from rank_pool import RankError, RankPool, on_ranks
 
 
 @contextlib.contextmanager
@@ -92,14 +93,11 @@ def test_a_large_exchange_makes_no_others_as_large(ranks: RankPool) -> None:
         assert max(after_several) <= 1 << 22
 
 
-def empty_on_a_device() -> list[str]:
+@on_ranks(2, each=["meta torch.int64 (0, 3)"] * 2)
+def test_an_empty_tensor_of_a_device_arrives_there() -> list[str]:
     world.enter(dataclasses.replace(world.current(), device=torch.device("meta")))
     parts = exchange.exchange("a test", torch.empty((0, 3), dtype=torch.int64, device="meta"))
     return [f"{part.device} {part.dtype} {tuple(part.shape)}" for part in parts]
-
-
-def test_an_empty_tensor_of_a_device_arrives_there(ranks: RankPool) -> None:
-    assert ranks(2, empty_on_a_device) == [["meta torch.int64 (0, 3)"] * 2] * 2
 
 
 def rows_gathered(sizes: list[int], dim: int) -> bool:
@@ -142,7 +140,8 @@ def test_small_rows_need_no_collective(ranks: RankPool) -> None:
         assert called == ["allgather"]
 
 
-def interrupted() -> str:
+@on_ranks(2, all_give=["the script's own, [0, 1]", ", [0, 1]"])
+def test_a_handler_that_raises_tears_no_message() -> str:
     """A timer that goes off, and raises, in the middle of a message; and an exchange after it."""
 
     def raises(number: int, frame: Any) -> None:
@@ -160,10 +159,6 @@ def interrupted() -> str:
         raised = str(error)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     return f"{raised}, {exchange.exchange('a test', world.rank())}"
-
-
-def test_a_handler_that_raises_tears_no_message(ranks: RankPool) -> None:
-    assert ranks(2, interrupted) == ["the script's own, [0, 1]", ", [0, 1]"]
 
 
 PLAIN: list[Any] = [
@@ -194,7 +189,8 @@ def test_any_nesting_comes_back(value: Any) -> None:
     assert codec.loads(codec.dumps(value, tensors), tensors) == value
 
 
-def large_from_one_rank() -> list[Any]:
+@on_ranks(2, each=["nothing", True, [4096], [0, 1], True])
+def test_a_large_value_of_one_rank_takes_no_room_for_the_others() -> list[Any]:
     """What a single rank has travels alone: how many bytes all-gathers have taken, and what came."""
     taken: list[int] = []
     real = exchange.all_gather
@@ -211,10 +207,6 @@ def large_from_one_rank() -> list[Any]:
         both = exchange.exchange("a test", torch.full((1 << 18,), world.rank()))
     came = bool(told[1].equal(torch.arange(1 << 20)))
     return [told[0], came, alone, [each[0].item() for each in both], max(taken) > 1 << 20]
-
-
-def test_a_large_value_of_one_rank_takes_no_room_for_the_others(ranks: RankPool) -> None:
-    assert ranks(2, large_from_one_rank) == [["nothing", True, [4096], [0, 1], True]] * 2
 
 
 def test_other_values_are_refused_by_name() -> None:
@@ -274,3 +266,42 @@ def test_ranks_in_different_exchanges_are_told_both_lines(ranks: RankPool, actio
     for failure in raised.value.failures.values():
         assert "Divergence: the ranks have diverged: rank 0 at test_exchange.py:" in failure
         assert "; rank 1 at test_exchange.py:" in failure
+
+
+def gathered() -> Any:
+    rank = world.rank()
+    with pytest.raises(TypeError, match="object can't be sent"):
+        operations.gather(object())
+    rows = torch.full((rank + 1, 2), float(rank), requires_grad=True)
+    return operations.gather({"rows": rows, "number": 2**80 + rank, "kinds": (rank, {np.float32(rank)})})
+
+
+def test_gather_gives_each_rank_s(ranks: RankPool) -> None:
+    for found in ranks(3, gathered):
+        rows = torch.cat([each["rows"] for each in found])
+        assert rows[:, 0].tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+        assert not rows.requires_grad
+        assert sum(each["number"] for each in found) == 3 * 2**80 + 3
+        assert [each["kinds"] for each in found] == [(rank, {np.float32(rank)}) for rank in range(3)]
+        assert type(found[1]["kinds"][1].pop()) is np.float32
+
+
+def test_with_one_rank_values_are_themselves() -> None:
+    value = [object()]
+    assert operations.broadcast(value) is value
+    assert operations.gather(value)[0] is value
+
+
+def test_a_name_of_a_newer_version_says_what_to_do() -> None:
+    with pytest.raises(
+        AttributeError, match=rf"dp2ddp_runtime {ddp.__version__} has no 'later': .* install the dp2ddp"
+    ):
+        ddp.later()
+    with pytest.raises(ImportError):
+        from dp2ddp_runtime import later  # noqa: F401
+
+
+def test_what_python_asks_for_is_not_there_in_the_usual_way() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'dp2ddp_runtime' has no attribute '__wrapped__'$"):
+        ddp.__wrapped__  # noqa: B018
+    assert all(hasattr(ddp, name) for name in ddp.__all__)

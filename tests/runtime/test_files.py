@@ -1,151 +1,32 @@
-"""Files: whichever rank is late, what scripts read, list and write is what one process does."""
+"""Files: whichever rank is late, errors, handles, commands and what is called back are what one process has.
+
+What scripts read, list, write and remove is in `benchmarks/schedules/scripts`, which `tests/benchmarks` runs.
+"""
 
 from __future__ import annotations
 
 import configparser
 import csv
-import fileinput
 import gc
-import glob
-import io
 import json
 import os
-import pickle
 import random
-import shutil
 import subprocess
-import tarfile
-import tempfile
 import time
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.model.wrapped import wrap_model
-from dp2ddp_runtime.rank_zero.checkpoint import load, save
+from dp2ddp_runtime.rank_zero.checkpoint import save
 from dp2ddp_runtime.rank_zero.main_only import main_only
 
 _LATE = 0.03  # seconds
 
 Late = Callable[[], None]
-
-
-def lists(late: Late) -> Any:
-    """The way that a path takes doesn't matter."""
-    os.makedirs("out")
-    for number in range(3):
-        late()
-        Path(f"out/{number}.bin").write_bytes(bytes(200_000))
-    late()
-    files = sorted(glob.glob("out/*.bin"))
-    return [(name, len(open(name, "rb").read())) for name in files]
-
-
-def destroyed(late: Late) -> Any:
-    """What is removed, moved or overwritten may still be read by a rank that is late."""
-    read = []
-    for name in ("log", "log"):
-        if not os.path.isfile(name):
-            os.mknod(name)
-    for number in range(3):
-        with open("state.json", "w") as file:
-            json.dump({"epoch": number}, file)
-        late()
-        read.append(json.load(open("state.json")))  # noqa: SIM115
-        late()
-        os.replace("state.json", f"{number}.json")
-        late()
-        os.makedirs("images", exist_ok=True)
-        np.save("images/a.npy", np.full(3, number))
-        late()
-        read.append(np.load("images/a.npy").tolist())
-        late()
-        shutil.rmtree("images")
-    for remove in (os.system, lambda command: subprocess.run(command, shell=True, check=True)):
-        Path("weights").write_text("x")
-        late()
-        read.append(open("weights").read())  # noqa: SIM115
-        remove("rm weights")
-    return read, sorted(os.listdir("."))
-
-
-def cached(late: Late) -> Any:
-    """A question decides for all ranks, wherever it stands."""
-    seen = []
-    for name in ("a", "b", "a"):
-        late()
-        if os.path.exists(name):
-            seen.append("there")
-        else:
-            late()
-            pickle.dump([name] * 50_000, open(name, "wb"))  # noqa: SIM115
-        late()
-        seen.append(len(pickle.load(open(name, "rb"))))  # noqa: SIM115
-    late()
-    try:
-        seen.append(open("c").read())  # noqa: SIM115
-    except FileNotFoundError:
-        late()
-        Path("c").write_text("built")
-    return seen, os.path.getsize("c"), Path("c").is_file(), os.path.isdir("a")
-
-
-def listed_in_loops(late: Late) -> Any:
-    """Inner listings, too, are rank 0's."""
-    for name in "ab":
-        os.mkdir(name)
-        for number in range(3):
-            Path(name, f"{number}").touch()
-    late()
-    found = [(folder, os.listdir(folder)) for folder in os.listdir(".")]
-    late()
-    walked = [(at, folders, files) for at, folders, files in os.walk(".")]
-    late()
-    entries = [(each.name, each.is_dir(), each.stat().st_size) for each in os.scandir("a")]
-    return found, walked, entries, list(Path("b").iterdir())
-
-
-def fetched_archive(late: Late) -> Any:
-    """As torchvision's data sets have it: check, fetch, unpack, read."""
-    with tarfile.open("new.tar.gz", "w:gz") as tar:
-        for name in ("x", "y"):
-            data = tarfile.TarInfo(name)
-            data.size = 3
-            tar.addfile(data, io.BytesIO(b"abc"))
-    late()
-    if not os.path.isdir("data"):
-        os.makedirs("data")
-        shutil.move("new.tar.gz", "data/all.tar.gz")
-        late()
-        with tarfile.open("data/all.tar.gz", "r:gz") as tar:
-            tar.extractall("data", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    late()
-    with zipfile.ZipFile("z.zip", "w") as zipped:
-        zipped.writestr("m", "zipped")
-    late()
-    with zipfile.ZipFile("z.zip") as zipped:
-        zipped.extractall("unzipped")
-    return sorted(os.listdir("data")), Path("data/x").read_text(), Path("unzipped/m").read_text()
-
-
-def downloaded_and_moved(late: Late) -> Any:
-    """By a temporary file of the rank's own, in the very folder."""
-    with tempfile.NamedTemporaryFile(dir=".", delete=False, mode="w") as part:
-        part.write("downloaded")
-    late()
-    os.replace(part.name, "final")
-    late()
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder, "own")
-        own.write_text(str(world.rank()))
-        assert own.read_text() == str(world.rank())
-    return Path("final").read_text(), os.path.exists(part.name)
 
 
 def failing(late: Late) -> Any:
@@ -174,24 +55,6 @@ def failing(late: Late) -> Any:
     except FileExistsError:
         seen.append(("there",))
     return seen
-
-
-def rotated(late: Late) -> Any:
-    """Checkpoints that are rotated, and resumed from."""
-    kept = []
-    for epoch in range(4):
-        late()
-        save({"epoch": epoch, "w": torch.full((1000,), float(epoch))}, f"net{epoch}.pt")
-        late()
-        torch.save({"epoch": epoch}, "last.pt")
-        kept.append(f"net{epoch}.pt")
-        if len(kept) > 2:
-            late()
-            os.remove(kept.pop(0))
-        newest = max(glob.glob("net*.pt"), key=os.path.getmtime)
-        late()
-        assert load(newest)["epoch"] == load("last.pt")["epoch"] == epoch
-    return sorted(os.listdir("."))
 
 
 def handles(late: Late) -> Any:
@@ -256,101 +119,6 @@ def commands(late: Late) -> Any:
     return codes, lines, told, done.stdout, done.returncode, started.returncode, error, main_only(len)("abc") and "done"
 
 
-class Model:
-    """What nobody listed: a library that reads and writes under its own names."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @classmethod
-    def from_pretrained(cls, folder: str) -> Model:
-        return cls("".join(line for line in fileinput.input(sorted(glob.glob(f"{folder}/*.json")))))
-
-    def save_vocabulary(self, folder: str, late: Late) -> str:
-        name = os.path.join(folder, "vocabulary.json") if os.path.isdir(folder) else folder
-        late()
-        with open(name, "w") as file:
-            file.write(self.text)
-        return name
-
-
-class Keeper:
-    """Keeps the last checkpoints: by temporary files that take their places."""
-
-    def __init__(self, folder: str, late: Late) -> None:
-        self.folder, self.late, self.kept = Path(folder), late, list[Path]()
-        if self.folder.exists() and any(self.folder.iterdir()):
-            raise ValueError(f"{folder} isn't empty")
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def __call__(self, number: int) -> None:
-        with tempfile.NamedTemporaryFile(delete=False, dir=self.folder) as part:
-            torch.save({"number": number}, part)
-        self.late()
-        os.chmod(part.name, 0o644)
-        os.rename(part.name, self.folder / f"{number}.pth")
-        self.kept.append(self.folder / f"{number}.pth")
-        if len(self.kept) > 2:
-            self.late()
-            self.kept.pop(0).unlink()
-
-
-class Annotations:
-    def __init__(self, *paths: str) -> None:
-        self.found = [json.loads(os.read(descriptor, 1000)) for descriptor in map(self._opened, paths)]
-
-    @staticmethod
-    def _opened(path: str) -> int:
-        return os.open(path, os.O_RDONLY)
-
-
-def libraries(late: Late) -> Any:
-    """Readers and writers that are on nobody's list, right behind each other."""
-    read: list[Any] = []
-    os.makedirs("results")
-    late()
-    read.append(Model("a cat").save_vocabulary("results", late))
-    keeper = Keeper("kept/here", late)
-    for epoch in range(3):
-        json.dump({"epoch": epoch}, open("results/all.json", "w"))  # noqa: SIM115
-        late()
-        read.append(Annotations("results/all.json").found)
-        ElementTree.ElementTree(ElementTree.Element("a", epoch=str(epoch))).write("a.xml")
-        late()
-        read.append(ElementTree.parse("a.xml").getroot().attrib)
-        config = configparser.ConfigParser()
-        config["a"] = {"b": str(epoch)}
-        with open("a.ini", "w") as file:
-            config.write(file)
-        late()
-        again = configparser.ConfigParser()
-        read.append([again.read("a.ini"), again["a"]["b"]])
-        keeper(epoch)
-        late()
-        read.append([torch.load(each)["number"] for each in keeper.kept])
-        read.append(sorted(os.listdir("kept/here")))
-    late()
-    read.append(Model.from_pretrained("results").text)
-    names = [f"{number}.json" for number in range(20)]
-    for name in names:
-        Path(name).write_text(name[0])
-    late()
-    read.append(Annotations(*names).found)
-    return read
-
-
-def in_threads(late: Late) -> Any:
-    """Many at once, in any order."""
-
-    def write(number: int) -> int:
-        Path(f"{number}.txt").write_text("x" * number)
-        return os.path.getsize(f"{number}.txt")
-
-    late()
-    with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(write, range(12)))
-
-
 class Animation:
     """What is called back while it writes, as matplotlib's is: each frame is drawn by the model."""
 
@@ -378,21 +146,7 @@ def filmed(late: Late) -> str:
     return Path("film.txt").read_text()
 
 
-SHAPES = [
-    lists,
-    destroyed,
-    cached,
-    listed_in_loops,
-    fetched_archive,
-    downloaded_and_moved,
-    failing,
-    rotated,
-    handles,
-    commands,
-    libraries,
-    in_threads,
-    filmed,
-]
+SHAPES = [failing, handles, commands, filmed]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int | None) -> Any:

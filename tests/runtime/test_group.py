@@ -13,7 +13,7 @@ from dp2ddp_runtime import operations
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.model.wrapped import wrap_model
 from dp2ddp_runtime.ranks import group
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch import nn
 
 
@@ -60,7 +60,8 @@ def with_a_meter() -> list[Any]:
     return [meter.total, meter.count, "RANK" in os.environ]
 
 
-def what_torch_says() -> list[Any]:
+@on_ranks(2, each=[False, (True, True, 2), True])
+def test_torch_says_what_it_says_without_a_group() -> list[Any]:
     """The original's answers, and its errors."""
     with pytest.raises((RuntimeError, ValueError), match="Default process group has not been initialized"):
         dist.get_rank()
@@ -73,10 +74,6 @@ def what_torch_says() -> list[Any]:
 
 def test_meters_count_once(ranks: RankPool) -> None:
     assert [told[:2] for told in ranks(2, with_a_meter)] == [[6.0, 4]] * 2
-
-
-def test_torch_says_what_it_says_without_a_group(ranks: RankPool) -> None:
-    assert ranks(2, what_torch_says) == [[False, (True, True, 2), True]] * 2
 
 
 def test_variables_are_hidden_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:

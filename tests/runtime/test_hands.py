@@ -156,7 +156,9 @@ def test_a_log_that_is_opened_for_each_line_costs_little(warm: Warm, tmp_path: P
 def test_children_can_not_meet(warm: Warm, tmp_path: Path) -> None:
     body = """
         import multiprocessing
+        from dp2ddp_runtime.ranks import file_sync
         def child():
+            assert file_sync.store() is None  # a connection that its rank uses
             try:
                 ddp.broadcast(1)
             except RuntimeError as error:
@@ -237,3 +239,59 @@ def test_a_program_finds_the_temporary_files_that_it_is_given(warm: Warm, tmp_pa
     assert (done.returncode, done.stderr) == (0, "")
     wanted = "a cat A CAT OWN done\n gone gone True"
     assert done.stdout == f"{[wanted] * 2} []\n"
+
+
+# What a script writes before `ddp.setup()`, where the launcher has come first. Each file says who has written it, and
+# how often: the processes that come this way are told apart by `RANK`'s place.
+EARLY = """
+    import io, json, logging
+    mark = "rank" if "DP2DDP_PLACE" in os.environ else "plain"
+    with open("options.txt", "wt") as f:
+        f.write("lr: 0.1\\n")
+    with open("lines.txt", "a") as f:
+        print("started", file=f)
+    log = open("log.txt", "w")
+    print("before", file=log)
+    flushed = io.open("flushed.txt", "wb", buffering=0)
+    flushed.write(b"one ")
+    more = open("more.txt", "a")
+    more.write("one ")
+    more.flush()
+    table = open("table.txt", "w+")
+    table.write("abc")
+    table.flush()
+    open(f"{mark}.json", "w").write(json.dumps(mark))
+    ddp.setup()
+    print("after", file=log)
+    log.close()
+    flushed.write(b"two")
+    more.write("two")
+    more.close()
+    table.seek(0)
+    first = table.read(1)
+    table.write("X") if first == "a" else None
+    table.close()
+    ddp.barrier()
+    with open("lines.txt", "a") as f:
+        print("trained", file=f)
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_files_are_written_once_however_many_come_that_way(warm: Warm, tmp_path: Path, nproc: int) -> None:
+    (tmp_path / "more.txt").write_text("zero ")
+    (tmp_path / "options.txt").write_text("an older run's, which was longer\n")
+    done = warm.start(write(tmp_path, EARLY), nproc=nproc, cwd=tmp_path, forked=True)
+    assert done.returncode == 0, done.stderr
+    found = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.suffix != ".py"}
+    expected = {
+        "options.txt": "lr: 0.1\n",
+        "lines.txt": "started\ntrained\n",
+        "log.txt": "before\nafter\n",
+        "flushed.txt": "one two",
+        "more.txt": "zero one two",
+        "table.txt": "abcX",
+        "plain.json": '"plain"',
+    }
+    # What the launcher has not written, as it had another name for it, is rank 0's.
+    assert found == {**expected, **({"rank.json": '"rank"'} if nproc > 1 else {})}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
+import pickle
 import random
-import sys
+import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -14,27 +17,24 @@ import pytest
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.ranks import collectives, rng
+from dp2ddp_runtime.ranks import rng
 from dp2ddp_runtime.ranks.exchange import Divergence
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     TensorDataset,
     get_worker_info,
 )
+from training import Sized, described, longest
 
 Sample = namedtuple("Sample", "image label")
 
 
-class Kinds(Dataset[Any]):
+class Kinds(Sized):
     """Samples with everything that the default collate function takes."""
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> Any:
         return {
@@ -46,16 +46,6 @@ class Kinds(Dataset[Any]):
             "pair": Sample(index / 2, (f"a{index}", [index > 3, b"x" * index])),
             "flag": torch.tensor(index % 2 == 0),
         }
-
-
-def described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), value.tolist()
-    if isinstance(value, dict):
-        return {key: described(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, [described(item) for item in value]
-    return value
 
 
 def whole_batches(size: int) -> list[Any]:
@@ -83,10 +73,6 @@ class Cycle(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield [2 * value for value in batch]
-
-
-def longest(batch: list[Any]) -> Any:
-    return len(batch), batch
 
 
 def loaded_by_everybody() -> list[Any]:
@@ -148,17 +134,6 @@ def test_everything_else_of_a_loader_stays(ranks: RankPool) -> None:
     assert ranks(2, kept) == [expected] * 2
 
 
-def sharded_again() -> list[bool]:
-    kinds: list[Any] = [DataLoader(TensorDataset(torch.arange(8)), 4), DataLoader(Kinds(), 4, collate_fn=longest)]
-    iterable = loaders.shard_loader([[1, 2], [3]])
-    again = [loaders.shard_loader(each) is loaders.shard_loader(each) for each in kinds]
-    return [*again, loaders.shard_loader(iterable) is iterable]
-
-
-def test_a_loader_that_is_sharded_in_every_epoch_is_one(ranks: RankPool) -> None:
-    assert ranks(2, sharded_again) == [[True] * 3] * 2
-
-
 def test_with_one_rank_a_loader_is_itself() -> None:
     original = DataLoader(TensorDataset(torch.arange(3)))
     assert loaders.shard_loader(original) is original
@@ -188,15 +163,14 @@ def test_whole_batches_that_were_not_asked_for_are_told(ranks: RankPool) -> None
     assert ranks(2, why_whole) == [[expected]] * 2
 
 
-class Told(Dataset[int]):
+class Told(Sized):
+    size = 4
+
     def __init__(self) -> None:
         self.epochs: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)
-
-    def __len__(self) -> int:
-        return 4
 
     def __getitem__(self, index: int) -> float:
         return random.random() + float(torch.rand(1)) + float(np.random.rand())
@@ -241,78 +215,13 @@ def test_set_epoch_tells_all_parts_and_restarts_the_augmentation(ranks: RankPool
         assert drawn[1] == drawn[2] != drawn[0]
 
 
-class Seeds(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        assert info is not None
-        place = [info.id, info.num_workers]
-        return info.seed, torch.initial_seed(), random.random(), float(np.random.rand()), marker["worker"], place
-
-
-marker = {"worker": -1}
-
-
-def mark(worker_id: int) -> None:
-    marker["worker"] = worker_id + int(torch.initial_seed() == get_worker_info().seed) * 10  # type: ignore[union-attr]
-
-
-def worker_seeds(everybody: bool, persistent: bool) -> Any:
-    rng.seed_everything(5)
-    collate = longest if everybody else None
-    original = DataLoader(
-        Seeds(), 4, num_workers=2, worker_init_fn=mark, collate_fn=collate, persistent_workers=persistent
-    )
-    loader = loaders.shard_loader(original)
-    return [[described(batch) for batch in loader] for _ in range(2)]
-
-
-def test_workers_of_ranks_have_seeds_of_their_own_unless_all_load_all(ranks: RankPool) -> None:
-    first, second = ranks(2, worker_seeds, False, True)
-    assert first == second
-    for batch in (*first[0], *first[1]):
-        (_, (seeds, initial, drawn, numbers, marks, (_, (ids, counts)))) = batch
-        assert seeds == initial
-        assert marks[1] == [10, 10, 11, 11], "the script's worker_init_fn ran, after the seeding"
-        assert (ids[1], counts[1]) == ([0, 0, 1, 1], [2] * 4), "no two workers are the same one"
-        for column in (seeds, drawn, numbers):
-            assert not set(column[1][:2]) & set(column[1][2:]), "rows of another rank"
-        assert len(set(drawn[1])) == len(set(numbers[1])) == 4
-    assert first[0] != first[1]
-    first, second = ranks(2, worker_seeds, True, False)
-    assert first == second == worker_seeds(True, False)
-
-
-def waits_before_forking() -> list[int]:
-    """How often three passes of a loader wait for gloo's threads: without workers, with them, with lasting ones."""
-    waits: list[None] = []
-    let_go, collectives.let_threads_go = collectives.let_threads_go, lambda: waits.append(None)
-    found = []
-    try:
-        for options in ({}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}):
-            loader, before = loaders.shard_loader(DataLoader(Kinds(), 6, **options)), len(waits)
-            assert [len(list(loader)) for _ in range(3)] == [2, 2, 2]
-            found.append(len(waits) - before)
-    finally:
-        collectives.let_threads_go = let_go
-    return found
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 11, 10), reason="CPython is mended there")
-def test_workers_are_forked_while_no_thread_of_gloo_s_runs(ranks: RankPool) -> None:
-    assert ranks(2, waits_before_forking) == [[0, 3, 1]] * 2
-
-
-class Unshared(Dataset[Any]):
+class Unshared(Sized):
     """Draws from the shared stream, and from a generator that no rank shares."""
+
+    size = 7
 
     def __init__(self) -> None:
         self.own = random.Random()
-
-    def __len__(self) -> int:
-        return 7
 
     def __getitem__(self, index: int) -> Any:
         return index, self.own.random(), float(torch.rand(1)), f"{self.own.random()}"
@@ -331,19 +240,18 @@ def test_whole_batches_are_one_even_with_random_numbers_that_no_rank_shares(rank
         assert len(batches) == 8, "in the loader's trial, and after it"
 
 
-class Growing(Dataset[Any]):
+class Growing(Sized):
     """Samples have the size that the first one of their batch chose, as in multi-scale training."""
 
-    def __init__(self) -> None:
-        self.size = 8
+    size = 12
 
-    def __len__(self) -> int:
-        return 12
+    def __init__(self) -> None:
+        self.side = 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index % 4 == 0:
-            self.size += 300
-        return torch.ones(3, self.size, self.size)  # too large to be gathered unasked
+            self.side += 300
+        return torch.ones(3, self.side, self.side)  # too large to be gathered unasked
 
 
 class Uneven(Growing):
@@ -370,12 +278,40 @@ def test_samples_have_the_shape_of_the_batch_s_first_one_or_it_is_an_error(ranks
         assert "With a collate_fn of your own" in text
 
 
-def by_a_server() -> list[list[float]]:
-    """Workers that aren't children of their rank."""
-    data = TensorDataset(torch.arange(8.0))
-    loader = loaders.shard_loader(DataLoader(data, 4, num_workers=1, multiprocessing_context="forkserver"))
-    return [batch.tolist() for (batch,) in loader]
+class Collating(DataLoader[Any]):
+    """It leads to itself."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(TensorDataset(torch.arange(9.0)), size, collate_fn=self.collate)
+
+    def collate(self, samples: list[Any]) -> torch.Tensor:
+        return torch.stack([sample for (sample,) in samples])
 
 
-def test_workers_of_a_fork_server_live_as_long_as_they_are_needed(ranks: RankPool) -> None:
-    assert ranks(2, by_a_server) == [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]] * 2
+def saved_and_copied() -> tuple[int, list[str]]:
+    """How many loaders come of one that is sharded several times, and what a sharded one says to copies."""
+    original = DataLoader(range(9), 4, shuffle=True, num_workers=3)
+    sharded: Any = loaders.shard_loader(original)
+    count = len({loaders.shard_loader(each) for each in (original, original, sharded, copy.copy(original))})
+    assert not hasattr(copy.deepcopy(original)._sharded, "loader")
+    plain = loaders.shard_loader([[1, 2], [3]])
+    assert loaders.shard_loader(plain) is plain
+    said = []
+    for function in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError) as error:
+            function(sharded)
+        said.append(str(error.value))
+    return count, said
+
+
+def test_a_sharded_loader_is_not_copied(ranks: RankPool) -> None:
+    for count, said in ranks(2, saved_and_copied):
+        assert count == 2, "a copy of the original's is another one"
+        assert all("can't be pickled or copied: do that with the loader itself" in each for each in said)
+
+
+@on_ranks(2, each=False)
+def test_a_loader_that_leads_to_itself_is_not_kept() -> bool:
+    before = weakref.ref(loaders.shard_loader(Collating(4)))
+    gc.collect()
+    return before() is not None

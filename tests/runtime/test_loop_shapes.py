@@ -11,19 +11,17 @@ import torch
 from dp2ddp_runtime.batches import loader as loaders
 from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Sampler
+from training import Sized
 
 Make = Callable[..., Any]
 
 
-class Numbers(Dataset[torch.Tensor]):
+class Numbers(Sized):
     """Sample `i` is the number `i`, with noise if `noisy`."""
 
     def __init__(self, size: int, noisy: bool = False) -> None:
         self.size, self.noisy = size, noisy
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(float(index)) + (torch.rand(()) if self.noisy else 0)
@@ -113,3 +111,64 @@ def test_every_loop_gets_the_originals_batches(ranks: RankPool, n: int, workers:
         original = drawn(index, workers, noisy, lambda loader: loader)
         for result in per_rank:
             assert result[index] == original, shape.__name__
+
+
+class Learns(Sampler[Any]):
+    """What it yields tells how many batches the script had been through when it was asked."""
+
+    def __init__(self, as_batches: bool, length: int) -> None:
+        self.as_batches, self.length = as_batches, length
+        self.steps = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            yield [1000 * self.steps + 10 * number + i for i in range(3)] if self.as_batches else self.steps
+
+
+class Many(Sized):
+    """With `moves` it keeps something from one sample to the next."""
+
+    size = 10**6
+
+    def __init__(self, moves: bool) -> None:
+        self.moves, self.count = moves, 0
+
+    def __getitem__(self, index: int) -> int:
+        self.count += self.moves
+        return index + 10**7 * self.count
+
+
+def learned(moves: bool, **options: Any) -> list[Any]:
+    """Three passes; the first ends early."""
+    found: list[Any] = []
+    for as_batches in (True, False):
+        sampler = Learns(as_batches, 11 if as_batches else 32)
+        how = {"batch_sampler": sampler} if as_batches else {"sampler": sampler, "batch_size": 3}
+        loader = loaders.shard_loader(DataLoader(Many(moves), **how, **options))  # type: ignore[arg-type]
+        for stop in (4, 0, 0):
+            for number, batch in enumerate(loader, start=1):
+                found.append(batch.tolist())
+                sampler.steps += 1
+                if number == stop:
+                    break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "moves", "options"),
+    [
+        (2, False, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
+        (3, False, {"num_workers": 8}),  # the original draws all of them at once
+        (2, True, {"num_workers": 2}),
+        (3, False, {"num_workers": 0}),
+    ],
+)
+def test_a_sampler_that_learns_is_asked_when_the_originals_is(
+    ranks: RankPool, n: int, moves: bool, options: dict[str, Any]
+) -> None:
+    expected = learned(moves, **options)
+    for found in ranks(n, learned, moves, **options):
+        assert found == expected

@@ -14,13 +14,14 @@ from unittest import mock
 
 import dp2ddp_runtime as ddp
 import pytest
+import side_effects  # noqa: F401 - its scenarios
 import torch
 from dp2ddp_runtime.base import world
 from dp2ddp_runtime.gradients import summing
 from dp2ddp_runtime.model import scatter_gather
 from dp2ddp_runtime.model import wrapped as models
 from dp2ddp_runtime.ranks.exchange import exchange
-from rank_pool import RankPool
+from rank_pool import RankPool, on_ranks
 from scenarios import SCENARIOS, Tensors, run_all
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -72,12 +73,14 @@ def test_it_is_data_parallel(ranks: RankPool, n: int, name: str) -> None:
             assert_same(other[index], per_rank[0][index], f"{name}[{index}] on other ranks", exact=True)
 
 
-def wrapping_details() -> None:
+@on_ranks(1, 2)
+def test_it_is_a_distributed_data_parallel_with_rank_0s_values() -> None:
     torch.manual_seed(world.rank())
     net = models.wrap_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     assert isinstance(net, DistributedDataParallel)
     assert isinstance(net, models.WrappedModel)
     assert next(iter(net.state_dict())) == "module.0.weight"
+    assert f"{type(net).__name__}: {net}" == f"DataParallel: {nn.DataParallel(net.module)}", "as the original prints"
     assert models.wrap_model(net) is net
     values = [value.tolist() for value in net.state_dict().values()]
     assert values == ranks_agree(values), "rank 0's values at the start"
@@ -134,11 +137,6 @@ def test_layers_that_run_again_in_backward_leave_rank_0_s_statistics(ranks: Rank
     assert first[0]
 
 
-def test_it_is_a_distributed_data_parallel_with_rank_0s_values(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, wrapping_details)
-
-
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +148,8 @@ class Branches(nn.Module):
         return self.head(self.features(self.stem(x)))
 
 
-def keys_of_parts() -> None:
+@on_ranks(1, 2)
+def test_parts_load_keys_in_either_form() -> None:
     net = Branches()
     assert "features.module.0.weight" in net.state_dict()
     state = {name: value + 1 for name, value in net.state_dict().items()}
@@ -162,11 +161,6 @@ def keys_of_parts() -> None:
     del plain["features.0.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*features\.module\.0\.weight"):
         net.load_state_dict(plain)
-
-
-def test_parts_load_keys_in_either_form(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, keys_of_parts)
 
 
 def differing(kind: str) -> str:
@@ -183,10 +177,7 @@ def differing(kind: str) -> str:
 
 
 def test_ranks_whose_models_differ_are_told_apart(ranks: RankPool) -> None:
-    for kind, message in (
-        ("shape", "names, shapes or dtypes"),
-        ("value", "parameter 'bias' differs between ranks"),
-    ):
+    for kind, message in (("shape", "names, shapes or dtypes"), ("value", "parameter 'bias' differs between ranks")):
         assert all(message in told for told in ranks(2, differing, kind))
     assert ranks(2, differing, "nothing") == ["no error"] * 2
 
@@ -258,7 +249,8 @@ class Open(models.WrappedModel):
             return getattr(self.module, name)
 
 
-def the_class_itself() -> None:
+@on_ranks(1, 2)
+def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from() -> None:
     net = models.WrappedModel(nn.Linear(3, 2), [0, 1], 0)
     assert list(map(type, (net, models.wrap_model(net)))) == [models.WrappedModel] * 2
     x = torch.arange(15.0).view(5, 3)
@@ -278,11 +270,6 @@ def the_class_itself() -> None:
         opened.nothing  # noqa: B018
     with pytest.raises(TypeError, match="SGD"):
         models.WrappedModel(torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
-
-
-def test_the_class_takes_data_parallels_arguments_and_may_be_derived_from(ranks: RankPool) -> None:
-    for n in (1, 2):
-        ranks(n, the_class_itself)
 
 
 def saved() -> bytes:
@@ -350,52 +337,6 @@ def test_a_wrapped_model_inside_another_steps_aside(ranks: RankPool) -> None:
             torch.testing.assert_close(grad, param.grad)
 
 
-def printed() -> str:
-    net = models.wrap_model(nn.Linear(2, 1))
-    return f"{type(net).__name__}: {net}"
-
-
-def test_it_prints_as_the_original_does(ranks: RankPool) -> None:
-    assert ranks(2, printed) == [f"DataParallel: {nn.DataParallel(nn.Linear(2, 1))}"] * 2
-
-
-# --- the functional form ---
-
-
-def _steps(module: nn.Module, call) -> list[torch.Tensor]:
-    """Parameters after each of a few steps, with batches that don't split evenly."""
-    torch.manual_seed(3)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    found = []
-    for size in (6, 5, 4, 1, 7):
-        optimizer.zero_grad()
-        call(torch.randn(size, 4, dtype=torch.float64)).pow(2).sum().backward()
-        optimizer.step()
-        found.append(torch.cat([p.detach().flatten().clone() for p in module.parameters()]))
-    return found
-
-
-def _module() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
-
-
-def train_functionally() -> tuple[list[torch.Tensor], list[str]]:
-    module = _module()
-    return _steps(module, lambda x: ddp.data_parallel(module, x)), list(module.state_dict())
-
-
-def test_functional_form_trains_as_data_parallel(ranks: RankPool) -> None:
-    module = _module()
-    emulated = EmulatedDataParallel(module, n=3)
-    expected = _steps(module, emulated)
-    for got, keys in ranks(3, train_functionally):
-        assert keys == ["0.weight", "0.bias", "2.weight", "2.bias"]
-        for mine, theirs in zip(got, expected):
-            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
 def test_functional_form_alone_is_the_module() -> None:
-    module = _module()
-    x = torch.randn(3, 4, dtype=torch.float64)
+    module, x = nn.Linear(4, 5), torch.randn(3, 4)
     assert torch.equal(ddp.data_parallel(module, (x,)), copy.deepcopy(module)(x))

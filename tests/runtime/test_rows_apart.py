@@ -18,7 +18,8 @@ from dp2ddp_runtime.batches.deferred import Deferred
 from dp2ddp_runtime.ranks import rng
 from dp2ddp_runtime.ranks.exchange import Divergence
 from rank_pool import RankPool
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from training import Sized
 
 
 @dataclass
@@ -30,14 +31,11 @@ class Labels:
 Pair = namedtuple("Pair", "first second")
 
 
-class Images(Dataset[Any]):
+class Images(Sized):
     """An image, and some boxes: as many as it has."""
 
     def __init__(self, draws: bool = False) -> None:
         self.draws = draws
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> Any:
         noise = random.random() + float(torch.rand(())) if self.draws else 0.0
@@ -269,11 +267,10 @@ def test_a_single_row_is_tried_with_that_of_the_batch_before(ranks: RankPool) ->
         assert "don't stay apart" in text
 
 
-class Late(Dataset[Any]):
+class Late(Sized):
     """What the first batches don't show: from the fourth on, of each rank's rows."""
 
-    def __len__(self) -> int:
-        return 32
+    size = 32
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.ones(3 if index < 28 else index)

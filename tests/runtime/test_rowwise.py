@@ -97,11 +97,7 @@ EXACT: dict[str, Case] = {
         x[:, :1, :1].squeeze(),
     ],
     "items": lambda x: [x[:, 0], x[:, :, 1:3], x[..., 0], x[:, None], x[0:, 1], x[:, -1, :, ::2], x[:], x[None]],
-    "expanded": lambda x: [
-        x[:, :1].expand(-1, 3, -1, -1),
-        x.repeat(1, 2, 1, 1),
-        x.repeat(2, 1, 1, 1, 1),
-    ],
+    "expanded": lambda x: [x[:, :1].expand(-1, 3, -1, -1), x.repeat(1, 2, 1, 1), x.repeat(2, 1, 1, 1, 1)],
     "pieces": lambda x: [*x.chunk(2, 1), *x.split(2, dim=2), *x.unbind(1), *torch.split(x, [1, 2], 1)],
     "joined": lambda x: [
         torch.cat([x, x * 2], 1),

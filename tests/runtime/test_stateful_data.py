@@ -1,43 +1,35 @@
-"""Data sets that keep something from one sample to the next, fail to load one, or are not the same on all ranks."""
+"""Data sets that keep something from one sample to the next."""
 
 from __future__ import annotations
 
 import functools
-import gc
 import io
 import itertools
 import random
-import threading
 import time
 import warnings
-import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
 import numpy as np
 import pytest
 import torch
-from dp2ddp_runtime import operations
-from dp2ddp_runtime.base import world
-from dp2ddp_runtime.batches import contents, kept
+from dp2ddp_runtime.batches import kept
 from dp2ddp_runtime.batches import loader as loaders
-from dp2ddp_runtime.ranks import exchange, rng
-from dp2ddp_runtime.ranks.exchange import Divergence
+from dp2ddp_runtime.ranks import rng
 from rank_pool import RankPool
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Sampler, Subset
+from training import Sized
 
 _global = np.random.RandomState(5)
 
 
-class Moving(Dataset[Any]):
+class Moving(Sized):
     """Sample `i` is `i`, with what comes next, and a number of the global generators."""
 
     def __init__(self, state: Any, draw: Callable[[Any], Any]) -> None:
         self.state = state
         self.draw = draw
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> Any:
         return index, float(self.draw(self.state)), random.random() + float(torch.rand(1))
@@ -61,16 +53,13 @@ class Noise:
         return value + self.rng.rand()
 
 
-class Counting(Dataset[Any]):
+class Counting(Sized):
     """Nothing but a number moves."""
 
     __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> int:
         self.count += 1
@@ -105,10 +94,8 @@ class Pops(Sampler[int]):
             yield self.own.randrange(11)
 
 
-def make(kind: str, **options: Any) -> DataLoader[Any]:
-    both = random.Random(8)
-    own: Any = torch.Generator().manual_seed(9)
-    data: dict[str, Callable[[], Any]] = {
+def data_sets(both: random.Random) -> dict[str, Callable[[], Any]]:
+    return {
         "RandomState": lambda: Moving(np.random.RandomState(47), lambda own: own.rand()),
         "default_rng": lambda: Moving(np.random.default_rng(47), lambda own: own.random()),
         "Random": lambda: Moving(random.Random(47), lambda own: own.random()),
@@ -128,18 +115,19 @@ def make(kind: str, **options: Any) -> DataLoader[Any]:
         "sampler": lambda: Moving(both, lambda own: own.random()),
         "generator of the loader": lambda: Moving(np.random.RandomState(1), lambda own: own.rand()),
     }  # fmt: skip
+
+
+KINDS = tuple(data_sets(random.Random()))
+
+
+def make(kind: str, **options: Any) -> DataLoader[Any]:
+    both, own = random.Random(8), torch.Generator().manual_seed(9)
     more: dict[str, Any] = {
         "sampler": {"sampler": Pops(both)},
         "generator of the loader": {"sampler": RandomSampler(range(11), True, 90, own), "generator": own},
         "counter": {"drop_last": True, "shuffle": True},
     }
-    return DataLoader(data[kind](), 4, **{**more.get(kind, {"shuffle": True}), **options})
-
-
-KINDS = (
-    "RandomState", "default_rng", "Random", "Generator", "count", "cycle", "iterator", "generator", "list", "array",
-    "nested", "method", "closure", "global", "within", "counter", "sampler", "generator of the loader",
-)  # fmt: skip
+    return DataLoader(data_sets(both)[kind](), 4, **{**more.get(kind, {"shuffle": True}), **options})
 
 
 def read(kind: str, epochs: int = 2, **options: Any) -> Any:
@@ -201,7 +189,7 @@ def test_workers_that_last_or_read_far_ahead(ranks: RankPool, options: dict[str,
             assert batches == expected
 
 
-class Caching(Dataset[Any]):
+class Caching(Sized):
     """Much changes in it that makes no difference to what it returns."""
 
     def __init__(self) -> None:
@@ -211,9 +199,6 @@ class Caching(Dataset[Any]):
         self.opened = False
         self.handle: Any = None
         self.table = torch.zeros(11, 3)
-
-    def __len__(self) -> int:
-        return 11
 
     @functools.cache  # noqa: B019
     def one(self, index: int) -> int:
@@ -269,15 +254,12 @@ def test_caches_and_generators_of_each_rank_s_own_do_not_count(ranks: RankPool, 
             assert epochs == 2 * [later[result is second]]
 
 
-class Logged(Dataset[int]):
+class Logged(Sized):
     """Writes which samples are loaded into a file, which is nothing that a data set keeps."""
 
     def __init__(self, collected: Any = None) -> None:
         self.log = io.StringIO()
         self.collected = collected
-
-    def __len__(self) -> int:
-        return 11
 
     def __getitem__(self, index: int) -> int:
         self.log.write(f"{index} ")
@@ -311,14 +293,13 @@ def test_without_workers_every_rank_loads_all_that_a_data_set_collects(ranks: Ra
         assert result == 2 * [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-class Late(Dataset[int]):
+class Late(Sized):
     """From the second batch on it counts."""
+
+    size = 12
 
     def __init__(self) -> None:
         self.count = 0
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> int:
         self.count += index > 3
@@ -347,275 +328,4 @@ def test_looking_is_cheap() -> None:
     start = time.process_time()
     for _ in range(10):
         kept.state(data)
-    assert (time.process_time() - start) / 10 < 0.02
-
-
-class OwnError(Exception):
-    def __init__(self, code: int, where: str) -> None:
-        super().__init__(f"{code} at {where}")
-        self.code = code
-
-
-def raised(index: int) -> Exception:
-    return {
-        1: FileNotFoundError(2, "no such file", "a.png"),
-        5: OwnError(7, "there"),
-        8: KeyError("k"),
-        9: LookupError("within"),
-        15: StopIteration("end"),
-    }[index]
-
-
-class Gaps(Dataset[Any]):
-    """Some of its samples raise; those of them that torch can send from a worker."""
-
-    def __init__(self, text: bool = False, bad: tuple[int, ...] = (1, 5, 8, 9, 15)) -> None:
-        self.text, self.bad = text, bad
-
-    def __len__(self) -> int:
-        return 18
-
-    def __getitem__(self, index: int) -> Any:
-        if index in self.bad:
-            raise raised(index)
-        return (index, f"text {index}") if self.text else index
-
-
-def over_gaps(workers: int, text: bool) -> list[Any]:
-    """What a script gets that goes on with the next batch, and uses each."""
-    found: list[Any] = []
-    data = Gaps(text, (1, 8, 15)) if workers else Gaps(text)
-    batches = iter(loaders.shard_loader(DataLoader(data, 3, num_workers=workers)))
-    for _ in range(6):
-        try:
-            batch = next(batches)
-        except Exception as error:  # noqa: BLE001
-            # What isn't one of Python's own is told as the nearest of these, and its name.
-            kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
-            line = str(error).replace("\\n", "\n").replace("\\", "").replace("'", "").strip().splitlines()[-1]
-            found.append((kind, line.removeprefix("OwnError: "), getattr(error, "errno", 0)))
-        else:
-            found.append((batch[0].tolist(), list(batch[1])) if text else batch.tolist())
-    return found
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("text", [False, True])
-def test_all_ranks_fail_to_load_a_batch_and_go_on_with_the_next(ranks: RankPool, workers: int, text: bool) -> None:
-    expected = over_gaps(workers, text)
-    for n in (2, 3):
-        results = ranks(n, over_gaps, workers, text)
-        for result in results:
-            assert result == expected
-
-
-class Once(TensorDataset):
-    """A sample that one rank alone can't load, and only once: a file system that hiccups."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 0 and world.rank() == 0 and not hasattr(self, "failed"):
-            self.failed = "yes"
-            raise OSError("hiccup")
-        return super().__getitem__(index)
-
-
-def cause_and_leftovers() -> tuple[str, bool]:
-    loader = loaders.shard_loader(DataLoader(Once(torch.arange(8.0)), 4))
-    batches = iter(loader)
-    inner = weakref.ref(batches)
-    text = ""
-    gc.disable()
-    try:
-        with pytest.raises(OSError, match="hiccup") as caught:
-            next(batches)
-        text = str(caught.value.__cause__)
-        del caught
-        assert next(batches)[0].tolist() == [4, 5, 6, 7]
-        del batches
-        return text, inner() is None
-    finally:
-        gc.enable()
-
-
-def test_another_rank_s_exception_comes_with_its_traceback_and_keeps_nothing_alive(ranks: RankPool) -> None:
-    first, second = ranks(2, cause_and_leftovers)
-    assert first == ("None", True)
-    assert second[0].startswith("it was raised on rank 0:\nTraceback")
-    assert 'raise OSError("hiccup")' in second[0]
-    assert second[1]
-
-
-def in_a_thread() -> list[Any]:
-    """A thread reads ahead: the main thread exchanges meanwhile, at other times on each rank."""
-    found: list[Any] = []
-
-    def read() -> None:
-        for batch in loader:
-            time.sleep(0.01 * world.rank())
-            found.append(batch)
-
-    loader = iter(loaders.shard_loader(DataLoader(TensorDataset(torch.arange(40.0)), 4)))
-    thread = threading.Thread(target=read)
-    thread.start()
-    for _ in range(20):
-        time.sleep(0.01 * (1 - world.rank()))
-        operations.broadcast(1)
-    thread.join()
-    return [batch[0].tolist() for batch in found]
-
-
-def test_a_thread_that_reads_ahead_meets_nobody(ranks: RankPool) -> None:
-    expected = [batch[0].tolist() for batch in DataLoader(TensorDataset(torch.arange(40.0)), 4)]
-    assert ranks(2, in_a_thread) == [expected] * 2
-
-
-def failing_in_a_thread() -> str:
-    batches = iter(loaders.shard_loader(DataLoader(Gaps(), 3)))
-    caught: list[Exception] = []
-
-    def read() -> None:
-        try:
-            for _ in range(3):
-                next(batches)
-        except FileNotFoundError as error:
-            caught.append(error)
-
-    batches._loader._decide("")  # as after a first batch
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join()
-    with pytest.raises(Divergence) as told:
-        operations.broadcast(len(caught))
-    exchange.piggybacked.clear()
-    return str(told.value)
-
-
-def test_a_failure_in_a_thread_is_an_error(ranks: RankPool) -> None:
-    for text in ranks(2, failing_in_a_thread):
-        assert text.startswith("rank 0 could not load a batch of a DataLoader in a thread")
-
-
-class Learns(Sampler[Any]):
-    """What it yields tells how many batches the script had been through when it was asked."""
-
-    def __init__(self, as_batches: bool, length: int) -> None:
-        self.as_batches, self.length = as_batches, length
-        self.steps = 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(self.length):
-            yield [1000 * self.steps + 10 * number + i for i in range(3)] if self.as_batches else self.steps
-
-
-class Many(Dataset[int]):
-    """With `moves` it keeps something from one sample to the next."""
-
-    def __init__(self, moves: bool) -> None:
-        self.moves, self.count = moves, 0
-
-    def __len__(self) -> int:
-        return 10**6
-
-    def __getitem__(self, index: int) -> int:
-        self.count += self.moves
-        return index + 10**7 * self.count
-
-
-def learned(moves: bool, **options: Any) -> list[Any]:
-    """Three passes; the first ends early."""
-    found: list[Any] = []
-    for as_batches in (True, False):
-        sampler = Learns(as_batches, 11 if as_batches else 32)
-        how = {"batch_sampler": sampler} if as_batches else {"sampler": sampler, "batch_size": 3}
-        loader = loaders.shard_loader(DataLoader(Many(moves), **how, **options))  # type: ignore[arg-type]
-        for stop in (4, 0, 0):
-            for number, batch in enumerate(loader, start=1):
-                found.append(batch.tolist())
-                sampler.steps += 1
-                if number == stop:
-                    break
-    return found
-
-
-@pytest.mark.parametrize(
-    ("n", "moves", "options"),
-    [
-        (2, False, {"num_workers": 3, "prefetch_factor": 3, "persistent_workers": True}),
-        (3, False, {"num_workers": 8}),  # the original draws all of them at once
-        (2, True, {"num_workers": 2}),
-        (3, False, {"num_workers": 0}),
-    ],
-)
-def test_a_sampler_that_learns_is_asked_when_the_originals_is(
-    ranks: RankPool, n: int, moves: bool, options: dict[str, Any]
-) -> None:
-    expected = learned(moves, **options)
-    for found in ranks(n, learned, moves, **options):
-        assert found == expected
-
-
-class Labels(Dataset[int]):
-    def __init__(self) -> None:
-        self.labels: Any = np.zeros(10**7, dtype=np.int64)
-        self.soft: Any = torch.ones(1000, 3)
-        self.pairs: Any = [("a.png", 1)] * 5000
-        self.cache = torch.zeros(12, 2)
-        self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        self.cache[index] = 1 + world.rank()
-        self.seen.append(index)
-        return index
-
-
-def change(data: Labels, what: str) -> None:
-    rank = world.rank()
-    if what == "labels":
-        data.labels = np.random.RandomState(rank).randint(9, size=10**7)
-    elif what == "soft":
-        data.soft = torch.rand(1000, 3, generator=torch.Generator().manual_seed(rank))
-    elif what == "pairs":
-        data.pairs = [("a.png", rank)] * 5000
-    elif what == "rounding":
-        data.soft *= 1 + 1e-7 * rank
-
-
-def changed(what: str, early: bool) -> str:
-    data = Labels()
-    loader = loaders.shard_loader(DataLoader(Subset(data, range(12)), 4))
-    for _ in range(2):
-        for _ in loader:
-            if early:
-                break
-    change(data, what)
-    try:
-        iter(loader)
-    except Divergence as error:
-        exchange.piggybacked.clear()
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_labels_that_are_others_on_other_ranks_are_an_error(ranks: RankPool, early: bool) -> None:
-    """Not so caches that each rank has filled with its rows, nor what is rounded otherwise."""
-    for what in ("labels", "soft", "pairs"):
-        for text in ranks(2, changed, what, early):
-            assert text.startswith(f"'dataset.{what}' of the data set of a DataLoader is not the same on all ranks")
-    for what in ("nothing", "rounding"):
-        assert ranks(2, changed, what, early) == ["", ""]
-
-
-def test_comparing_is_cheap() -> None:
-    data = Subset(Labels(), list(range(10**6)))
-    contents._rows(data)
-    start = time.process_time()
-    for _ in range(10):
-        contents._rows(data)
     assert (time.process_time() - start) / 10 < 0.02

@@ -9,6 +9,7 @@ from dp2ddp_runtime.base import world
 from dp2ddp_runtime.ranks import rng
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import Dataset
 
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
@@ -28,6 +29,15 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc(self.drop(F.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+class Sized(Dataset[Any]):
+    """A data set of so many samples."""
+
+    size = 11
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def snapshot(net: nn.Module) -> Parameters:
@@ -82,3 +92,17 @@ def data_parallel(n: int) -> Wrap:
 def seeded(factory: Callable[[], nn.Module], dtype: torch.dtype, seed: int = 0) -> nn.Module:
     rng.seed_everything(seed)
     return factory().to(dtype)
+
+
+def longest(batch: list[Any]) -> Any:
+    return len(batch), batch
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: described(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [described(item) for item in value]
+    return value

@@ -93,11 +93,7 @@ def nothing_stays(work: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        (signal.SIGTERM, -signal.SIGTERM),
-        (signal.SIGINT, 128 + signal.SIGINT),
-        (signal.SIGKILL, -signal.SIGKILL),
-    ],
+    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 128 + signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "",
 )
 def test_nothing_stays_after_a_signal(

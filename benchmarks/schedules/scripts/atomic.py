@@ -22,7 +22,11 @@ for epoch in range(3):
     descriptor, name = tempfile.mkstemp(dir="out")
     with os.fdopen(descriptor, "w") as file:
         file.write("epoch %d" % epoch)
+    os.chmod(name, 0o644)
     os.replace(name, "out/latest.txt")
+    with tempfile.NamedTemporaryFile("w", dir="out", delete=False) as part:
+        part.write("kept %d" % epoch)
+    os.rename(part.name, "out/kept.txt")
     try:
         lock = os.open("out/lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         os.close(lock)

@@ -1,6 +1,7 @@
 """Folders that are listed inside of a loop over listings; each file is a batch."""
 
 import os
+import pathlib
 
 import torch
 import torch.nn as nn
@@ -25,4 +26,6 @@ for name in os.listdir("data"):
 for root, dirs, names in os.walk("data"):
     assert len(names) in (0, 3), (root, names)
 seen = sorted(os.path.join(r, f) for r, _, files in os.walk("data") for f in files)
-print(len(seen), seen[0])
+found = [(each.name, each.is_dir(), each.stat().st_mode, each.path) for each in os.scandir("data")]
+entries = [(name, is_dir, mode, len(list(pathlib.Path(path).iterdir()))) for name, is_dir, mode, path in sorted(found)]
+print(len(seen), seen[0], entries)

@@ -2,6 +2,7 @@
 
 import configparser
 import csv
+import fileinput
 import json
 import logging
 import os
@@ -17,8 +18,9 @@ from _common import model, say, train
 
 class Annotations:
     def __init__(self, path):
-        with open(path) as file:
-            self.found = json.load(file)
+        descriptor = os.open(path, os.O_RDONLY)
+        self.found = json.loads(os.read(descriptor, 10000))
+        os.close(descriptor)
 
 
 class Handler(logging.Handler):
@@ -40,7 +42,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder):
-        return len((pathlib.Path(folder) / "words.txt").read_text().splitlines())
+        return len(list(fileinput.input([pathlib.Path(folder) / "words.txt"])))
 
 
 logger = logging.getLogger("train")

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 
+import numpy as np
 import torch
 import torch.nn as nn
 from _common import model, say, train
@@ -24,7 +26,12 @@ for epoch in range(5):
         os.rename("best.txt", "old.txt")
         shutil.copyfile("old.txt", "copy.txt")
         best += open("copy.txt").read()
-        os.remove("old.txt")
+        subprocess.run("rm copy.txt", shell=True, check=True)
+        os.system("rm old.txt")
     with open("best%d.txt" % (epoch % 2), "w") as file:
         file.write(best)
+    os.makedirs("arrays", exist_ok=True)
+    np.save("arrays/a.npy", np.full(3, epoch))
+    best += str(np.load("arrays/a.npy").sum())
+    shutil.rmtree("arrays")
     say(net, epoch, best, os.path.exists("best.txt"), os.path.exists("old.txt"), os.stat("state.json").st_size)

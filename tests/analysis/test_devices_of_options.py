@@ -1,0 +1,216 @@
+"""Devices that options and configurations name or make visible, and guards that are each script's own."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from dp2ddp.convert.pipeline import Conversion, convert_files, convert_source
+from dp2ddp.rules import Options
+
+_HEAD = "import argparse\nimport os\nimport torch\nimport torch.nn as nn\n"
+_ARGS = "args = argparse.ArgumentParser().parse_args()\n"
+
+
+def converted(script: str) -> Conversion:
+    return convert_source(_HEAD + textwrap.dedent(script), "train.py", Options())
+
+
+@pytest.mark.parametrize(
+    ("sets", "ids", "given"),
+    [
+        ("args.gpu", "[0, 1]", None),
+        ("'2,3'", "range(2)", "[2, 3]"),
+        ("'2,3,4'", "[0, 2]", "[2, 4]"),
+        ("'0,1'", "[0, 1, 2]", None),
+        ("args.gpu", "[int(i) for i in args.gpu.split(',')]", "[int(i) for i in args.gpu.split(',')]"),
+        ("','.join(map(str, args.gpu))", "args.gpu", "args.gpu"),
+    ],
+)
+def test_devices_count_those_that_are_made_visible_behind_the_start(sets: str, ids: str, given: str | None) -> None:
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nos.environ['CUDA_VISIBLE_DEVICES'] = {sets}\n"
+    result = converted(f"{script}net = nn.DataParallel(net, device_ids={ids})\n")
+    assert f"ddp.setup(device_ids={given or ids})\nnet = nn.Linear" in result.new_text
+    assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"] * (given is None)
+
+
+@pytest.mark.parametrize(
+    ("read", "gpus"),
+    [
+        ("config = importlib.import_module(args.config).PARAMS", "config['gpus']"),
+        ("from config import cfg\ncfg.merge_from_list(args.opts)", "cfg.gpus"),
+    ],
+)
+def test_gpus_of_a_configuration_are_given_below_it(read: str, gpus: str) -> None:
+    log = "log = logging.FileHandler('log')\n"
+    script = f"import importlib\nimport logging\n{_ARGS}{read}\n{log}os.environ['CUDA_VISIBLE_DEVICES'] = {gpus}\n"
+    result = converted(f"{script}net = nn.DataParallel(nn.Linear(4, 2))\n")
+    assert f"{read.splitlines()[-1]}\nddp.setup(device_ids={gpus})\n{log}" in result.new_text
+    assert not result.notes
+
+
+def test_devices_that_are_made_visible_on_a_condition_are_not_counted_among() -> None:
+    """`[0, 1]` are GPUs 0 and 1 where the condition is false."""
+    script = f"{_ARGS}net = nn.Linear(4, 2)\nif args.far: os.environ['CUDA_VISIBLE_DEVICES'] = '2,3'\n"
+    result = converted(f"{script}net = nn.DataParallel(net, device_ids=[0, 1])\n")
+    assert "ddp.setup(device_ids=[0, 1])\nnet = nn.Linear" in result.new_text
+    assert [note.what.split()[0] for note in result.notes] == ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_settings_that_copy_a_missing_file_first_come_before_the_start() -> None:
+    script = """
+        import shutil
+        def load():
+            args = argparse.ArgumentParser().parse_args()
+            {}
+            args.gpus = args.gpus.split(',')
+            return args
+        def main():
+            args = load()
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(args.gpus)
+            net = nn.DataParallel(nn.Linear(4, 2), device_ids=args.gpus)
+        main()
+        """
+    result = converted(script.format("if not os.path.exists('c.yml'): shutil.copyfile('c.example', 'c.yml')"))
+    assert '",".join(args.gpus)\n    ddp.setup(device_ids=args.gpus)\n' in result.new_text
+    assert [note.what[:40] for note in result.notes] == ["every process that torchrun starts writes"[:40]]
+    result = converted(script.format("shutil.copyfile('c.example', 'c.yml')"))
+    assert "parse_args()\n    ddp.setup()\n    shutil" in result.new_text  # inside, where all copy it together
+    assert any(note.what.startswith("CUDA_VISIBLE_DEVICES is set after") for note in result.notes)
+
+
+_OPTIONS = """\
+import argparse
+import torch
+
+class Options:
+    def parse(self):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--gpu_ids", default="0")
+        opt = parser.parse_args()
+        opt.gpu_ids = [int(i) for i in opt.gpu_ids.split(",")]
+        if len(opt.gpu_ids) > 0:
+            torch.cuda.set_device(opt.gpu_ids[0])
+        return opt
+"""
+_TRAIN = """\
+import torch.nn as nn
+from options import Options
+
+opt = Options().parse()
+net = nn.Linear(4, 2)
+if len(opt.gpu_ids) > 0:
+    net = nn.DataParallel(net, opt.gpu_ids)
+"""
+
+
+def test_a_gpu_that_options_make_the_current_one_is_left_to_the_start() -> None:
+    files = {"train.py": _TRAIN, "options.py": _OPTIONS}
+    done = convert_files(files, ["train.py"], Options())
+    start = "ddp.setup(device_ids=opt.gpu_ids if len(opt.gpu_ids) > 0 else [0])"
+    assert f"opt = Options().parse()\n{start}\nnet = " in done["train.py"].new_text
+    assert done["options.py"].new_text.endswith('split(",")]\n        return opt\n')
+    assert not any(each.notes for each in done.values())
+    files["show.py"] = "from options import Options\nprint(Options().parse())\n"
+    (note,) = convert_files(files, ["train.py", "show.py"], Options())["options.py"].notes
+    assert "no longer choose this GPU" in note.what
+
+
+_PRINTED = """\
+        print(opt)
+        with open(opt.name + ".txt", "MODE") as file:
+            file.write(str(opt))
+        opt.gpu_ids ="""
+
+
+@pytest.mark.parametrize("mode", ["w", "wt", "a", "w+"])
+def test_options_that_are_written_down_as_they_are_parsed_come_before_the_start(mode: str) -> None:
+    """What is added to a file would be so by each process that torchrun starts."""
+    options = _OPTIONS.replace("        opt.gpu_ids =", _PRINTED.replace("MODE", mode), 1)
+    done = convert_files({"train.py": _TRAIN, "options.py": options}, ["train.py"], Options())
+    is_early = "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids if" in done["train.py"].new_text
+    assert is_early == mode.startswith("w") & (mode != "w+")
+
+
+def test_what_is_read_again_before_the_start_is_noted() -> None:
+    """torchrun's processes write it each by itself, and one may read what another is writing."""
+    for read, noted in (("", 0), ('        print(open(opt.name + ".txt").read())\n', 1)):
+        written = _PRINTED.replace("MODE", "w").replace("        opt.gpu_ids =", f"{read}        opt.gpu_ids =")
+        files = {"train.py": _TRAIN, "options.py": _OPTIONS.replace("        opt.gpu_ids =", written, 1)}
+        found = convert_files(files, ["train.py"], Options())["options.py"].notes
+        assert sum("one may read what another is writing" in note.what for note in found) == noted
+
+
+def test_a_class_that_is_looked_for_in_a_module_is_one_of_those_that_derive() -> None:
+    files = {
+        "train.py": "import importlib\nimport cycle_model\nfrom base import Base\nfrom options import Options\n"
+        "\nopt = Options().parse()\nmodule = importlib.import_module(opt.m)\nfor name, cls in vars(module).items():\n"
+        "    if name == opt.model and issubclass(cls, Base):\n        found = cls\nmodel = found(opt)\nmodel.build()\n",
+        "options.py": _OPTIONS,
+        "base.py": "import torch.nn as nn\nclass Base:\n    def __init__(self, opt):\n        self.opt = opt\n"
+        "    def build(self):\n        self.net = nn.DataParallel(nn.Linear(4, 2), self.opt.gpu_ids)\n",
+        "cycle_model.py": "from base import Base\nclass Cycle(Base):\n    def __init__(self, opt):\n"
+        "        Base.__init__(self, opt)\n",
+    }
+    done = convert_files(files, ["train.py"], Options())
+    assert "ddp.setup(device_ids=opt.gpu_ids)\nmodel = found(opt)\n" in done["train.py"].new_text
+    assert not any(each.notes for each in done.values())
+
+
+def test_a_script_that_only_calls_a_part_inside_of_its_wrap_stays_one_process() -> None:
+    script = "net = nn.DataParallel(nn.Sequential(nn.Linear(4, 2)))\ny = net{}(torch.ones(3, 4))\n"
+    assert not converted(script.format(".module.first.second")).changed
+    assert converted(script.format("")).changed
+
+
+_GUARDED = """
+import torch.nn as nn
+
+class Task:
+    def __init__(self, args):
+        self.several = args.several if "several" in args else False
+        self.net = nn.Linear(4, 2)
+        if self.several:
+            self.net = nn.DataParallel(self.net)
+"""
+_CALLED = """
+import torch.nn as nn
+
+class Task:
+    def __init__(self, args):
+        self.net = nn.Linear(4, 2)
+
+    def wrap(self):
+        self.net = nn.DataParallel(self.net)
+"""
+
+
+@pytest.mark.parametrize(
+    ("nets", "one", "other", "given"),
+    [
+        (_GUARDED, "", "args.several = args.gpus\n", "None if 'several' in args and args.several else [0]"),
+        (
+            _CALLED,
+            "if not args.data.endswith('_x'):\n    task.wrap()\n",
+            "",
+            "[0] if args.data.endswith('_x') else None",
+        ),
+        (_CALLED, "if args.all:\n    task.wrap()\n", "task.wrap()\n", "None if args.all else [0]"),
+    ],
+)
+def test_a_guard_is_the_script_s_own_where_several_share_what_wraps(
+    nets: str, one: str, other: str, given: str
+) -> None:
+    start = f"{_HEAD}from nets import Task\n{_ARGS}"
+    made = "task = Task(args)\n"
+    files = {"one.py": f"{start}{made}{one}", "two.py": f"{start}{made}{other}"}
+    done = convert_files({**files, "nets.py": nets}, list(files), Options())
+    assert f"ddp.setup(device_ids={given})" in done["one.py"].new_text
+
+
+def test_what_runs_the_program_as_it_parses_is_not_late() -> None:
+    script = "import fire\ndef train():\n    nn.DataParallel(nn.Linear(4, 2))\n\ndef test():\n    train()\n\n"
+    result = converted(f"{script}if __name__ == '__main__':\n    fire.Fire()\n")
+    assert "    ddp.setup()\n    fire.Fire()\n" in result.new_text
+    assert not result.notes

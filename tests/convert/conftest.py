@@ -1,0 +1,9 @@
+"""The stubbed project, for the tests that look at folders."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from stubbed import project  # noqa: E402, F401

@@ -1,0 +1,154 @@
+"""Which scripts of a folder are converted: those named or found, what they reach, and what is told of the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import write
+from stubbed import CONVERTED, FILES, GUARD, read, run
+
+
+def test_a_script_of_a_package_is_started_as_a_module(project: Path) -> None:
+    """By its path Python can't import what stands beside it by `from .`."""
+    write(project, {"pack/__init__.py": "", "pack/main.py": "from .parts import go\ngo()\n"})
+    write(project, {"pack/parts.py": "import torch.nn as nn\ndef go():\n    nn.DataParallel(nn.Linear(4, 2))\n"})
+    lines = run("project", "--entry", "pack/main.py", "-o", "out").stderr.splitlines()
+    start = "cd out && PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu -m pack.main"
+    assert f"  {start}" in lines
+    assert "  cd out && python -m pack.main   # one process on each visible GPU of this machine" in lines
+
+
+def test_entries_can_be_named(project: Path) -> None:
+    write(project, {"start.py": "import nets\nnets.wrap(1)\n"})
+    assert "out/start.py" in run("project", "-o", "out", "--entry", "start.py").stderr
+    assert run("project", "--entry", "project/start.py", "--entry", "train.py").exit_code == 0
+    for wrong in ("none.py", "README.md", "../x.py"):
+        refused = run("project", "--entry", wrong)
+        assert refused.stderr == (
+            f"dp2ddp: --entry: no Python file {wrong!r} in project; name it by its path in the project, "
+            "or a function as module:function\n"
+        )
+        assert refused.exit_code == 2
+
+
+def test_wraps_that_no_script_reaches_are_an_error(project: Path) -> None:
+    for script in ("train.py", "tools/test.py"):
+        (project / script).unlink()
+    result = run("project", "-o", "out")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "dp2ddp: project: found no script to start that reaches the DataParallel at nets.py:3; "
+        "name it with --entry FILE, or a function with --entry module:function\n"
+    )
+    assert not Path("out").exists()
+    tests = "import unittest\nfrom nets import wrap\nclass TestNets(unittest.TestCase):\n    def test(self): wrap(1)\n"
+    write(project, {"tests/test_nets.py": f"{tests}{GUARD.replace('wrap', 'unittest.main')}"})
+    told = run("project").stderr
+    assert "at nets.py:3, but for the test tests/test_nets.py; name it with --entry FILE" in told
+
+
+@pytest.mark.parametrize("command", [["project", "-o", "out"], ["project/train.py", "-o", "one/"]])
+def test_a_program_that_cant_be_converted_says_so(project: Path, command: list[str]) -> None:
+    write(project, {"nets.py": "class Mine(DataParallel): pass  # ODD\nnet = Mine(1)\n", "utils/loaders.py": ""})
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    assert "project/train.py: not converted\n" in result.stderr
+    assert "  project/nets.py:1  DDP008  it is odd; look at it\n" in result.stderr
+    assert "nothing to convert" not in result.stderr
+    assert "How to run" not in result.stderr
+
+
+def test_guessed_scripts_that_cant_be_converted_are_left_as_they_are(project: Path) -> None:
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\n{GUARD}", "old.py": "print 'DataParallel'\n"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "  project/dist.py:1: it is refused" in result.stderr
+    assert (
+        "  project/dist.py: left as it is, but it imports project/nets.py, which changed; run it with the"
+        in result.stderr
+    )
+    assert "  project/old.py:1: Python 2 (the print statement); bring it" in result.stderr
+    assert read("out") == {
+        **CONVERTED,
+        "dist.py": f"from nets import wrap  # REFUSED\n{GUARD}",
+        "old.py": "print 'DataParallel'\n",
+    }
+    assert run("project", "--strict").exit_code == 1
+    named = run("project", "-o", "named", "--entry", "dist.py")
+    assert (named.exit_code, named.stderr) == (2, "dp2ddp: project/dist.py:1: it is refused\n")
+
+
+def test_if_no_script_can_be_converted_the_first_says_why(project: Path) -> None:
+    write(project, {"nets.py": f"# REFUSED\n{FILES['nets.py']}"})
+    result = run("project", "-o", "out")
+    assert (result.exit_code, result.stderr) == (2, "dp2ddp: project/nets.py:1: it is refused\n")
+    write(project, {"nets.py": "print 'DataParallel'\n"})
+    assert run("project").stderr.startswith("dp2ddp: project/nets.py:1: Python 2")
+
+
+def test_imported_files_that_cant_be_read_matter_if_they_wrap(project: Path) -> None:
+    write(project, {"plain.py": "print 'x'\n"})
+    result = run("project", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert "  project/plain.py:1: Python 2 (the print statement)" in result.stderr
+    write(project, {"plain.py": "print 'DataParallel'\n"})
+    refused = run("project", "-o", "other", "--entry", "train.py")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("dp2ddp: project/plain.py:1: Python 2")
+
+
+def test_scripts_that_never_come_to_a_wrap_stay(project: Path) -> None:
+    write(project, {"prepare.py": f"import nets\nOLD = 1\nprint(OLD)\n{GUARD.replace('wrap', 'print')}"})
+    result = run("project", "-o", "out", "--entry", "train.py", "--entry", "prepare.py")
+    assert "project/prepare.py: never wraps a model, and stays as it is\n" in result.stderr
+    assert read("out") == {
+        **CONVERTED,
+        "tools/test.py": FILES["tools/test.py"],
+        "prepare.py": read(project)["prepare.py"],
+    }
+    alone = run("project/prepare.py")
+    assert alone.stderr == "project/prepare.py: never wraps a model, and stays as it is\n"
+    assert alone.stdout == ""
+
+
+def test_other_scripts_that_import_what_changed_are_listed(project: Path) -> None:
+    write(
+        project,
+        {"tools/prepare.py": f"import sys\nsys.path.append('..')\nimport nets\n{GUARD.replace('wrap', 'print')}"},
+    )
+    result = run("project", "-o", "out", "--vendor")
+    assert (
+        "files that changed are also imported by these, which need dp2ddp_runtime, too:\n"
+        "  project/tools/prepare.py: project/nets.py\n"
+    ) in result.stderr
+    data = json.loads(run("project", "--format", "json").stdout)
+    assert data["imported_by"] == {"project/tools/prepare.py": ["project/nets.py"]}
+
+
+def test_files_in_which_a_wrap_may_be_hidden_are_named(project: Path) -> None:
+    hidden = "from torch import nn\ndef wrap(net, name='DataParallel'): return getattr(nn, name)(net)\n"
+    write(project, {"hidden.py": hidden})
+    result = run("project", "-o", "out")
+    assert "  project/hidden.py:2: may mean DataParallel, which can't be told without running it; " in result.stderr
+
+
+def test_a_script_that_is_left_alone_is_named_once(project: Path) -> None:
+    helper = "import torch.nn as nn\ndef wrap2(net):\n    return OLD\n"
+    write(project, {"helper.py": helper, "train.py": f"from nets import wrap\nfrom helper import wrap2\n{GUARD}"})
+    write(project, {"dist.py": f"from nets import wrap  # REFUSED\nfrom helper import wrap2\n{GUARD}"})
+    result = run("project", "-o", "out")
+    assert result.stderr.count("left as it is, but it imports") == 1
+    assert " and 1 more, which changed; run it with the originals" in result.stderr
+
+
+def test_functions_can_be_entries(project: Path) -> None:
+    package = {"package/__init__.py": "", "package/cli.py": "from nets import wrap\ndef main():\n    wrap(1)\n"}
+    write(project, package)
+    for name in ("package.cli:main", "package/cli.py:main"):
+        result = run("project", "--entry", name)
+        assert "  python -c 'from package.cli import main; main()'   #" in result.stderr
+        assert "  PYTHONHASHSEED=0 torchrun --nproc-per-node=gpu --no-python python -c 'from package" in result.stderr
+    run("project", "-o", "out", "--entry", "package.cli:main", "--vendor")
+    assert Path("out/dp2ddp_runtime").is_dir()

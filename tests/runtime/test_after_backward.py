@@ -1,0 +1,204 @@
+"""What a backward leaves behind: copies, the state after a failure, hooks, threads, parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from backwards import Breaks, a_row_each, bucket_sizes, step
+from dp2ddp_runtime.base import world
+from dp2ddp_runtime.gradients import summing
+from dp2ddp_runtime.model import agreement
+from dp2ddp_runtime.model import wrapped as models
+from rank_pool import RankPool, on_ranks
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+def graph_nodes(tensor: torch.Tensor) -> int:
+    """How many nodes a tensor's graph has."""
+    seen, todo = {None}, [tensor.grad_fn]
+    while todo:
+        node: Any = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += [behind for behind, _ in node.next_functions]
+    return len(seen) - 1
+
+
+class Cut(nn.Module):
+    """Its weight is what the script makes of it, between two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if getattr(self, "writes", False) and x[0, 0] > 1:
+            with torch.no_grad():
+                self.weight.mul_(1)
+        return x @ self.weight.t()
+
+
+@on_ranks(2, each=[1, [(2, 3)], True, [18.0]])
+def test_copies_last_and_follow_their_parameters() -> list[Any]:
+    """Copies last from step to step, and follow what is done to the parameters meanwhile."""
+    net = models.wrap_model(Cut())
+    weight = net.module.weight
+    graphs = []
+    for _ in range(4):
+        net(a_row_each()).square().sum().backward(create_graph=True)
+        graphs.append(graph_nodes(weight.grad))
+        net.zero_grad()
+    weight.data = weight.data[:3]  # where it was
+    shapes = [tuple(net(a_row_each()).shape)]
+    weight.data = torch.arange(4.0).view(2, 2)
+    net(a_row_each()).sum().backward()
+    weight.data = weight.data.t()
+    turned = net(a_row_each()).equal(net.module(a_row_each()))
+    fresh = models.wrap_model(Cut())
+    fresh.module.writes = True  # on the rank that has the row for it
+    for _ in range(3):
+        fresh(a_row_each()).sum().backward()
+    kept = fresh(a_row_each()).sum()
+    with fresh.no_sync():  # which changes nothing
+        kept.backward(retain_graph=True)
+    fresh.module.weight.data = fresh.module.weight.data.clone()
+    (kept + fresh(a_row_each()).sum()).backward()
+    return [len(set(graphs)), shapes, turned, fresh.module.weight.grad.unique().tolist()]
+
+
+class Scaled(nn.Linear):
+    """Scales its weight, by a tensor that autograd sees or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.recorded):
+            self.weight.mul_(2)
+        return super().forward(x)
+
+
+@on_ranks(2, each=[16.0, 16.0])
+def test_a_weight_is_written_into_without_grad_only() -> list[float]:
+    net = models.wrap_model(Scaled(2, 1, bias=False))
+    nn.init.ones_(net.module.weight)
+    net.module.recorded = False
+    for _ in range(3):
+        net(a_row_each()).sum().backward()
+    net.module.recorded = True
+    with pytest.raises(RuntimeError, match=r"writes into its parameter '0\.weight' while gradients are recorded"):
+        net(a_row_each())
+    return net.module.weight.tolist()[0]
+
+
+@on_ranks(2, each=[3.0] * 4)
+def test_a_backward_that_failed_leaves_no_trace() -> list[float]:
+    net = models.wrap_model(nn.Sequential(nn.Linear(2, 2, bias=False), Breaks(), nn.Linear(2, 1, bias=False)))
+    for param in net.parameters():
+        nn.init.ones_(param)
+    x = a_row_each()
+    for _ in range(2):  # then sums begin while backward runs
+        with torch.no_grad():
+            net.module[0].weight.mul_(1)
+        net.zero_grad()
+        net(x).sum().backward()
+    before = [param.grad.clone() for param in net.parameters()]
+    Breaks.broken = True
+    with bucket_sizes(), pytest.raises(ArithmeticError):
+        net(x).sum().backward()
+    Breaks.broken = False
+    net.zero_grad()
+    net(x).sum().backward()
+    assert not summing._begun
+    assert all(param.grad.equal(old) for param, old in zip(net.parameters(), before))
+    return net.module[0].weight.grad.flatten().tolist()
+
+
+@on_ranks(2)
+def test_hooks_registered_between_forward_and_backward_see_the_sum() -> None:
+    """And that are there again after a backward that failed."""
+    net = models.wrap_model(nn.Sequential(nn.Linear(2, 1, bias=False), Breaks()))
+    weight = net.module[0].weight
+    seen: list[Any] = []
+    for fails in (False, True, False):
+        weight.grad = None
+        out = net(a_row_each()).sum()
+        if not seen:
+            weight.register_hook(lambda grad: seen.append(grad.tolist()))
+        Breaks.broken = fails
+        with pytest.raises(ArithmeticError) if fails else contextlib.nullcontext():
+            out.backward()
+    assert seen == [[[3.0] * 2]] * 2
+
+
+def outside_of_the_model(noise: float, steps_made: int) -> Any:
+    """A parameter that lies in no wrapped model, whose gradient's last bits aren't the same on all ranks."""
+    torch.manual_seed(0)
+    net = models.wrap_model(nn.Linear(2, 2))
+    centers = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*net.parameters(), centers], 0.1)
+    handle = register_optimizer_step_pre_hook(agreement._before_step)
+    for _ in range(steps_made):
+        optimizer.zero_grad()
+        wrong = 1 + noise * world.rank()
+        ((net(a_row_each()) - centers) * wrong + net.module.bias * wrong).square().sum().backward()
+        optimizer.step()
+    handle.remove()
+    return [param.tolist() for param in [*net.parameters(), centers]]
+
+
+def test_what_lies_in_no_wrapped_model_does_not_drift(ranks: RankPool) -> None:
+    """Nor what is used past one; unless that is no matter of rounding."""
+    one, other = ranks(2, outside_of_the_model, 1e-6, 5)
+    assert one[1:] == other[1:]
+    told = ranks(2, _told_apart)
+    assert all("the gradient of parameter 'bias' differs between ranks" in each for each in told)
+
+
+def _told_apart() -> str:
+    net, twin = models.wrap_model(nn.Linear(2, 1)), models.wrap_model(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([*net.parameters(), *twin.parameters()], 0.1)
+    (net(a_row_each()).sum() + twin(a_row_each()).sum() + world.rank() * net.module.bias.sum()).backward()
+    with pytest.raises(RuntimeError) as raised:
+        agreement._before_step(optimizer, (), {})
+    return str(raised.value)
+
+
+def _threads_left_by(models_made: int) -> int:
+    """How many more threads there are after some models that were trained and are gone."""
+    gc.collect()  # those of other tests
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(models_made):
+        net = models.wrap_model(nn.Linear(2, 1))
+        net(torch.ones(4, 2)).sum().backward()
+        del net
+        gc.collect()
+    end = time.monotonic() + 10  # the system may need a moment
+    while (left := len(os.listdir("/proc/self/task")) - before) > 5 and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_models_have_no_threads_of_their_own(ranks: RankPool) -> None:
+    ranks(2, _threads_left_by, 1)
+    assert max(ranks(2, _threads_left_by, 4)) <= 1, "autograd's may have begun"
+
+
+@on_ranks(2, each=0)
+def test_models_that_are_gone_leave_no_parameters() -> int:
+    """How many parameters of a model in several buckets outlive it."""
+    with bucket_sizes():
+        net = models.wrap_model(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
+        step(net)
+        step(net)
+    params_of_it = [weakref.ref(param) for param in net.parameters()]
+    del net
+    gc.collect()
+    return sum(param() is not None for param in params_of_it)
