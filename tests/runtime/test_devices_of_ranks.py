@@ -114,7 +114,7 @@ def test_as_many_ranks_as_devices_at_the_wrap(monkeypatch: pytest.MonkeyPatch) -
     for fits in ([0, 1], [3, 1, 0, 2]):
         devices.compare_wrap(fits)
     place.world_size = place.local_world_size = 1
-    message = r"names 2 device\(s\) at test_devices.py:\d+, but the ddp.setup\(\) at train.py:3 started 1 rank"
+    message = r"names 2 device\(s\) at test_devices_of_ranks.py:\d+, but the ddp.setup\(\) at train.py:3 started 1 rank"
     with pytest.raises(RuntimeError, match=message):
         wrap_model(nn.Linear(1, 1), device_ids=[0, 1])
     monkeypatch.setenv("DP2DDP_NPROC", "1")
