@@ -13,7 +13,7 @@ from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
 from dp2ddp.analysis.roles import Module
 from dp2ddp.rewrite.edits import AddImport, Finding, InsertAfter, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
-from dp2ddp.source.nodes import is_main_guard
+from dp2ddp.source.nodes import is_main_guard, keyword
 
 #: Why `ddp.setup()` is there, below the script's own choice of GPUs.
 NARROWED = "starts one process on each GPU that the script makes visible"
@@ -301,8 +301,10 @@ def _logs_begun_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.C
     for statement in above:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             for node in facts.launch_finder.effects.runs(statement):
-                if isinstance(node, ast.Call) and (facts.names.qualified(node.func) or "").startswith(_LOGS):
-                    yield node
+                path = (facts.names.qualified(node.func) or "") if isinstance(node, ast.Call) else ""
+                is_begun = path == "logging.basicConfig" and keyword(node, "filename") is not None  # type: ignore[arg-type]
+                if path.startswith(_LOGS) or is_begun:
+                    yield node  # type: ignore[misc]
 
 
 def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:

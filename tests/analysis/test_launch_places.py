@@ -371,3 +371,11 @@ def test_scripts_that_share_what_parses_start_there() -> None:
         "every script that comes here starts processes"
     ]
     assert not done["test.py"].notes
+
+
+def test_a_log_that_is_begun_while_a_module_is_imported_is_noted() -> None:
+    begun = "import logging\ndef begin():\n    logging.basicConfig({})\nbegin()\n"
+    for given, notes in (("filename='log'", 1), ("level=logging.INFO", 0)):
+        files = {"train.py": f"{_IMPORTS}import begun\nnet = nn.DataParallel(Net())\n", "begun.py": begun.format(given)}
+        found = convert_files(files, ["train.py"], Options()).get("begun.py")
+        assert sum("this log is begun while" in note.what for note in (found.notes if found else ())) == notes

@@ -79,7 +79,7 @@ def _go_on_with(count: int, why: str, stacklevel: int) -> None:
     file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= before - count, "the end of other ranks")
     less = before - count
     warnings.warn(
-        f"{why}, so {count} rank(s) go on: the other {less} of {before} end, and their GPUs are free",
+        f"{why}, so {count} rank(s) go on, on the first GPUs: the other {less} of {before} end, and theirs are free",
         stacklevel=stacklevel,
     )
 

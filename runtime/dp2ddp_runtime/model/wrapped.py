@@ -28,7 +28,7 @@ from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
 from .replica import Replica
-from .scatter_gather import Inputs, Note, gather_outputs
+from .scatter_gather import Inputs, Note, gather_outputs, held, warn_of_changed
 
 _NOTHING: dict[str, torch.Tensor] = {}
 _PREFIX = "module."
@@ -184,7 +184,7 @@ class WrappedModel(DistributedDataParallel):
                 "each rank that has none; drop_last=True in the loader avoids that",
                 stacklevel=2,
             )
-        before = self._agreement.begin(self.module, replica.buffers)
+        before, shared = self._agreement.begin(self.module, replica.buffers), held(call.shared)
         has_rows = world.rank() < call.chunks
         try:
             # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
@@ -197,6 +197,7 @@ class WrappedModel(DistributedDataParallel):
             replica.let_go()
         self._copies.refuse_written()
         self._agreement.end(self.module, replica.buffers, before)
+        warn_of_changed(call.shared, shared)
         if not has_rows:
             self._copies.forget_aside()
         is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
