@@ -86,6 +86,7 @@ def _go_on_with(count: int, why: str, stacklevel: int) -> None:
 
 def _deferred() -> list[Deferred]:
     """The batches of which this rank has its rows, in the order in which they were made, as on all ranks."""
+    gc.collect()  # what only waits for that on some ranks
     found = [each for each in gc.get_objects() if type(each) is Deferred and not each.is_materialized]
     return sorted(found, key=lambda each: each.number)
 
