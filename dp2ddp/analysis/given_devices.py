@@ -7,9 +7,11 @@ here has to be complete: what is short and known where the processes start is gi
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import permutations
+from functools import partial
+from itertools import permutations, takewhile
 from typing import TYPE_CHECKING
 
 from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
@@ -74,7 +76,7 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
-    ways, behind = _ways([case.tests for case in cases]), _behind(facts, cases)
+    ways, behind = _ways([case.tests for case in cases]), _behind(facts, launch, cases)
     given, is_clear = ids, ways in ([], [()])
     if not is_clear:
         pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
@@ -95,15 +97,35 @@ def _widest(found: list[str | None]) -> str | None:
     return next((each for each, own in numbers.items() if own == whole), None) if is_known else None
 
 
-def _behind(facts: Facts, cases: list[_Case]) -> ast.stmt | None:
-    """The statement behind which all wraps have been passed, if they are in one block."""
+def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> ast.stmt | None:
+    """The statement behind which all wraps have been passed, if they are in one block that runs once."""
     found = [_whole(facts, case.call) for case in cases]
     blocks = {id(facts.source.block(statement)) for statement in found}
-    return max(found, key=lambda statement: statement.lineno) if len(blocks) == 1 else None
+    is_passed = len(blocks) == 1 and _runs_once(facts, launch, found[0])
+    return max(found, key=lambda statement: statement.lineno) if is_passed else None
+
+
+def _runs_once(facts: Facts, launch: Launch, node: ast.AST) -> bool:
+    """Whether a line is reached once from the launch, as far as calls can be told: the next time it may wrap."""
+    passed: set[ast.AST] = set()
+    while True:
+        function = facts.source.function(node)
+        inside = takewhile(partial(operator.is_not, function), facts.source.ancestors(node))
+        if any(isinstance(above, (ast.For, ast.While)) for above in inside):
+            return False
+        if function is None or function in passed or launch.statement is None:
+            return function is None
+        if function is facts.source.function(launch.statement):
+            return True
+        calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
+        if len(calls) != 1:
+            return False
+        passed.add(function)
+        node = calls[0]
 
 
 def _whole(facts: Facts, call: ast.AST) -> ast.stmt:
-    """The statement on a function's own level, or a loop's, in which a wrap is."""
+    """The statement on its function's own level in which a wrap is."""
     whole = facts.source.statement(call)
     for above in facts.source.ancestors(whole):
         if not isinstance(above, (ast.If, ast.With, ast.Try)) or is_main_guard(above):

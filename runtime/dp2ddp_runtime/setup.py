@@ -95,6 +95,7 @@ def setup(
     elif is_rank:
         _join(place, backend, init_method, timeout)
     place.ready, place.set_up_at = True, "" if is_child else here().line
+    place.takes_all = device_ids is None
     world.enter(place)
     if is_child:
         return

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 if "ddp" in sys.argv:
     import dp2ddp_runtime as ddp
-    ddp.setup()
+    ddp.setup(device_ids=[0, 1] if 'given' in sys.argv else None)
     DataLoader = lambda *args, **given: ddp.shard_loader(torch.utils.data.DataLoader(*args, **given))
     wrap, release = ddp.wrap_model, ddp.release_idle
 else:
@@ -51,6 +51,10 @@ WRAPS = {
     "as many as are made visible": (f"os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\nnets = [wrap({_NET}), {_LAST}]", 2),
     "none": (f"nets = [{_NET}, {_LAST}]\nrelease()", 1),
     "one for a second one": (f"nets = [wrap({_NET}, device_ids=[0, 1]), wrap({_LAST}, device_ids=[0])]", 2),
+    "one for a first one, of those given": (
+        f"nets = [wrap({_NET}, device_ids=[0]), wrap({_LAST}, device_ids=[0, 1])]",
+        2,
+    ),
     "while batches are on their way": (f"batches = iter(loader)\nnets = [wrap({_NET}, device_ids=[0, 1]), {_LAST}]", 3),
 }
 #: What was fetched before is whole, and what the script has registered for its end runs once.
@@ -81,7 +85,13 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
     tmp_path: Path, originals: dict[str, list[str]], wraps: str
 ) -> None:
     lines, ranks = WRAPS[wraps]
-    converted = run(tmp_path, _SCRIPT.replace("WRAPS", lines), "ddp", *["workers"] * (wraps == "two of three"))
+    converted = run(
+        tmp_path,
+        _SCRIPT.replace("WRAPS", lines),
+        "ddp",
+        *["workers"] * (wraps == "two of three"),
+        *["given"] * ("given" in wraps),
+    )
     assert converted.returncode == 0, converted.stderr
     theirs, ours = originals[wraps], converted.stdout.splitlines()
     if ranks == 3:  # the order in which three ranks' gradients are added up isn't the original's
@@ -91,7 +101,7 @@ def test_the_ranks_that_a_wrap_asks_for_train_as_the_original(
     assert ours == theirs
     assert f"{ranks} rank(s)\n" in converted.stderr
     assert (f"so {ranks} rank(s) go on, on the first GPUs: the other {3 - ranks} of 3 end" in converted.stderr) == (
-        ranks < 3
+        ranks < 3 and "given" not in wraps
     )
 
 
@@ -121,3 +131,14 @@ def test_how_those_that_go_on_end_is_how_the_job_ends(
     assert done.stdout == "2 [6.0, 6.0]\n"
     assert told in done.stderr
     assert done.stderr.count("dp2ddp: rank") == bool(told)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("first", [f"wrap({_NET}, device_ids=[0, 1])", "release()"])
+@pytest.mark.parametrize("given", ["", ", device_ids=[0, 1, 2]"])
+def test_a_model_for_more_devices_is_an_error_once_ranks_have_ended(tmp_path: Path, first: str, given: str) -> None:
+    """Without it the model would train on fewer replicas than the original's, and nobody would say so."""
+    done = run(tmp_path, f"{first}\nwrap({_NET}{given})\n", "ddp")
+    assert done.returncode == 1
+    assert "a model is wrapped for more devices at train.py:" in done.stderr

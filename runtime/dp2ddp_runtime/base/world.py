@@ -37,6 +37,10 @@ class World:
     ready: bool = False
     #: The script's line that called `setup`; empty in a rank's child.
     set_up_at: str = ""
+    #: Whether `setup` was given no devices, so that a wrap says how many ranks go on.
+    takes_all: bool = False
+    #: The script's line at which ranks ended that it had no use for; empty if none did.
+    fewer_at: str = ""
     #: The first collective before `setup`, and its line.
     met_early: str = ""
     #: The process group's key-value store, for what must not be a collective; None for a single process.

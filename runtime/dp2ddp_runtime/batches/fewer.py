@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..base import world
+from ..base.location import here
 from ..launch import devices, failure
 from ..ranks import direct, file_sync, group
 from ..ranks.exchange import Divergence, exchange
@@ -40,19 +41,28 @@ def release_idle() -> None:
 def fit(device_ids: devices.DeviceIds) -> int:
     """The number of replicas of a model that is wrapped for these devices. A collective where that is less than ranks.
 
-    Of the first model ranks that are too many end. Of a later one they go on, and have no replica of it.
+    Of the first model ranks that are too many end, unless `setup` was given the devices. Else they go on, and have no
+    replica of it.
 
     Raises:
-        RuntimeError: as `devices.compare_wrap`, where they are too few, or are as many as the user said.
+        RuntimeError: they are too few for it, as some have ended; or as `devices.compare_wrap`.
     """
     place, ids, chosen = world.current(), devices.parse_device_ids(device_ids), devices.chosen_since()
     count = len(ids or chosen)
-    if 0 < count < place.world_size and not world.wants_cpu() and _is_free(place):
-        if place.wraps or reading:
+    if world.wants_cpu() or not _is_free(place):
+        devices.compare_wrap(device_ids)
+        return place.world_size
+    if 0 < count < place.world_size:
+        if not place.takes_all or place.wraps or reading:
             return count
         _go_on_with(count, f"a model is wrapped for {count} device(s)", 5)
         if chosen:
             os.environ[world.GPUS] = str(len(chosen))
+    elif place.fewer_at and (count or int(os.environ[world.GPUS])) > place.world_size:
+        raise RuntimeError(
+            f"a model is wrapped for more devices at {here().line} than at {place.fewer_at}, where the other ranks "
+            "have ended: give ddp.setup(device_ids=...) all devices that are used"
+        )
     devices.compare_wrap(device_ids)
     return place.world_size
 
@@ -75,6 +85,7 @@ def _go_on_with(count: int, why: str, stacklevel: int) -> None:
         _end(store)
     direct.keep(count)
     place.world_size = place.local_world_size = count
+    place.fewer_at = here().line
     group.join_anew(place)
     file_sync.wait_until(lambda: file_sync.counted(store, failure.RELEASED) >= before - count, "the end of other ranks")
     less = before - count
