@@ -172,7 +172,7 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files if not options.allow_ddp else ():
         try:
-            refusals.refuse(file, runs, beside=beside)
+            refusals.refuse(file, runs, others=[other for other in source.files if other is not file])
         except BadInput as error:
             found = _beside_ddp(source, options) if beside else []
             if not found:
