@@ -107,6 +107,18 @@ class WrapStatement(WithHoles):
 
 
 @dataclass(frozen=True)
+class Decorate(WithHoles):
+    """The function at `span` gets `decorator`, such as ``@ddp.main_first()``, below those that it has."""
+
+    decorator: str
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.decorator
+
+
+@dataclass(frozen=True)
 class RemoveStatement(Edit):
     """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``.
 
