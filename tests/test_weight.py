@@ -17,7 +17,7 @@ LIMITS = {
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_750,
-    "dp2ddp/notebook": 850,
+    "dp2ddp/notebook": 550,
     "dp2ddp/page": 250,
     "dp2ddp/pretend_cuda": 925,
     "dp2ddp/project": 2_600,
