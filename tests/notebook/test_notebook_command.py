@@ -114,7 +114,7 @@ def test_what_a_notebook_imports_is_followed(notebook: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("from torch.nn.parallel import DistributedDataParallel", "cell 2:1: sets up distributed training already"),
+        ("net = nn.parallel.DistributedDataParallel(net)", "cell 2:1: sets up distributed training already"),
         ("await f()", "cell 2:1:1: syntax error: 'await' outside function"),
         ("async for x in y: pass", "cell 2:1:1: syntax error: 'async for' outside async function"),
     ],

@@ -39,7 +39,8 @@ STEPS = {
     ),
     "a function whose result is used in one of several places": (
         "def fetch(path):\n    if os.path.exists(path):\n        return path\n"
-        "    return urllib.request.urlretrieve(url, path)\n> fetch(path)\n> fetch(url)\nif names:\n>     other = fetch(other)\n"
+        "    return urllib.request.urlretrieve(url, path)\n> fetch(path)\n> fetch(url)\nif names:\n"
+        ">     other = fetch(other)\n"
     ),
     "a method that looks itself": (
         "class Digits:\n    def __init__(self, root, download=False):\n        self.root = root\n"

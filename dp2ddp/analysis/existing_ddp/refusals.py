@@ -10,6 +10,7 @@ from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
 from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import File
+from dp2ddp.source.spans import Position, in_characters
 
 #: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
 _FRAMEWORKS = {
@@ -114,12 +115,13 @@ def uses_data_parallel(file: File) -> bool:
     return first_use_of_data_parallel(file) is not None
 
 
-def first_use_of_data_parallel(file: File) -> tuple[int, int] | None:
-    """Line (counted over the program) and column where a file first names `DataParallel` or `data_parallel`."""
+def first_use_of_data_parallel(file: File) -> Position | None:
+    """Where (the line counted over the program) a file first names `DataParallel` or `data_parallel`."""
     if not any(name in file.text for name in _CONVERTED):
         return None
     uses = (node for node in ast.walk(file.tree) if _names_data_parallel(node))
-    return min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
+    first = min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
+    return first and Position(first[0], in_characters(file.lines[first[0] - file.before - 1], first[1]))
 
 
 def _names_data_parallel(node: ast.AST) -> bool:
