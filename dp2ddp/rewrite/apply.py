@@ -112,7 +112,7 @@ class _Rewriter(cst.CSTTransformer):
         self.above: list[cst.CSTNode] = []
         self.pieces: dict[int, cst.BaseExpression] = {}
         self.whole: dict[int, cst.BaseStatement] = {}
-        # Blocks left without a statement, whether the `if` may go with them; and what then goes.
+        # Blocks that are left empty, and whether their `if` may go as well; what goes is in `dropped`.
         self.emptied: dict[int, bool] = {}
         self.dropped: set[int] = set()
 

@@ -250,7 +250,7 @@ def _closed(call: Call) -> None:
 
 
 def _descriptor() -> int:
-    """Of a file that is nobody's."""
+    """A descriptor of an unlinked temporary file, which takes what another rank's file would."""
     with tempfile.TemporaryFile() as private:
         return os.dup(private.fileno())
 
