@@ -263,7 +263,7 @@ def build(net, args):
                 return self._replaced(facts, target) if _takes_device(facts, func, target) else None
             if facts.beside_ddp:
                 return self._replaced(facts, target)
-            holes: dict[str, Span] = {"it": span(func.value)}
+            holes: dict[str, Span] = {"it": span(func)}
             kept = []
             for number, named in enumerate(given):
                 holes[f"k{number}"] = span(named.value)
@@ -271,7 +271,7 @@ def build(net, args):
             for number, argument in enumerate(call.args[1:]):
                 holes[f"a{number}"] = span(argument)
                 kept.insert(number, f"non_blocking=__h_a{number}__")
-            return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__.cuda({', '.join(kept)})", holes)
+            return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__({', '.join(kept)})", holes)
         to = call.args[0] if func.attr == "to" and call.args else None
         device = keyword(call, "device") if func.attr == "to" or func.attr.startswith("new_") else None
         index = to or device

@@ -59,6 +59,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         # A tensor, a module: the current device is this rank's.
         ("net.module.weight.cuda(1)", "net.module.weight.cuda(ddp.device())"),
         ("nn.Linear(4, 2).cuda(gpus[0])", "nn.Linear(4, 2).cuda()"),
+        ("(nn.Linear(4, 2)  # c\n .cuda(gpus[0], (True)))", "(nn.Linear(4, 2)  # c\n .cuda(non_blocking=(True)))"),
         ("Plain().net.cuda(1)", "Plain().net.cuda()"),
         # What may be a Mover or a Holder: as many arguments as before.
         ("batch = batch.cuda(gpus[0])", "batch = batch.cuda(ddp.device())"),
