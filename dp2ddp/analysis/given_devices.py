@@ -18,9 +18,9 @@ from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_a
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
-from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway
+from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, on_gpus
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
-from dp2ddp.source.nodes import is_main_guard, last_name, names_in
+from dp2ddp.source.nodes import is_main_guard, names_in
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -32,6 +32,7 @@ _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
 #: What calls may only look at something.
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
+_SAME_NUMBER = ("builtins.int", "builtins.str")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Given:
 class _Case:
     """A wrap, or where devices are made visible: its `device_ids` (None for all devices), and when it is reached."""
 
-    call: ast.Call | ast.Assign
+    call: ast.expr | ast.Assign
     ids: str | None
     is_known: bool
     tests: tuple[str, ...]
@@ -206,20 +207,21 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
 
 def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
     """The GPUs to which the script goes where nothing is wrapped: `net.cuda(args.gpu)`, and on which condition."""
-    for call in facts.picking:
-        pick = call.args[0]
-        there = told(facts, launch, pick)
-        if not isinstance(there, (ast.Name, ast.Attribute)) or not facts.comes_to(launch, call):
+    for place, pick in (*facts.picking, *facts.spelling):
+        is_own = isinstance(place, ast.Call) and bool(facts.resolver.functions_called(place))
+        if isinstance(pick, ast.Call) and pick.args and facts.names.qualified(pick.func) in _SAME_NUMBER:
+            pick = pick.args[0]
+        there = told(facts, launch, pick, place) if facts.comes_to(launch, place) and not is_own else None
+        is_index = isinstance(there, ast.Constant) and type(there.value) is int and there.value != 0
+        if there is None or not (is_index or isinstance(there, (ast.Name, ast.Attribute))):
             continue
-        text = ast.unparse(there)
-        parts = [part for _, part in _parts(facts, launch, call, text)]
-        tests = [_as_ranks_see_it(ast.unparse(part)) for part in reversed(parts) if part is not None]
-        is_told = len(tests) == len(parts) and all(part is None or _is_plain(facts, part) for part in parts)
-        # (`x.cuda(None)` is for the current one: is it a number, a condition says so.)
-        is_number = last_name(call.func) == "set_device" or any(text in _read(ast.parse(test)) for test in tests)
-        asking = [test for test in tests if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
-        if is_told and is_number and all(test.startswith("not ") for test in asking):
-            yield _Case(call, f"[{text}]", True, tuple(dict.fromkeys(test for test in tests if test not in asking)))
+        ids = f"[{ast.unparse(there)}]"
+        asked = {ast.unparse(known or part): known for part, known in _parts(facts, launch, place, ids)}
+        own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
+        others = {test: known for test, known in asked.items() if test not in own_ddp}
+        is_told = all(known is not None and _is_plain(facts, known) for known in others.values())
+        if is_told and all(test.startswith("not ") for test in own_ddp):
+            yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 
 def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
@@ -340,10 +342,11 @@ def untold_condition(facts: Facts, launch: Launch) -> str | None:
     return min(shared, key=len) if shared else None
 
 
-def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """What must be true for a wrap to be reached and isn't so anyway, as it is written and as it is at the launch."""
     least = 2 if ids is None else 1
     for term in all_terms(facts, launch, call):
+        term = on_gpus(facts, term, least)
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = with_and(told(facts, launch, part, call))
             folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1

@@ -185,6 +185,20 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
     assert result.new_text.endswith("torch.cuda.set_device(args.gpu)\n")  # of the one process that there is then
 
 
+#: What chooses a GPU where nothing is wrapped.
+PICKS = {
+    "net.cuda(args.gpu)": "args.gpu",
+    "torch.cuda.set_device(int(args.gpu))": "args.gpu",
+    "device = torch.device(f'cuda:{args.gpu}' if torch.cuda.is_available() else 'cpu')": "args.gpu",
+    "device = 'cuda:%d' % args.gpu": "args.gpu",
+    "device = torch.device('cuda', args.gpu)": "args.gpu",
+    "device = torch.device('cuda:1' if torch.cuda.is_available() else 'cpu')": "1",
+    "print('cuda:1')": "0",
+    "class Net:\n    def cuda(self, x): pass\nNet().cuda(args.data)": "0",
+    "if args.apart:\n    torch.cuda.set_device(args.gpu)": "0",
+}
+
+
 @pytest.mark.parametrize(
     ("script", "given"),
     [
@@ -201,7 +215,10 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
             "if args.gpus > 0:\n    net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
             "None if args.parallel else [0]",
         ),
-        ("net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n", "None if args.parallel else [0]"),
+        *(
+            (f"{pick}\nif args.parallel:\n    net = nn.DataParallel(net)\n", f"None if args.parallel else [{gpu}]")
+            for pick, gpu in PICKS.items()
+        ),
         (
             "if pick(net):\n    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
             "None if args.parallel else [0]",
@@ -309,6 +326,29 @@ def test_a_function_that_does_more_than_reading_is_not_called_once_more(body: st
         result = converted(f"{_ARGS}def gpus():\n    {body}\nnet = nn.Linear(4, 2)\n{wrap}\n")
         assert ("ddp.setup(device_ids=gpus())\n" in result.new_text) == DOING[body]
         assert ("ddp.setup()\n" in result.new_text) != DOING[body]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "if args.distributed:\n    D\nelif args.gpu is not None:\n    G\nelse:\n    W\n",
+        "if not torch.cuda.is_available() and not torch.backends.mps.is_available():\n    pass\n"
+        "elif args.distributed:\n    D\nelif args.gpu is not None and torch.cuda.is_available():\n    G\n"
+        "elif torch.backends.mps.is_available():\n    pass\nelse:\n    W\n",
+    ],
+)
+def test_beside_a_script_s_own_ddp_the_gpu_that_is_picked_is_given_too(chain: str) -> None:
+    script = (
+        (
+            f"{_HEAD}import torch.distributed as dist\n{_ARGS}args.distributed = args.world_size > 1\n"
+            "if args.gpu is not None:\n    print(args.gpu)\nif args.distributed:\n    dist.init_process_group('nccl')\n"
+            "net = nn.Linear(4, 2)\n" + chain.replace("D", "torch.cuda.set_device(args.gpu)")
+        )
+        .replace("    G\n", "    torch.cuda.set_device(args.gpu)\n")
+        .replace("    W\n", "    net = nn.DataParallel(net)\n")
+    )
+    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
+    assert "ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in new
 
 
 def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
