@@ -274,9 +274,30 @@ def _ways(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         passed = tuple(test for test in passed if not {*one} <= {*passed, _opposite(test)} - {test})
         if passed != other:
             return _ways([*rest, one, passed])
-        if len(only) == len(against) == 1 and _opposite(*only) in against:
-            return _ways([*rest, tuple(test for test in one if test not in only)])
+        either = _either(*only, *against) if len(only) == len(against) == 1 else None
+        if either is not None:
+            return _ways([*rest, tuple(each for test in one for each in ([test] if test in other else either))])
     return ways
+
+
+def _either(one: str, other: str) -> list[str] | None:
+    """Two tests of which one has to be true, as one test, or none; None where that takes both."""
+    if _opposite(one) == other:
+        return []
+    (asked, values), (also, others) = _one_of(one), _one_of(other)
+    alike = bool(values and others) and asked == also
+    return [f"{asked} in ({', '.join(dict.fromkeys([*values, *others]))})"] if alike else None
+
+
+def _one_of(test: str) -> tuple[str, list[str]]:
+    """What is asked for in `x == 1` or `x in (1, 2)`, and the constants that it may be; none for another test."""
+    node = ast.parse(test, mode="eval").body
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        return "", []
+    right = node.comparators[0]
+    values = [right] if isinstance(node.ops[0], ast.Eq) else getattr(right, "elts", [])
+    is_one = isinstance(node.ops[0], (ast.Eq, ast.In)) and all(isinstance(each, ast.Constant) for each in values)
+    return ast.unparse(node.left), list(map(ast.unparse, values)) if is_one else []
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:

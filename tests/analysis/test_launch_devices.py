@@ -145,7 +145,7 @@ CONDITIONS = {
     ),
     f"if torch.cuda.device_count() > 1: {TWO}": "device_ids=[0, 1] if ddp.device_count() > 1 else [0]",
     # several wraps
-    f"if count == 2: {TWO}\nelif count == 4: {ALL}": "",
+    f"if count == 2: {TWO}\nelif count == 4: {ALL}": "device_ids=None if ddp.device_count() in (2, 4) else [0]",
     f"if args.multi: {TWO}\nelse: {ALL}": "",
     f"if args.multi and args.cuda: {TWO}\nelif args.multi: {TWO}": "device_ids=[0, 1] if args.multi else [0]",
     f"if args.multi:\n  if args.cuda: {ALL}\n  else: other = nn.DataParallel(net)": (
