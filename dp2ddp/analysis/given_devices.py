@@ -32,6 +32,8 @@ _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
 #: What calls may only look at something.
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
+#: What is asked of the number of devices for them to be used.
+_SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
 _SAME_NUMBER = ("builtins.int", "builtins.str")
 
 
@@ -42,13 +44,13 @@ class Given:
     Attributes:
         device_ids: as they are written there; None for all devices.
         are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
-        idle_behind: the statement behind which processes have nothing to do, if no model has been wrapped; None where
-            there is none, as far as can be told.
+        idle_behind: the statements behind each of which processes have nothing to do, if no model has been wrapped: the
+            first is the one to take, unless another script comes there, too, and wraps models behind it.
     """
 
     device_ids: str | None
     are_chosen: bool = False
-    idle_behind: ast.stmt | None = None
+    idle_behind: tuple[ast.stmt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
         given = _on_condition(ids, ways, pick or _ONE_PROCESS)
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
-    if not is_clear and behind is not None:
+    if not is_clear and behind:
         return Given(ids, are_chosen, behind)
-    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else None)
+    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else ())
 
 
 def _widest(found: list[str | None]) -> str | None:
@@ -98,31 +100,38 @@ def _widest(found: list[str | None]) -> str | None:
     return next((each for each, own in numbers.items() if own == whole), None) if is_known else None
 
 
-def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> ast.stmt | None:
-    """The statement behind which all wraps have been passed, if they are in one block that runs once."""
+def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> tuple[ast.stmt, ...]:
+    """The statement behind which all wraps have been passed, if they are in one block that runs once; and what leads
+    to it, from the inside out.
+    """
     found = [_whole(facts, case.call) for case in cases]
-    blocks = {id(facts.source.block(statement)) for statement in found}
-    is_passed = len(blocks) == 1 and _runs_once(facts, launch, found[0])
-    return max(found, key=lambda statement: statement.lineno) if is_passed else None
+    if len({id(facts.source.block(statement)) for statement in found}) != 1:
+        return ()
+    last = max(found, key=lambda statement: statement.lineno)
+    return tuple(_whole(facts, place) for place in _led_to(facts, launch, last))
 
 
-def _runs_once(facts: Facts, launch: Launch, node: ast.AST) -> bool:
-    """Whether a line is reached once from the launch, as far as calls can be told: the next time it may wrap."""
+def _led_to(facts: Facts, launch: Launch, node: ast.AST) -> list[ast.AST]:
+    """A line and the calls that lead to it from the launch, if that is once, as far as calls can be told: the next time
+    it may wrap.
+    """
+    led = [node]
     passed: set[ast.AST] = set()
     while True:
         function = facts.source.function(node)
         inside = takewhile(partial(operator.is_not, function), facts.source.ancestors(node))
         if any(isinstance(above, (ast.For, ast.While)) for above in inside):
-            return False
+            return []
         if function is None or function in passed or launch.statement is None:
-            return function is None
+            return led if function is None else []
         if function is facts.source.function(launch.statement):
-            return True
+            return led
         calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
         if len(calls) != 1:
-            return False
+            return []
         passed.add(function)
         node = calls[0]
+        led.append(node)
 
 
 def _whole(facts: Facts, call: ast.AST) -> ast.stmt:
@@ -328,10 +337,11 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
 
 
 def _sized(cases: list[_Case]) -> list[_Case]:
-    """Cases without `len(ids) > 1`: for one of them one process starts. Wraps that are reached then must agree."""
+    """Cases without `len(ids) > 1`: for one or none one process starts. Wraps that are reached then must agree."""
     for number, case in enumerate(cases):
         for test in case.tests:
-            if test in (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in ("> 1", ">= 2", "!= 1")):
+            asks = (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in _SEVERAL)
+            if test in (f"len({case.ids})", *asks):
                 first = f"{case.ids}[0]"
                 alike = (first, f"[{first}]", f"str({first})")
                 behind = [each for each in cases if _opposite(test) in each.tests]

@@ -152,6 +152,10 @@ CONDITIONS = {
         "device_ids=None if args.multi else [0]"
     ),
     f"if args.multi: {TWO}\nelse: other = nn.DataParallel(net, device_ids=[0, 1])": "device_ids=[0, 1]",
+    "if args.multi and len(args.gpus): net = nn.DataParallel(net, device_ids=args.gpus)": (
+        "device_ids=args.gpus if args.multi else [0]"
+    ),
+    "if len(args.gpus) > 0: net = nn.DataParallel(net, device_ids=args.gpus)": "device_ids=args.gpus",
     # where anything else ends the script
     f"if args.multi: {ALL}\nelse: raise ValueError('no')": "",
     f"if not args.multi:\n  print('no')\n  sys.exit(1)\nelse: {TWO}": "device_ids=[0, 1]",
@@ -255,35 +259,6 @@ def test_wraps_for_different_devices_start_as_many_as_the_widest_asks_for() -> N
         result = converted(wraps.format(one, other))
         assert f"ddp.setup({given})\nnet = " in result.new_text
         assert not result.notes
-
-
-IDLE = {
-    "a condition that isn't known before": ("if net.many():\n    net = {}\n", True),
-    "one in a loop": ("for fold in range(3):\n    if net.many():\n        net = {}\n", False),
-    "in a function that is called once": ("def build():\n    if net.many(): {}\nbuild()\n", True),
-    "in a function that is called again": ("def build():\n    if net.many(): {}\nbuild()\nbuild()\n", False),
-    "in a function that a loop calls": ("def build():\n    if net.many(): {}\nfor i in range(2): build()\n", False),
-    "one of which a part is known before": ("if args.several and net.many():\n    net = {}\n", True),
-    "one that is known before": ("if args.several:\n    net = {}\n", False),
-    "wraps in several functions": (
-        "def one():\n    if net.many(): {}\ndef two():\n    if net.few(): {}\none()\ntwo()\n",
-        False,
-    ),
-    "one that is true wherever there are several GPUs": ("if torch.cuda.device_count() > 1:\n    net = {}\n", False),
-    "no condition": ("net = {}\n", False),
-    "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
-}
-
-
-@pytest.mark.parametrize("way", IDLE)
-def test_processes_that_may_have_nothing_to_do_are_released_behind_the_wraps(way: str) -> None:
-    lines, is_released = IDLE[way]
-    script = f"{_ARGS}net = nn.Linear(4, 2)\n{lines.format(*['nn.DataParallel(net)'] * lines.count('{}'))}"
-    new = converted(script).new_text
-    assert new.count("ddp.release_idle()") == is_released
-    if is_released:
-        before = next(line for line in new.splitlines() if "wrap_model(" in line)
-        assert before in new.partition("ddp.release_idle()")[0]
 
 
 @pytest.mark.parametrize(
