@@ -380,8 +380,7 @@ def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Ite
         term = on_gpus(facts, term, least)
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = with_and(told(facts, launch, part, call))
-            folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
-            if not any(is_true_anyway(facts, each, least) for each in (part, folded)):
+            if not any(each is not None and is_true_anyway(facts, each, least) for each in (part, there)):
                 yield part, there
 
 

@@ -80,7 +80,8 @@ class OnGpus:
             return None
 
     def _value(self, node: ast.AST | None) -> Any:
-        if node is None or node in self._asked:
+        is_copied = isinstance(node, (ast.Name, ast.Attribute, ast.Call)) and self._facts.source.parent(node) is None
+        if node is None or node in self._asked or is_copied:  # (What a copy names can't be told.)
             raise _UnknownError
         self._asked.add(node)
         try:

@@ -137,6 +137,9 @@ CONDITIONS = {
     # where all devices are used and there are several, this is true
     f"if torch.cuda.device_count() > 1: {ALL}": "",
     f"args.n = torch.cuda.device_count()\nif args.n > 1: {ALL}": "",
+    "class Both:\n  def __init__(self):\n    self.n = len(range(torch.cuda.device_count()))\n"
+    "    if self.n > 1: self.net = nn.DataParallel(net)\nclass Other:\n  n = None\n"
+    "  def __init__(self): self.n = 1\nBoth()": "",
     # nothing is wrapped without the option, or on one device
     f"if args.multi: {ALL}": "device_ids=None if args.multi else [0]",
     f"if not args.multi: print('one')\nelif has_gpus: {ALL}": "device_ids=None if args.multi else [0]",
