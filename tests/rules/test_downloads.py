@@ -49,7 +49,7 @@ STEPS = {
     ),
     "a function that looks by itself": "> download_url(url, folder)\n",
     "names that are bound anew where they are used": (
-        "> if not os.path.exists(a):\n>     here = os.getcwd()\n>     archive = tarfile.open(a)\n>     os.chdir(folder)\n"
+        "> if not os.path.exists(a):\n>     here = os.getcwd()\n>     archive = tarfile.open(a)\n>     os.chdir(b)\n"
         ">     archive.extractall()\n>     os.chdir(here)\nfor b in names:\n    archive, others = tarfile.open(b), 0\n"
         "    with open(b) as here:\n        print(archive.getnames(), here)\n"
     ),

@@ -192,6 +192,11 @@ class Fetching:
         key = self.listings.provenance.keys(name)[0]
         return key[0] if isinstance(key, tuple) else None
 
+    def _earlier(self, statement: ast.stmt) -> Iterator[ast.stmt]:
+        """The statements above one in its block, upwards."""
+        block = self.source.block(statement)
+        return reversed(block[: block.index(statement)])
+
     def _is_bound_anew(self, name: ast.Name, around: Collection[ast.AST]) -> bool:
         """Whether a name is bound on every way from a branch, or what is `around` it, to this use."""
         inner: ast.AST = name
@@ -200,8 +205,7 @@ class Fetching:
                 return above not in around
             if isinstance(above, (*FUNCTIONS, ast.Lambda)) or (isinstance(above, _LOOPS) and above in around):
                 break  # it runs another time, too
-            block = self.source.block(above) if isinstance(above, ast.stmt) else []
-            for earlier in reversed(block[: block.index(above)] if block else []):
+            for earlier in self._earlier(above) if isinstance(above, ast.stmt) else ():
                 if earlier in around:
                     return False
                 if isinstance(earlier, ast.Assign) and _binds(earlier, name.id):

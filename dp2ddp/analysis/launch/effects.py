@@ -50,7 +50,7 @@ class Effects:
         return self.callers.coming_to(node for node in self.source.nodes if self.wraps(node))
 
     def runs(self, *nodes: ast.AST) -> Iterator[ast.AST]:
-        """What runs where statements stand: of functions nothing, of classes their bodies, of imports what modules do."""
+        """What runs where statements stand: of functions nothing, of classes and imports what is in them."""
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for module in self.names.modules_behind(node):

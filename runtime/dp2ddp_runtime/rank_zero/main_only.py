@@ -6,6 +6,7 @@ The other ranks get stand-ins that take every call, because every rank runs ever
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import io
 import logging
@@ -193,6 +194,16 @@ def _close_figures(tag: Any, figure: Any, *args: Any, close: bool = True, **kwar
     if (args[1] if len(args) > 1 else close) and "matplotlib.pyplot" in sys.modules:
         for each in figure if isinstance(figure, list) else [figure]:
             sys.modules["matplotlib.pyplot"].close(each)
+
+
+def hide_windows() -> None:
+    """From now on matplotlib draws here as ever, and opens no window."""
+    os.environ["MPLBACKEND"] = "agg"  # for who imports it later
+    matplotlib: Any = sys.modules.get("matplotlib")
+    if matplotlib is not None:
+        matplotlib.use("agg")
+        matplotlib.use = lambda *args, **kwargs: None
+        importlib.import_module("matplotlib.backend_bases").FigureManagerBase.window = Absent("window")
 
 
 class Absent:
