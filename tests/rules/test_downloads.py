@@ -57,6 +57,10 @@ STEPS = {
         "archive = tarfile.open(path)\n> «archive.extractall»(folder)\narchive = zipfile.ZipFile(path)\n"
         "> «archive.extractall»(folder)\n"
     ),
+    "beside a class that calls the model, and that nobody calls": (
+        "class Step:\n    def __call__(self, x):\n        return net(x)\n> if not os.path.exists(path):\n"
+        ">     urllib.request.urlretrieve(url, path)\n>     log(url)\n"
+    ),
     "a name that is used later": (
         "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    is_new = True\nelse:\n"
         "    is_new = False\nprint(is_new)\n"

@@ -300,8 +300,6 @@ class FigureManager(FigureManagerBase):
         opened.append(num)
     def show(self):
         pass
-    def move(self, place):
-        pass
 class FigureCanvas(FigureCanvasAgg):
     manager_class = FigureManager
 """
@@ -317,7 +315,7 @@ def train():
     axes.plot([1, 2])
     plt.draw()
     plt.pause(0.01)
-    figure.canvas.manager.window.move(0)
+    figure.canvas.manager.window.show()
     plt.show()
     print(ddp.gather(len(window.opened)))
 """

@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
+from operator import is_not
 
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import Loops
@@ -185,17 +187,11 @@ class Fetching:
         names = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and self._scope_of(n) is scope]
         bound = {n.id for n in names if n in inside and isinstance(n.ctx, ast.Store)}
         used = [n for n in names if n.id in bound and n not in inside and isinstance(n.ctx, ast.Load)]
-        around = {branch, *self.source.ancestors(branch)}
-        return not all(self._is_bound_anew(n, around) for n in used)
+        return not all(self._is_bound_anew(n, {branch, *self.source.ancestors(branch)}) for n in used)
 
     def _scope_of(self, name: ast.Name) -> object:
         key = self.listings.provenance.keys(name)[0]
         return key[0] if isinstance(key, tuple) else None
-
-    def _earlier(self, statement: ast.stmt) -> Iterator[ast.stmt]:
-        """The statements above one in its block, upwards."""
-        block = self.source.block(statement)
-        return reversed(block[: block.index(statement)])
 
     def _is_bound_anew(self, name: ast.Name, around: Collection[ast.AST]) -> bool:
         """Whether a name is bound on every way from a branch, or what is `around` it, to this use."""
@@ -205,7 +201,8 @@ class Fetching:
                 return above not in around
             if isinstance(above, (*FUNCTIONS, ast.Lambda)) or (isinstance(above, _LOOPS) and above in around):
                 break  # it runs another time, too
-            for earlier in self._earlier(above) if isinstance(above, ast.stmt) else ():
+            block = self.source.block(above) if isinstance(above, ast.stmt) else []
+            for earlier in reversed([*takewhile(partial(is_not, above), block)]):
                 if earlier in around:
                     return False
                 if isinstance(earlier, ast.Assign) and _binds(earlier, name.id):
@@ -241,11 +238,8 @@ class Fetching:
         return self.callers.coming_to(call for call in self.source.calls if self._is_question(call))
 
 
-def _binds(statement: ast.Assign | ast.For | ast.With, name: str) -> bool:
-    """Whether a statement itself binds a name."""
-    if isinstance(statement, ast.With):
-        targets: list[ast.expr | None] = [item.optional_vars for item in statement.items]
-    else:
-        targets = [*statement.targets] if isinstance(statement, ast.Assign) else [statement.target]
-    found = (node for target in targets if target is not None for node in ast.walk(target))
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement binds a name, what is inside of it left aside."""
+    parts = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+    found = (node for part in parts for node in ast.walk(part))
     return any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name for node in found)
