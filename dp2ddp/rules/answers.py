@@ -12,7 +12,8 @@ from dp2ddp.source.nodes import is_main_guard
 
 _READING = frozenset(
     "builtins.input getpass.getpass click.prompt click.confirm sys.stdin.read sys.stdin.readline "
-    "sys.stdin.readlines cv2.waitKey cv2.waitKeyEx cv2.pollKey cv2.selectROI".split()
+    "sys.stdin.readlines cv2.waitKey cv2.waitKeyEx cv2.pollKey cv2.selectROI matplotlib.pyplot.ginput "
+    "matplotlib.pyplot.waitforbuttonpress".split()
 )
 _END_OF_INPUT = frozenset({"builtins.EOFError", "builtins.Exception", "builtins.BaseException"})
 

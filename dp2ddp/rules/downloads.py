@@ -105,10 +105,10 @@ net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
             if step.statement not in done:
                 done.update(ast.walk(step.statement))
                 yield WrapStatement(self.id, facts.source.span(step.statement), reason, _HEADER)
-            for func in facts.fetching.once(step):
-                span = facts.source.span(func)
-                reason = "the other ranks have nothing to fetch any more"
-                yield ReplaceExpr(self.id, span, reason, "ddp.main_only(__h_f__)", {"f": span})
+        for func in dict.fromkeys(func for step in facts.steps for func in facts.fetching.once(step)):
+            span = facts.source.span(func)
+            reason = "the other ranks have nothing to fetch any more"
+            yield ReplaceExpr(self.id, span, reason, "ddp.main_only(__h_f__)", {"f": span})
 
 
 def _functions(facts: Facts) -> dict[FunctionNode, list[ast.stmt]]:

@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from dp2ddp.analysis.control.conditions import terms
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.analysis.given_devices import Given, given_devices, untold_condition
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import ARGUMENTS, DEVICES
-from dp2ddp.analysis.roles import Module
+from dp2ddp.analysis.roles import Module, defaults
 from dp2ddp.rewrite.edits import AddImport, Finding, InsertAfter, InsertBefore, Note, ReplaceExpr
 from dp2ddp.rules.base import Decisions, Example, Rule
 from dp2ddp.source.nodes import is_main_guard, keyword
@@ -310,11 +311,22 @@ def _logs_begun_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.C
     """The logs in files that modules begin while they are imported."""
     for statement in above:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            for node in facts.launch_finder.effects.runs(statement):
-                path = (facts.names.qualified(node.func) or "") if isinstance(node, ast.Call) else ""
-                is_begun = path == "logging.basicConfig" and keyword(node, "filename") is not None  # type: ignore[arg-type]
-                if path.startswith(_LOGS) or is_begun:
-                    yield node  # type: ignore[misc]
+            calls = [node for node in facts.launch_finder.effects.runs(statement) if isinstance(node, ast.Call)]
+            for call in calls:
+                path = facts.names.qualified(call.func) or ""
+                is_begun = path == "logging.basicConfig" and keyword(call, "filename") is not None
+                if (path.startswith(_LOGS) or is_begun) and not _is_left_out(facts, call, calls):
+                    yield call
+
+
+def _is_left_out(facts: Facts, node: ast.expr, calls: Sequence[ast.Call]) -> bool:
+    """Whether a line runs only where its function is given what none of these calls gives: `if folder:`."""
+    function = facts.source.function(node)
+    if function is None:
+        return False
+    given = {name for call in calls for called, name, _ in facts.resolver.arguments(call) if called is function}
+    false = {name for name, value in defaults(function.args) if isinstance(value, ast.Constant) and not value.value}
+    return any(isinstance(each, ast.Name) and each.id in false - given for each in terms(facts.source, node))
 
 
 def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:

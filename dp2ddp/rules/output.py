@@ -27,10 +27,10 @@ class OutputRule(Rule):
     parallel = True
     why = (
         "Every rank runs every line. What Python writes, makes and removes is rank 0's alone after `ddp.setup`, "
-        "whatever library does it, and `print`, progress bars and `logging` are silenced on the other ranks: these "
-        "lines stay. What goes to a server or a window, or is written from C++ (`cv2.imwrite`), the runtime can't see: "
-        "on the other ranks `ddp.main_only` does nothing. What a data set writes for one sample, to read it faster the "
-        "next time, is written by the rank that loads the sample."
+        "whatever library does it, `print`, progress bars and `logging` are silenced on the other ranks, and "
+        "matplotlib opens no window there: these lines stay. What goes to a server or another window, or is written "
+        "from C++ (`cv2.imwrite`), the runtime can't see: on the other ranks `ddp.main_only` does nothing. What a data "
+        "set writes for one sample, to read it faster the next time, is written by the rank that loads the sample."
     )
     examples = (
         Example(

@@ -22,6 +22,7 @@ from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import agreement
 from .rank_zero import checkpoint, handles, hands
+from .rank_zero.main_only import hide_windows
 from .ranks import collectives, direct, file_sync, group, rng, signals
 
 _has_left = False
@@ -87,6 +88,7 @@ def setup(
     place = _place(env) if is_rank or is_child else world.World()
     if place.rank != 0:
         quiet()
+        hide_windows()
     _check_that_none_met(place)
     place.device = torch.device("cpu") if is_child and is_worker else devices.choose_device(chosen, place)
     devices.ask_cuda()

@@ -374,8 +374,10 @@ def test_scripts_that_share_what_parses_start_there() -> None:
 
 
 def test_a_log_that_is_begun_while_a_module_is_imported_is_noted() -> None:
-    begun = "import logging\ndef begin():\n    logging.basicConfig({})\nbegin()\n"
-    for given, notes in (("filename='log'", 1), ("level=logging.INFO", 0)):
-        files = {"train.py": f"{_IMPORTS}import begun\nnet = nn.DataParallel(Net())\n", "begun.py": begun.format(given)}
+    begun = "import logging\ndef begin(at=None):\n    if at:\n        logging.basicConfig({})\nbegin({})\n"
+    name = "filename='log'"
+    for given, to, notes in ((name, "1", 1), (name, "*names", 1), (name, "", 0), ("level=logging.INFO", "1", 0)):
+        train = f"{_IMPORTS}import begun\nnet = nn.DataParallel(Net())\nbegun.begin('out')\n"
+        files = {"train.py": train, "begun.py": begun.format(given, to)}
         found = convert_files(files, ["train.py"], Options()).get("begun.py")
         assert sum("this log is begun while" in note.what for note in (found.notes if found else ())) == notes

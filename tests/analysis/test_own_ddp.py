@@ -292,6 +292,9 @@ def test_each_script_has_a_condition_of_its_own() -> None:
 def test_folders_that_are_made_before_may_exist() -> None:
     result = converted(
         """
+        class Config:
+            if not os.path.isdir("weights"):
+                os.makedirs("weights")
         def parse():
             args = parser.parse_args()
             if not os.path.isdir(args.out):
@@ -309,10 +312,12 @@ def test_folders_that_are_made_before_may_exist() -> None:
                 dist.init_process_group("nccl")
             net = DDP(Net()) if args.distributed else nn.DataParallel(Net())
             os.makedirs(args.out + "/log")
+            print(Config)
         main()
         """
     )
     assert "os.makedirs(args.out, exist_ok=True)" in result.new_text
+    assert 'os.makedirs("weights", exist_ok=True)' in result.new_text
     assert 'os.makedirs(args.out + "/log")' in result.new_text
 
 

@@ -52,11 +52,24 @@ STEPS = {
         '        return i\nDigits("data", download=True)\n'
     ),
     "no question": "> «urllib.request.urlretrieve»(url, path)\n",
-    "unpacking": "> with «zipfile.ZipFile»(path) as archive:\n>     archive.extractall(folder)\n",
+    "unpacking": "> with «zipfile.ZipFile»(path) as archive:\n>     archive.extract(a)\n>     archive.extract(b)\n",
     "unpacking and reading": (
         "archive = tarfile.open(path)\n> «archive.extractall»(folder)\nprint(archive.getnames())\n"
     ),
     "a function that looks by itself": "> download_url(url, folder)\n",
+    "names that are bound anew where they are used": (
+        "> if not os.path.exists(a):\n>     here = os.getcwd()\n>     archive = tarfile.open(a)\n>     os.chdir(b)\n"
+        ">     archive.extractall()\n>     os.chdir(here)\nfor b in names:\n    archive, others = tarfile.open(b), 0\n"
+        "    with open(b) as here:\n        print(archive.getnames(), here)\n"
+    ),
+    "several that one name holds": (
+        "archive = tarfile.open(path)\n> «archive.extractall»(folder)\narchive = zipfile.ZipFile(path)\n"
+        "> «archive.extractall»(folder)\n"
+    ),
+    "beside a class that calls the model, and that nobody calls": (
+        "class Step:\n    def __call__(self, x):\n        return net(x)\n> if not os.path.exists(path):\n"
+        ">     urllib.request.urlretrieve(url, path)\n>     log(url)\n"
+    ),
     "a name that is used later": (
         "if not os.path.exists(path):\n>     «urllib.request.urlretrieve»(url, path)\n    is_new = True\nelse:\n"
         "    is_new = False\nprint(is_new)\n"

@@ -57,6 +57,7 @@ WRITTEN = {
 #: What writes by Python's own functions is rank 0's anyway.
 LEFT = [
     "img = Image.open(p).convert('RGB')\nimg.save(q)\nplt.gcf().savefig(p)\nplt.savefig(p)\n",
+    "plt.ion()\nfig, axes = plt.subplots()\nplt.draw()\nplt.pause(0.1)\nplt.show()\n",  # no windows elsewhere
     "with Path('log.csv').open('w') as f:\n    f.write('x')\nos.makedirs('out')\nPath('x').touch()\n",
     "os.system('cat log.txt')\nopen('log.txt')\nshutil.rmtree('out')\n",
     "how = 'r'\nf = h5py.File(p)\ng = h5py.File(p, 'r')\nh = h5py.File(p, how)\n",

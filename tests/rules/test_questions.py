@@ -115,6 +115,13 @@ def test_a_test_that_is_rank_0_s_as_a_whole_is_broadcast_once() -> None:
     assert "os.path.exists('stop') and ddp.main_only(input)('stop? ') == 'y'):" in conversion.new_text
 
 
+@pytest.mark.parametrize("asked", ["input", "plt.ginput", "plt.waitforbuttonpress"])
+def test_rank_0_asks(asked: str) -> None:
+    text = f"import matplotlib.pyplot as plt\nwhile not {asked}():\n    net(1)\n"
+    conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))
+    assert f"while not ddp.broadcast(ddp.main_only({asked})()):" in conversion.new_text
+
+
 def test_what_an_imported_file_asks_when_it_is_started_doesn_t_matter() -> None:
     files = {
         "train.py": _ASKING.replace("import sys\n", "import sys\nimport data\n") + "data.load()\n",

@@ -11,18 +11,25 @@ import gc
 import json
 import os
 import random
+import stat
 import subprocess
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any, Callable
+from xml.etree.ElementTree import Element, ElementTree, parse
 
 import numpy as np
 import pytest
 import torch
 from dp2ddp_runtime.base import world
+from dp2ddp_runtime.batches.loader import shard_loader
 from dp2ddp_runtime.model.wrapped import wrap_model
 from dp2ddp_runtime.rank_zero.checkpoint import save
 from dp2ddp_runtime.rank_zero.main_only import main_only
+from test_rank_zero import in_c
+from torch.utils.data import DataLoader, Dataset
 
 _LATE = 0.03  # seconds
 
@@ -119,6 +126,127 @@ def commands(late: Late) -> Any:
     return codes, lines, told, done.stdout, done.returncode, started.returncode, error, main_only(len)("abc") and "done"
 
 
+class Coco:
+    """As pycocotools' `COCO`: it reads where it is made."""
+
+    def __init__(self, *paths: str) -> None:
+        self.found = [json.load(open(path)) for path in paths]  # noqa: SIM115
+
+
+class Tokenizer:
+    """As transformers': a folder of several files."""
+
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
+    def save_vocabulary(self, folder: str) -> tuple[str, ...]:
+        paths = tuple(os.path.join(folder, name) for name in ("vocab.json", "merges.txt"))
+        with open(paths[0], "w", encoding="utf-8") as vocabulary, open(paths[1], "w") as merges:
+            vocabulary.write(json.dumps(self.words))
+            merges.writelines(f"{word}\n" for word in self.words)
+        return paths
+
+    @classmethod
+    def from_pretrained(cls, folder: str) -> Tokenizer:
+        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+        return cls([(name, Path(folder, name).read_text()) for name in names])
+
+
+class Checkpoints:
+    """As ignite's `ModelCheckpoint`: by a temporary file beside it, and the last one is kept."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.last: str | None = None
+        os.makedirs(folder, exist_ok=True)
+
+    def __call__(self, state: Any, epoch: int) -> None:
+        path = os.path.join(self.folder, f"net_{epoch}.pt")
+        with tempfile.NamedTemporaryFile(delete=False, dir=self.folder) as temporary:
+            torch.save(state, temporary.file)
+        os.replace(temporary.name, path)
+        os.chmod(path, os.stat(path).st_mode | stat.S_IRGRP)
+        if self.last:
+            os.remove(self.last)
+        self.last = path
+
+
+def run_async(path: str) -> subprocess.Popen[bytes]:
+    """As ffmpeg-python's, which takes frames."""
+    return subprocess.Popen(["tee", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
+def libraries(late: Late) -> Any:
+    """What is written is read at once, by whatever: also by C (soundfile, librosa, trimesh, `VideoCapture`)."""
+    found: list[Any] = []
+    save_net = Checkpoints("nets")
+    for number in range(2):
+        json.dump([number], open("found.json", "w"))  # noqa: SIM115
+        late()
+        parts = [f"part{part}.json" for part in range(20)]
+        for part in parts:
+            Path(part).write_text(f"{number}")
+        late()
+        found += [Coco("found.json").found, Coco(*parts).found]
+        found += Tokenizer([number, "word"]).save_vocabulary(".")
+        os.makedirs("words", exist_ok=True)
+        Tokenizer([number]).save_vocabulary("words")
+        late()
+        found.append(Tokenizer.from_pretrained("words").words)
+        ElementTree(Element("epoch", number=f"{number}")).write("epoch.xml")
+        late()
+        found.append(parse("epoch.xml").getroot().attrib)
+        with open("sound.wav", "w") as file:
+            late()
+            file.write(f"{number}")
+        found.append(in_c.read("sound.wav"))
+        main_only(in_c.write)("clip.avi", f"{number}")
+        late()
+        found.append(in_c.read("clip.avi"))
+        with zipfile.ZipFile("all.zip", "w") as archive:
+            archive.writestr("a", f"{number}")
+        late()
+        found.append(zipfile.ZipFile("all.zip").read("a"))
+        save_net({"epoch": number}, number)
+        late()
+        found += [os.listdir("nets"), torch.load(f"nets/net_{number}.pt")]
+        film = run_async("film")
+        film.communicate(b"frames")
+        late()
+        found += [film.returncode, Path("film").read_text()]
+    return found
+
+
+class Images(Dataset[Any]):
+    """It lists its folders in loops, where it is made and for each sample."""
+
+    def __init__(self, root: str) -> None:
+        self.files = [Path(root, kind, name) for kind in os.listdir(root) for name in os.listdir(Path(root, kind))]
+        self.files.sort()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        beside = [int(path.read_text()) for path in sorted(self.files[index].parent.iterdir())]
+        return torch.tensor([float(self.files[index].read_text()), *beside])
+
+
+def listed(late: Late) -> Any:
+    """A data set finds its files while others make more."""
+    for kind in "ab":
+        os.makedirs(f"data/{kind}")
+        for number in range(3):
+            Path(f"data/{kind}/{number}").write_text(f"{number}")
+            late()
+    batches = []
+    for x in shard_loader(DataLoader(Images("data"), 4)):
+        late()
+        batches.append(x.tolist())
+        os.mkdir(f"data/{len(batches)}")
+    return batches, sorted(os.listdir("data"))
+
+
 class Animation:
     """What is called back while it writes, as matplotlib's is: each frame is drawn by the model."""
 
@@ -146,7 +274,7 @@ def filmed(late: Late) -> str:
     return Path("film.txt").read_text()
 
 
-SHAPES = [failing, handles, commands, filmed]
+SHAPES = [failing, handles, commands, libraries, listed, filmed]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int | None) -> Any:

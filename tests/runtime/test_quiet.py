@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from forks import WORKERS_OF_FORKS
-from starts import Warm
+from starts import Warm, write
 
 SCRIPT = """
 import builtins, contextlib, io, logging, logging.handlers, os, pdb, sys, warnings
@@ -287,3 +287,44 @@ def test_what_samples_print_is_shown_once(warm: Warm, tmp_path: Path, n: int, wo
     assert Counter(done.stderr.splitlines()) == Counter({f"error {index}": 4 for index in range(10)})
     threads = [line for line in done.stdout.splitlines() if line.startswith("thread")]
     assert threads == [f"thread {number}" for number in range(len(threads))]
+
+
+_BACKEND = """
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+opened = []
+class FigureManager(FigureManagerBase):
+    def __init__(self, canvas, num):
+        super().__init__(canvas, num)
+        self.window = self
+        opened.append(num)
+    def show(self):
+        pass
+class FigureCanvas(FigureCanvasAgg):
+    manager_class = FigureManager
+"""
+_WINDOWS = """
+import window
+def train():
+    import matplotlib
+    if {!r}:
+        matplotlib.use("module://window")
+    import matplotlib.pyplot as plt
+    plt.ion()
+    figure, axes = plt.subplots()
+    axes.plot([1, 2])
+    plt.draw()
+    plt.pause(0.01)
+    figure.canvas.manager.window.show()
+    plt.show()
+    print(ddp.gather(len(window.opened)))
+"""
+
+
+@pytest.mark.parametrize("early", ["import matplotlib", "import matplotlib.pyplot as plt; plt.ion()", ""])
+def test_windows_are_rank_0s(warm: Warm, tmp_path: Path, early: str) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "window.py").write_text(_BACKEND)
+    script = write(tmp_path, f"{_WINDOWS.format(early)}\n{early}\nddp.setup()\ntrain()\n")
+    done = warm.start(script, env={"MPLBACKEND": "module://window"}, cwd=tmp_path, forked=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 0]\n", "")

@@ -249,14 +249,18 @@ def _fetch_on_machines_of_two(folder: Path) -> list[Any]:
             main_only(write_slowly)(Path(f"called{machine}"), f"{place.rank}")
             with main_first():
                 found = [opened, torch.load(f"saved{machine}"), Path(f"called{machine}").read_text()]
+            if not os.path.exists("fetched"):
+                os.mkdir("fetched")
+                os.chdir("fetched")
         main_only(Path("after").write_text)(f"{place.rank}")
-        return [*found, Path("after").read_text()]
+        return [*found, Path("after").read_text(), os.path.basename(os.getcwd())]
     finally:
         place.local_rank = before
 
 
 def test_in_main_first_the_first_of_each_machine_writes(ranks: Any, tmp_path: Path) -> None:
-    first, second = ["0+", 0, "0", "0"], ["2+", 2, "2", "0"]
+    """And where its working directory is then, is everybody's."""
+    first, second = ["0+", 0, "0", "0", "fetched"], ["2+", 2, "2", "0", "fetched"]
     assert ranks(4, _fetch_on_machines_of_two, tmp_path) == [first, first, second, second]
 
 

@@ -6,7 +6,9 @@ import ast
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
+from operator import is_not
 
 from dp2ddp.analysis.control.callers import Callers, NeedingAll
 from dp2ddp.analysis.control.loops import Loops
@@ -20,6 +22,7 @@ _FETCHING = re.compile(r"\b(wget|curl|gdown|unzip|aria2c|gsutil|kaggle datasets 
 _ARCHIVES = ("zipfile.ZipFile", "tarfile.")
 _UNPACKING = frozenset({"extract", "extractall", "close", "printdir", "testzip"})
 _MOST_CALLERS = 4
+_LOOPS = (ast.For, ast.While)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Fetching:
         if isinstance(func, ast.Attribute) and func.attr.startswith("extract") and not self.names.qualified(func):
             archives = self.writers.makers(func.value)
             others = [c for c in self.writers.method_calls if c.func.attr not in _UNPACKING]  # type: ignore[attr-defined]
-            if not any(archives & self.writers.makers(c.func.value) for c in others):  # type: ignore[attr-defined]
+            is_inside = archives.issubset(ast.walk(step.statement))  # else it is only rank 0's, not each machine's
+            if is_inside and not any(archives & self.writers.makers(c.func.value) for c in others):  # type: ignore[attr-defined]
                 return [archive.func for archive in archives]
         return [func] if isinstance(self.source.parent(step.call), ast.Expr) else []
 
@@ -177,21 +181,34 @@ class Fetching:
         return found, guarded
 
     def _leaves_names(self, branch: ast.If) -> bool:
-        """Whether a branch binds names that are used outside of it: a rank that finds the file would not have them."""
+        """Whether a name that a branch binds may be used behind it: a rank that finds the file would not have it."""
         inside = set(ast.walk(branch))
         scope: ast.AST = self.source.function(branch) or self.source.module(branch)
         names = [n for n in ast.walk(scope) if isinstance(n, ast.Name) and self._scope_of(n) is scope]
         bound = {n.id for n in names if n in inside and isinstance(n.ctx, ast.Store)}
-        # Names of loops and of open files are used over and over, each time for something else.
-        passing = {n.id for n in names if n not in inside and self._is_passing(n)}
-        return any(n.id in bound - passing and n not in inside and isinstance(n.ctx, ast.Load) for n in names)
+        used = [n for n in names if n.id in bound and n not in inside and isinstance(n.ctx, ast.Load)]
+        return not all(self._is_bound_anew(n, {branch, *self.source.ancestors(branch)}) for n in used)
 
     def _scope_of(self, name: ast.Name) -> object:
         key = self.listings.provenance.keys(name)[0]
         return key[0] if isinstance(key, tuple) else None
 
-    def _is_passing(self, name: ast.Name) -> bool:
-        return isinstance(name.ctx, ast.Store) and isinstance(self.source.parent(name), (ast.withitem, ast.For))
+    def _is_bound_anew(self, name: ast.Name, around: Collection[ast.AST]) -> bool:
+        """Whether a name is bound on every way from a branch, or what is `around` it, to this use."""
+        inner: ast.AST = name
+        for above in self.source.ancestors(name):
+            if isinstance(above, (ast.For, ast.With)) and inner in above.body and _binds(above, name.id):
+                return above not in around
+            if isinstance(above, (*FUNCTIONS, ast.Lambda)) or (isinstance(above, _LOOPS) and above in around):
+                break  # it runs another time, too
+            block = self.source.block(above) if isinstance(above, ast.stmt) else []
+            for earlier in reversed([*takewhile(partial(is_not, above), block)]):
+                if earlier in around:
+                    return False
+                if isinstance(earlier, ast.Assign) and _binds(earlier, name.id):
+                    return True
+            inner = above
+        return False
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -219,3 +236,10 @@ class Fetching:
     def _asking(self) -> set[FunctionNode]:
         """The functions that ask for files."""
         return self.callers.coming_to(call for call in self.source.calls if self._is_question(call))
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement binds a name, what is inside of it left aside."""
+    parts = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+    found = (node for part in parts for node in ast.walk(part))
+    return any(isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name for node in found)

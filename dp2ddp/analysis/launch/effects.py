@@ -50,7 +50,7 @@ class Effects:
         return self.callers.coming_to(node for node in self.source.nodes if self.wraps(node))
 
     def runs(self, *nodes: ast.AST) -> Iterator[ast.AST]:
-        """What runs where statements stand: of definitions nothing, of imports what the modules do."""
+        """What runs where statements stand: of functions nothing, of classes and imports what is in them."""
         for node in nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for module in self.names.modules_behind(node):
@@ -63,7 +63,9 @@ class Effects:
                 for part in ast.iter_child_nodes(node):
                     parts = part.body if isinstance(part, ast.ExceptHandler) else [part]
                     yield from self.runs(*parts) if isinstance(parts[0], ast.stmt) else self.loops.reached(part)
-            elif not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            elif isinstance(node, ast.ClassDef):
+                yield from self.runs(*node.body)
+            elif not isinstance(node, FUNCTIONS):
                 yield from self.loops.reached(node)
 
     def imports_that_print(self, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

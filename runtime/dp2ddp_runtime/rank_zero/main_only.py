@@ -6,6 +6,7 @@ The other ranks get stand-ins that take every call, because every rank runs ever
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import io
 import logging
@@ -195,6 +196,16 @@ def _close_figures(tag: Any, figure: Any, *args: Any, close: bool = True, **kwar
             sys.modules["matplotlib.pyplot"].close(each)
 
 
+def hide_windows() -> None:
+    """From now on matplotlib draws here as ever, and opens no window."""
+    os.environ["MPLBACKEND"] = "agg"  # for who imports it later
+    matplotlib: Any = sys.modules.get("matplotlib")
+    if matplotlib is not None:
+        matplotlib.use("agg")
+        matplotlib.use = lambda *args, **kwargs: None
+        importlib.import_module("matplotlib.backend_bases").FigureManagerBase.window = Absent("window")
+
+
 class Absent:
     """What other ranks hold in place of an object that only rank 0 has.
 
@@ -269,8 +280,9 @@ def main_first() -> Iterator[None]:
     `@main_first()` above a function does the same for each of its calls.
 
     Rank 0 begins, and the first ranks of other machines follow, so that machines which share a disk fetch once.
-    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing. What is written in the
-    body by `open`, `save` and `main_only` is written by local rank 0 of each machine.
+    For "if it is missing, fetch it" as a whole: the others then find that nothing is missing, and take over the working
+    directory if the body has changed it. What is written in the body by `open`, `save` and `main_only` is written by
+    local rank 0 of each machine.
 
     Raises:
         BaseException: on the other ranks, what the body raised on local rank 0, as the nearest of Python's own
@@ -280,18 +292,22 @@ def main_first() -> Iterator[None]:
     if store is None:  # also inside of another one
         yield
         return
-    turn, is_first, told = file_sync.next_turn("first"), world.local_rank() == 0, None
+    turn, is_first, (told, moved) = file_sync.next_turn("first"), world.local_rank() == 0, (None, None)
     machine = world.rank() - world.local_rank()
     if not world.is_main():  # the first of another machine waits as well: it may look at the very same disk
-        told = file_sync.hear(store, f"{turn}/{0 if is_first else machine}", "local rank 0 in main_first()")
+        told, moved = file_sync.hear(store, f"{turn}/{0 if is_first else machine}", "local rank 0 in main_first()")
+    begun = os.getcwd()
     try:
         if told is not None:
             raise codec.error_again(*told) from file_sync.PeerError("it failed in main_first() on local rank 0")
         with file_sync.not_together("local"):
             yield
+        if moved is not None:
+            os.chdir(moved)
     except BaseException as error:
         told = codec.told_error(error)
         raise
     finally:
         if is_first:
-            file_sync.tell(store, f"{turn}/{machine}", told)
+            now = os.getcwd()
+            file_sync.tell(store, f"{turn}/{machine}", [told, now if now != begun else None])
