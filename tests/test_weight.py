@@ -31,7 +31,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/gradients": 625,
     "runtime/dp2ddp_runtime/launch": 975,
     "runtime/dp2ddp_runtime/model": 1_275,
-    "runtime/dp2ddp_runtime/rank_zero": 1_500,
+    "runtime/dp2ddp_runtime/rank_zero": 1_525,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
     "tests/analysis": 2_375,

@@ -206,7 +206,8 @@ def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """Python's `open`."""
     call = None if isinstance(file, int) or not isinstance(mode, str) else call_of("open", [file])
     if call is None:  # its opener's calls may be this rank's own as well
-        return _real_open(file, mode, *args, **kwargs)
+        is_whole = "w" in str(mode) and not isinstance(file, int) and callsites.is_of_sample(sys._getframe(1))
+        return (handles.whole if is_whole else _real_open)(file, mode, *args, **kwargs)
     call = call._replace(what=f"open({os.fspath(file)!r}, {mode!r}){call.what[len('open') :]}")
 
     def real(*_: Any) -> IO[Any]:
