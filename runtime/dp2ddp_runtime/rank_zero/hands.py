@@ -266,7 +266,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
         return real()
     writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     mine = _descriptor if writes else real
-    door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
+    door = Door(os, "open", removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
     return int(_carry_out(replace(door, made=lambda _: mine()), call, real))
 
 
