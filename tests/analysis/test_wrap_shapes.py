@@ -27,6 +27,21 @@ def test_the_loaders_of_a_compiled_model_are_shared_out(made: str) -> None:
     assert "loader = ddp.shard_loader(DataLoader(data, 4))" in converted(body).new_text
 
 
+def test_what_may_be_a_model_or_an_optimizer_is_wrapped_as_a_model() -> None:
+    body = """
+        def load(file, optimizer=None):
+            found = {}
+            found['optimizer'] = optimizer
+            return found
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters())
+        if resume:
+            net, optimizer = load(resume, optimizer=optimizer)
+        net = nn.DataParallel(net)
+    """
+    assert "\nnet = ddp.wrap_model(net)\n" in converted(body).new_text
+
+
 # Each with the line that it becomes.
 VALUES = {
     "another name": ("wrap = nn.DataParallel\nnet = wrap(nn.Linear(4, 2))\n", "wrap = ddp.WrappedModel"),

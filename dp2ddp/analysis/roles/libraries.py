@@ -63,7 +63,8 @@ def library_call(path: str, node: ast.Call, roles: Callable[[ast.AST], frozenset
     """
     first = roles(node.args[0]) if node.args else NONE
     if path == "torch.nn.DataParallel":
-        if any(isinstance(r, (Optimizer, WrappedOptimizer)) for r in first):
+        may_be_model = any(isinstance(r, (Module, Wrapped)) for r in first)  # as one of several that are given back
+        if not may_be_model and any(isinstance(r, (Optimizer, WrappedOptimizer)) for r in first):
             return frozenset({WrappedOptimizer(node)})
         return frozenset({Wrapped(node)})
     if path in PROGRESS_BARS:
