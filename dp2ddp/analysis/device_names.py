@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import ParsedProgram
 
 
@@ -20,10 +21,11 @@ def literal_index(node: ast.AST) -> int | None:
 
 
 def index_of(node: ast.AST) -> ast.expr | None:
-    """The index that an expression spells behind `cuda:`; None for another expression."""
-    if isinstance(node, ast.Constant):
-        found = literal_index(node)
-        return None if found is None else ast.Constant(found)
+    """The index of the GPU that an expression spells; None for another expression."""
+    if isinstance(node, ast.Constant) and literal_index(node) is not None:
+        return ast.Constant(literal_index(node))
+    if isinstance(node, ast.Call) and len(node.args) == 2 and last_name(node.func) == "device":
+        return node.args[1]  # `torch.device("cuda", gpu)`
     first: ast.expr | None = None
     rest: list[ast.expr] = []
     if isinstance(node, ast.JoinedStr) and node.values:

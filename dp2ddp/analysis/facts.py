@@ -131,12 +131,12 @@ class Facts:
     @cached_property
     def picked_devices(self) -> frozenset[str]:
         """What names a GPU, as it is written: `args.gpu` of `x.cuda(args.gpu)`, `torch.cuda.set_device(args.gpu)`."""
-        return frozenset(ast.unparse(each) for each in self.picked if isinstance(each, ast.Attribute))
+        return frozenset(ast.unparse(each) for _, each in self.picking if isinstance(each, ast.Attribute))
 
     @cached_property
     def picked_names(self) -> frozenset[Hashable]:
         """The names that do, each by whose it is."""
-        return frozenset(binding(self, each) for each in self.picked if isinstance(each, ast.Name))
+        return frozenset(binding(self, each) for _, each in self.picking if isinstance(each, ast.Name))
 
     @cached_property
     def stores(self) -> Mapping[str, Sequence[ast.Name | ast.Attribute]]:
@@ -153,11 +153,6 @@ class Facts:
         return handed_on(self)
 
     @cached_property
-    def picked(self) -> list[ast.expr]:
-        """What names a GPU for what is moved there."""
-        return [index for _, index in self.picking]
-
-    @cached_property
     def picking(self) -> list[tuple[ast.expr, ast.expr]]:
         """The calls that move something to a GPU which they name, or make it the current one; with what they name."""
         methods = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
@@ -166,12 +161,9 @@ class Facts:
     @cached_property
     def spelling(self) -> list[tuple[ast.expr, ast.expr]]:
         """What spells a GPU, with its number: `f"cuda:{gpu}"`, and in a `torch.device` also `"cuda:1"`."""
-        made = [call for call in self.source.calls if self.names.qualified(call.func) == "torch.device"]
-        texts: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, (ast.JoinedStr, ast.BinOp, ast.Call))]
-        texts += [part for call in made for part in ast.walk(call) if isinstance(part, ast.Constant)]
-        found = [(node, index_of(node)) for node in texts if isinstance(node, ast.expr)]
-        pairs = [(call, call.args[1]) for call in made if len(call.args) == 2]
-        return [*pairs, *((node, index) for node, index in found if index is not None)]
+        made = {n for c in self.source.calls if self.names.qualified(c.func) == "torch.device" for n in ast.walk(c)}
+        found = ((n, index_of(n)) for n in self.source.nodes if n in made or not isinstance(n, ast.Constant))
+        return [(n, index) for n, index in found if index is not None and isinstance(n, ast.expr)]
 
     def comes_to(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a script can come to a node from where its processes start."""

@@ -11,10 +11,11 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_and
+from dp2ddp.analysis.control.conditions import is_true_constant, with_and
+from dp2ddp.analysis.control.ways import is_elsewhere, on_condition, opposite_of, simplest
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
@@ -79,11 +80,11 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
     are_chosen = all(case.ids is not None and _speaks_of(case.ids, chosen_from) for case in cases)
     ids = _widest([case.ids for case in cases]) if all(case.is_known for case in cases) else None
     ids = ids if ids is None or len(ids) <= _LONGEST else None  # the wrap says it as well
-    ways, behind = _ways([case.tests for case in cases]), _behind(facts, launch, cases)
+    ways, behind = simplest([case.tests for case in cases]), _behind(facts, launch, cases)
     given, is_clear = ids, ways in ([], [()])
     if not is_clear:
-        pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
-        given = _on_condition(ids, ways, pick or _ONE_PROCESS)
+        pick = next((each.ids for each in _picks(facts, launch) if is_elsewhere(each.tests, ways[0])), None)
+        given = on_condition(ids, ways, pick or _ONE_PROCESS)
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
     if not is_clear and behind:
         return Given(ids, are_chosen, behind)
@@ -207,11 +208,11 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
             return None
         texts = tuple(_as_ranks_see_it(ast.unparse(test)) for test in tests if test is not None)
         cases.append(_Case(node, ids, True, texts))
-    if len(cases) == 2 and len(cases[0].tests) == 1 and cases[1].tests == (_opposite(cases[0].tests[0]),):
-        return _on_condition(cases[1].ids, [cases[1].tests], cases[0].ids)
+    if len(cases) == 2 and len(cases[0].tests) == 1 and cases[1].tests == (opposite_of(cases[0].tests[0]),):
+        return on_condition(cases[1].ids, [cases[1].tests], cases[0].ids)
     if len(cases) != 1:
         return None
-    return _on_condition(cases[0].ids, [cases[0].tests], None) if cases[0].tests else cases[0].ids
+    return on_condition(cases[0].ids, [cases[0].tests], None) if cases[0].tests else cases[0].ids
 
 
 def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
@@ -235,78 +236,14 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
 
 def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
     """The GPUs that are picked where nothing is wrapped, by the one process then, and not known at the launch."""
-    if launch.statement is None:
+    cases = [] if launch.statement is None else list(_cases(facts, launch))
+    tests = [case.tests for case in cases if case.call not in facts.wraps.taken_off]
+    if not tests or any(len(each) != 1 for each in tests):
         return []
-    cases = [case for case in _cases(facts, launch) if case.call not in facts.wraps.taken_off]
-    if not cases or any(len(case.tests) != 1 for case in cases):
-        return []
-    picks = _picked_apart(facts, launch, {case.tests[0] for case in cases})
-    return [pick for pick in picks if told(facts, launch, pick) is None]
-
-
-def _picked_apart(facts: Facts, launch: Launch, tests: set[str]) -> list[ast.expr]:
-    opposite = set(map(_opposite, tests))
-    picks = [pick for pick in facts.picked if isinstance(pick, ast.Attribute)]
-    return [pick for pick in picks if opposite <= set(map(ast.unparse, all_terms(facts, launch, pick)))]
-
-
-def _on_condition(ids: str | None, ways: list[tuple[str, ...]], otherwise: str | None) -> str | None:
-    """`[0, 1] if args.several else [0]`."""
-    if ids == otherwise:
-        return ids
-    if ways == [(ids,)] and otherwise is None:
-        return f"{ids} or None"
-    either = [" and ".join(f"({each})" if " or " in each and len(way) > 1 else each for each in way) for way in ways]
-    text = " or ".join(f"({each})" if " and " in each and len(ways) > 1 else each for each in either)
-    if ids is None and len(ways) == len(ways[0]) == 1 and text.startswith("not "):
-        return f"{otherwise} if {text[len('not ') :]} else None"
-    return f"{ids} if {text} else {otherwise}"
-
-
-def _opposite(test: str) -> str:
-    return ast.unparse(negated(ast.parse(test, mode="eval").body))
-
-
-def _is_elsewhere(tests: tuple[str, ...], way: tuple[str, ...]) -> bool:
-    """Whether nothing else is asked where the way isn't taken."""
-    return {*tests} <= {*way, *map(_opposite, way)}
-
-
-def _ways(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The conditions, all of one of which are true where a model is wrapped; as few as say the same."""
-    for one, other in permutations(ways, 2):
-        only, against = set(one) - set(other), set(other) - set(one)
-        rest = [way for way in ways if way not in (one, other)]
-        if not only:
-            return _ways([*rest, one])
-        passed = tuple(test for test in other if test != _opposite(" and ".join(one)))
-        passed = tuple(test for test in passed if not {*one} <= {*passed, _opposite(test)} - {test})
-        if passed != other:
-            return _ways([*rest, one, passed])
-        either = _either(*only, *against) if len(only) == len(against) == 1 else None
-        if either is not None:
-            return _ways([*rest, tuple(each for test in one for each in ([test] if test in other else either))])
-    return ways
-
-
-def _either(one: str, other: str) -> list[str] | None:
-    """Two tests of which one has to be true, as one test, or none; None where that takes both."""
-    if _opposite(one) == other:
-        return []
-    (asked, values), (also, others) = _one_of(one), _one_of(other)
-    alike = bool(values and others) and asked == also
-    return [f"{asked} in ({', '.join(dict.fromkeys([*values, *others]))})"] if alike else None
-
-
-def _one_of(test: str) -> tuple[str, list[str]]:
-    """What is asked for in `x == 1` or `x in (1, 2)`, and the constants that it may be; none for another test."""
-    node = ast.parse(test, mode="eval").body
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-        return "", []
-    right = node.comparators[0]
-    values = [right] if isinstance(node.ops[0], ast.Eq) else getattr(right, "elts", [])
-    is_one = isinstance(node.ops[0], (ast.Eq, ast.In)) and all(isinstance(each, ast.Constant) for each in values)
-    return ast.unparse(node.left), list(map(ast.unparse, values)) if is_one else []
+    elsewhere = {opposite_of(test) for (test,) in tests}
+    picks = (pick for _, pick in facts.picking if isinstance(pick, ast.Attribute))
+    apart = (pick for pick in picks if elsewhere <= set(map(ast.unparse, all_terms(facts, launch, pick))))
+    return [pick for pick in apart if told(facts, launch, pick) is None]
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
@@ -344,7 +281,7 @@ def _sized(cases: list[_Case]) -> list[_Case]:
             if test in (f"len({case.ids})", *asks):
                 first = f"{case.ids}[0]"
                 alike = (first, f"[{first}]", f"str({first})")
-                behind = [each for each in cases if _opposite(test) in each.tests]
+                behind = [each for each in cases if opposite_of(test) in each.tests]
                 if all(each.ids in (case.ids, *alike) for each in behind):
                     cases = [replace(each, ids=case.ids) if each in behind else each for each in cases]
                     cases[number] = replace(case, tests=tuple(each for each in case.tests if each != test))

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp2ddp.analysis.given_devices import _ways
+from dp2ddp.analysis.control.ways import simplest
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_TESTS = "a,not a,b,not b,a and b,x == 1,x != 1,x == 2,x != 2,x == 3,x == y".split(",")
+_TESTS = "a,not a,b,not b,a and b,x == 1,x != 1,x == 2,x != 2,x == 3,x in [1],x == y".split(",")
 _WAYS = st.lists(st.lists(st.sampled_from(_TESTS), max_size=4, unique=True).map(tuple), min_size=1, max_size=4)
 
 
 @settings(max_examples=200, deadline=None)
 @given(_WAYS)
 def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[str, ...]]) -> None:
-    found = _ways(ways)
+    found = simplest(ways)
     for values in product((False, True), (False, True), (1, 2, 3), (1, 2)):
         names = dict(zip("abxy", values))
         true = [any(all(eval(test, names) for test in way) for way in each) for each in (ways, found)]

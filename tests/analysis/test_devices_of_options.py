@@ -108,8 +108,7 @@ if len(opt.gpu_ids) > 0:
 def test_a_gpu_that_options_make_the_current_one_is_left_to_the_start() -> None:
     files = {"train.py": _TRAIN, "options.py": _OPTIONS}
     done = convert_files(files, ["train.py"], Options())
-    start = "ddp.setup(device_ids=opt.gpu_ids if len(opt.gpu_ids) > 0 else [0])"
-    assert f"opt = Options().parse()\n{start}\nnet = " in done["train.py"].new_text
+    assert "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids)\nnet = " in done["train.py"].new_text
     assert done["options.py"].new_text.endswith('split(",")]\n        return opt\n')
     assert not any(each.notes for each in done.values())
     files["show.py"] = "from options import Options\nprint(Options().parse())\n"
@@ -129,7 +128,7 @@ def test_options_that_are_written_down_as_they_are_parsed_come_before_the_start(
     """What is added to a file would be so by each process that torchrun starts."""
     options = _OPTIONS.replace("        opt.gpu_ids =", _PRINTED.replace("MODE", mode), 1)
     done = convert_files({"train.py": _TRAIN, "options.py": options}, ["train.py"], Options())
-    is_early = "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids if" in done["train.py"].new_text
+    is_early = "opt = Options().parse()\nddp.setup(device_ids=opt.gpu_ids)" in done["train.py"].new_text
     assert is_early == mode.startswith("w") & (mode != "w+")
 
 
