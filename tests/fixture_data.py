@@ -26,7 +26,7 @@ CLASSIFIERS = (
 )
 
 # How a fixture is converted, where that isn't the default: it can set up DDP itself.
-OPTIONS = {"mnist_own_ddp": Options(allow_ddp=True)}
+OPTIONS = dict.fromkeys(("mnist_own_ddp", "mnist_torchrun"), Options(allow_ddp=True))
 
 
 # The fixtures of several files: each has its conversion in a folder of its own, `NAME_ddp`.

@@ -7,10 +7,8 @@ import re
 
 from dp2ddp.source.program import ParsedProgram
 
-_INDEXED = re.compile(r"cuda:(\d+|\{\}|%d|%s|)$")
 
-
-def literal_index(node: ast.expr) -> int | None:
+def literal_index(node: ast.AST) -> int | None:
     """The number in `"cuda:1"` or `.cuda(1)`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         found = re.fullmatch(r"cuda:(\d+)", node.value)
@@ -21,21 +19,27 @@ def literal_index(node: ast.expr) -> int | None:
     return None
 
 
+def index_of(node: ast.AST) -> ast.expr | None:
+    """The index that an expression spells behind `cuda:`; None for another expression."""
+    if isinstance(node, ast.Constant):
+        found = literal_index(node)
+        return None if found is None else ast.Constant(found)
+    first: ast.expr | None = None
+    rest: list[ast.expr] = []
+    if isinstance(node, ast.JoinedStr) and node.values:
+        first, rest = node.values[0], [each.value for each in node.values[1:]]  # type: ignore[attr-defined]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mod)):
+        first, rest = node.left, node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        first, rest = node.func.value, node.args
+    is_spelled = isinstance(first, ast.Constant) and re.fullmatch(r"cuda:(\{\}|%d|%s|)", str(first.value))
+    return rest[0] if is_spelled and len(rest) == 1 else None
+
+
 def is_indexed(node: ast.expr) -> bool:
     """Whether an expression spells `cuda:` with an index that may be another than 0, the only one that a rank has."""
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and re.fullmatch(r"cuda:0*[1-9]\d*", node.value) is not None
-    if isinstance(node, ast.JoinedStr):
-        first = node.values[0] if len(node.values) == 2 else None
-        return isinstance(first, ast.Constant) and first.value == "cuda:"
-    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
-        text = node.left.value
-        spells = isinstance(text, str) and _INDEXED.fullmatch(text) is not None
-        return spells and isinstance(node.op, (ast.Add, ast.Mod))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        text = node.func.value.value if isinstance(node.func.value, ast.Constant) else None
-        return isinstance(text, str) and text == "cuda:{}"
-    return False
+    index = index_of(node)
+    return index is not None and not (isinstance(index, ast.Constant) and index.value == 0)
 
 
 def is_compared(source: ParsedProgram, node: ast.expr) -> bool:

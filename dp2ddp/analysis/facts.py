@@ -16,6 +16,7 @@ from dp2ddp.analysis.control.loops import DataLoop, Loops
 from dp2ddp.analysis.control.reached import Running
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.analysis.dataflow.reaching import ReachingDefinitions
+from dp2ddp.analysis.device_names import index_of
 from dp2ddp.analysis.existing_ddp.own_ddp import OwnDdp
 from dp2ddp.analysis.files.fetching import Fetching, Step
 from dp2ddp.analysis.files.folders import Folders
@@ -154,13 +155,23 @@ class Facts:
     @cached_property
     def picked(self) -> list[ast.expr]:
         """What names a GPU for what is moved there."""
-        return [call.args[0] for call in self.picking]
+        return [index for _, index in self.picking]
 
     @cached_property
-    def picking(self) -> list[ast.Call]:
-        """The calls that move something to a GPU which they name, or make it the current one."""
+    def picking(self) -> list[tuple[ast.expr, ast.expr]]:
+        """The calls that move something to a GPU which they name, or make it the current one; with what they name."""
         methods = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
-        return [call for call in methods if last_name(call.func) in ("cuda", "set_device")]
+        return [(call, call.args[0]) for call in methods if last_name(call.func) in ("cuda", "set_device")]
+
+    @cached_property
+    def spelling(self) -> list[tuple[ast.expr, ast.expr]]:
+        """What spells a GPU, with its number: `f"cuda:{gpu}"`, and in a `torch.device` also `"cuda:1"`."""
+        made = [call for call in self.source.calls if self.names.qualified(call.func) == "torch.device"]
+        texts: list[ast.AST] = [n for n in self.source.nodes if isinstance(n, (ast.JoinedStr, ast.BinOp, ast.Call))]
+        texts += [part for call in made for part in ast.walk(call) if isinstance(part, ast.Constant)]
+        found = [(node, index_of(node)) for node in texts if isinstance(node, ast.expr)]
+        pairs = [(call, call.args[1]) for call in made if len(call.args) == 2]
+        return [*pairs, *((node, index) for node, index in found if index is not None)]
 
     def comes_to(self, launch: Launch, node: ast.AST) -> bool:
         """Whether a script can come to a node from where its processes start."""

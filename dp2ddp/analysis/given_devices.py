@@ -18,9 +18,9 @@ from dp2ddp.analysis.control.conditions import is_true_constant, negated, with_a
 from dp2ddp.analysis.existing_ddp.own_ddp import ASKS_FOR_DDP
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.launch.settled import DEVICES
-from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway
+from dp2ddp.analysis.on_gpus import all_terms, is_true_anyway, on_gpus
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, told, written
-from dp2ddp.source.nodes import is_main_guard, last_name, names_in
+from dp2ddp.source.nodes import is_main_guard, names_in
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -32,6 +32,9 @@ _PLAIN: tuple[type[ast.AST], ...] = (ast.Name, ast.Attribute, ast.Constant, ast.
 _PLAIN = (*_PLAIN, ast.List, ast.Tuple, ast.Subscript, ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop)
 #: What calls may only look at something.
 _LOOKING = (*DEVICE_COUNTS, "builtins.len", "builtins.bool", "builtins.int")
+#: What is asked of the number of devices for them to be used.
+_SEVERAL = ("> 1", ">= 2", "!= 1", "> 0", ">= 1", "!= 0")
+_SAME_NUMBER = ("builtins.int", "builtins.str")
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,20 @@ class Given:
     Attributes:
         device_ids: as they are written there; None for all devices.
         are_chosen: whether they are those that the script chooses, by CUDA_VISIBLE_DEVICES, too.
-        idle_behind: the statement behind which processes have nothing to do, if no model has been wrapped; None where
-            there is none, as far as can be told.
+        idle_behind: the statements behind each of which processes have nothing to do, if no model has been wrapped: the
+            first is the one to take, unless another script comes there, too, and wraps models behind it.
     """
 
     device_ids: str | None
     are_chosen: bool = False
-    idle_behind: ast.stmt | None = None
+    idle_behind: tuple[ast.stmt, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Case:
     """A wrap, or where devices are made visible: its `device_ids` (None for all devices), and when it is reached."""
 
-    call: ast.Call | ast.Assign
+    call: ast.expr | ast.Assign
     ids: str | None
     is_known: bool
     tests: tuple[str, ...]
@@ -82,9 +85,9 @@ def given_devices(facts: Facts, launch: Launch) -> Given:
         pick = next((each.ids for each in _picks(facts, launch) if _is_elsewhere(each.tests, ways[0])), None)
         given = _on_condition(ids, ways, pick or _ONE_PROCESS)
         is_clear = len(ways) == 1 and len(given or "") <= _LONGEST
-    if not is_clear and behind is not None:
+    if not is_clear and behind:
         return Given(ids, are_chosen, behind)
-    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else None)
+    return Given(given, are_chosen, behind if all(case.may_be_passed for case in cases) else ())
 
 
 def _widest(found: list[str | None]) -> str | None:
@@ -97,31 +100,38 @@ def _widest(found: list[str | None]) -> str | None:
     return next((each for each, own in numbers.items() if own == whole), None) if is_known else None
 
 
-def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> ast.stmt | None:
-    """The statement behind which all wraps have been passed, if they are in one block that runs once."""
+def _behind(facts: Facts, launch: Launch, cases: list[_Case]) -> tuple[ast.stmt, ...]:
+    """The statement behind which all wraps have been passed, if they are in one block that runs once; and what leads
+    to it, from the inside out.
+    """
     found = [_whole(facts, case.call) for case in cases]
-    blocks = {id(facts.source.block(statement)) for statement in found}
-    is_passed = len(blocks) == 1 and _runs_once(facts, launch, found[0])
-    return max(found, key=lambda statement: statement.lineno) if is_passed else None
+    if len({id(facts.source.block(statement)) for statement in found}) != 1:
+        return ()
+    last = max(found, key=lambda statement: statement.lineno)
+    return tuple(_whole(facts, place) for place in _led_to(facts, launch, last))
 
 
-def _runs_once(facts: Facts, launch: Launch, node: ast.AST) -> bool:
-    """Whether a line is reached once from the launch, as far as calls can be told: the next time it may wrap."""
+def _led_to(facts: Facts, launch: Launch, node: ast.AST) -> list[ast.AST]:
+    """A line and the calls that lead to it from the launch, if that is once, as far as calls can be told: the next time
+    it may wrap.
+    """
+    led = [node]
     passed: set[ast.AST] = set()
     while True:
         function = facts.source.function(node)
         inside = takewhile(partial(operator.is_not, function), facts.source.ancestors(node))
         if any(isinstance(above, (ast.For, ast.While)) for above in inside):
-            return False
+            return []
         if function is None or function in passed or launch.statement is None:
-            return function is None
+            return led if function is None else []
         if function is facts.source.function(launch.statement):
-            return True
+            return led
         calls = [call for call in facts.callers.of(function) if facts.comes_to(launch, call)]
         if len(calls) != 1:
-            return False
+            return []
         passed.add(function)
         node = calls[0]
+        led.append(node)
 
 
 def _whole(facts: Facts, call: ast.AST) -> ast.stmt:
@@ -206,20 +216,21 @@ def _made_visible_later(facts: Facts, launch: Launch) -> str | None:
 
 def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
     """The GPUs to which the script goes where nothing is wrapped: `net.cuda(args.gpu)`, and on which condition."""
-    for call in facts.picking:
-        pick = call.args[0]
-        there = told(facts, launch, pick)
-        if not isinstance(there, (ast.Name, ast.Attribute)) or not facts.comes_to(launch, call):
+    for place, pick in (*facts.picking, *facts.spelling):
+        is_own = isinstance(place, ast.Call) and bool(facts.resolver.functions_called(place))
+        if isinstance(pick, ast.Call) and pick.args and facts.names.qualified(pick.func) in _SAME_NUMBER:
+            pick = pick.args[0]
+        there = told(facts, launch, pick, place) if facts.comes_to(launch, place) and not is_own else None
+        is_index = isinstance(there, ast.Constant) and type(there.value) is int and there.value != 0
+        if there is None or not (is_index or isinstance(there, (ast.Name, ast.Attribute))):
             continue
-        text = ast.unparse(there)
-        parts = [part for _, part in _parts(facts, launch, call, text)]
-        tests = [_as_ranks_see_it(ast.unparse(part)) for part in reversed(parts) if part is not None]
-        is_told = len(tests) == len(parts) and all(part is None or _is_plain(facts, part) for part in parts)
-        # (`x.cuda(None)` is for the current one: is it a number, a condition says so.)
-        is_number = last_name(call.func) == "set_device" or any(text in _read(ast.parse(test)) for test in tests)
-        asking = [test for test in tests if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
-        if is_told and is_number and all(test.startswith("not ") for test in asking):
-            yield _Case(call, f"[{text}]", True, tuple(dict.fromkeys(test for test in tests if test not in asking)))
+        ids = f"[{ast.unparse(there)}]"
+        asked = {ast.unparse(known or part): known for part, known in _parts(facts, launch, place, ids)}
+        own_ddp = [test for test in asked if ASKS_FOR_DDP.search(test)]  # the script's own, which is off then
+        others = {test: known for test, known in asked.items() if test not in own_ddp}
+        is_told = all(known is not None and _is_plain(facts, known) for known in others.values())
+        if is_told and all(test.startswith("not ") for test in own_ddp):
+            yield _Case(place, ids, True, tuple(map(_as_ranks_see_it, reversed(others))))
 
 
 def picked_later(facts: Facts, launch: Launch) -> list[ast.expr]:
@@ -272,9 +283,30 @@ def _ways(ways: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         passed = tuple(test for test in passed if not {*one} <= {*passed, _opposite(test)} - {test})
         if passed != other:
             return _ways([*rest, one, passed])
-        if len(only) == len(against) == 1 and _opposite(*only) in against:
-            return _ways([*rest, tuple(test for test in one if test not in only)])
+        either = _either(*only, *against) if len(only) == len(against) == 1 else None
+        if either is not None:
+            return _ways([*rest, tuple(each for test in one for each in ([test] if test in other else either))])
     return ways
+
+
+def _either(one: str, other: str) -> list[str] | None:
+    """Two tests of which one has to be true, as one test, or none; None where that takes both."""
+    if _opposite(one) == other:
+        return []
+    (asked, values), (also, others) = _one_of(one), _one_of(other)
+    alike = bool(values and others) and asked == also
+    return [f"{asked} in ({', '.join(dict.fromkeys([*values, *others]))})"] if alike else None
+
+
+def _one_of(test: str) -> tuple[str, list[str]]:
+    """What is asked for in `x == 1` or `x in (1, 2)`, and the constants that it may be; none for another test."""
+    node = ast.parse(test, mode="eval").body
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        return "", []
+    right = node.comparators[0]
+    values = [right] if isinstance(node.ops[0], ast.Eq) else getattr(right, "elts", [])
+    is_one = isinstance(node.ops[0], (ast.Eq, ast.In)) and all(isinstance(each, ast.Constant) for each in values)
+    return ast.unparse(node.left), list(map(ast.unparse, values)) if is_one else []
 
 
 def _cases(facts: Facts, launch: Launch) -> Iterator[_Case]:
@@ -305,10 +337,11 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
 
 
 def _sized(cases: list[_Case]) -> list[_Case]:
-    """Cases without `len(ids) > 1`: for one of them one process starts. Wraps that are reached then must agree."""
+    """Cases without `len(ids) > 1`: for one or none one process starts. Wraps that are reached then must agree."""
     for number, case in enumerate(cases):
         for test in case.tests:
-            if test in (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in ("> 1", ">= 2", "!= 1")):
+            asks = (f"{each} {ask}" for each in _sizes(case.ids or "") for ask in _SEVERAL)
+            if test in (f"len({case.ids})", *asks):
                 first = f"{case.ids}[0]"
                 alike = (first, f"[{first}]", f"str({first})")
                 behind = [each for each in cases if _opposite(test) in each.tests]
@@ -340,14 +373,14 @@ def untold_condition(facts: Facts, launch: Launch) -> str | None:
     return min(shared, key=len) if shared else None
 
 
-def _parts(facts: Facts, launch: Launch, call: ast.Call, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def _parts(facts: Facts, launch: Launch, call: ast.expr, ids: str | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """What must be true for a wrap to be reached and isn't so anyway, as it is written and as it is at the launch."""
     least = 2 if ids is None else 1
     for term in all_terms(facts, launch, call):
+        term = on_gpus(facts, term, least)
         for part in reversed(term.values) if isinstance(term, ast.BoolOp) and isinstance(term.op, ast.And) else [term]:
             there = with_and(told(facts, launch, part, call))
-            folded = part if there is None or names_in(there) else there  # `gpus >= 1` where `gpus` is 1
-            if not any(is_true_anyway(facts, each, least) for each in (part, folded)):
+            if not any(each is not None and is_true_anyway(facts, each, least) for each in (part, there)):
                 yield part, there
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dp2ddp.analysis.control.conditions import negated, terms
+from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
 from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value
@@ -40,6 +41,17 @@ def is_true_anyway(facts: Facts, test: ast.expr, least: int) -> bool:
     return all(OnGpus(facts, count).is_true(test) for count in (*range(least, _MANY), 10 * _MANY))
 
 
+def on_gpus(facts: Facts, test: ast.expr, least: int) -> ast.expr:
+    """A condition as it is wherever there are that many GPUs, or more: `a` for `a and torch.cuda.is_available()`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return negated(on_gpus(facts, test.operand, least))
+    if not isinstance(test, ast.BoolOp):
+        return test
+    is_and = isinstance(test.op, ast.And)
+    says = [each for each in test.values if not is_true_anyway(facts, each if is_and else negated(each), least)]
+    return test if len(says) in (0, len(test.values)) else joined(test.op, says)
+
+
 def runs_on_gpus(facts: Facts, launch: Launch, node: ast.AST) -> bool:
     """Whether a line behind the launch may be reached where there is a GPU."""
     return not any(is_true_anyway(facts, negated(term), 1) for term in all_terms(facts, launch, node))
@@ -68,7 +80,8 @@ class OnGpus:
             return None
 
     def _value(self, node: ast.AST | None) -> Any:
-        if node is None or node in self._asked:
+        is_copied = isinstance(node, (ast.Name, ast.Attribute, ast.Call)) and self._facts.source.parent(node) is None
+        if node is None or node in self._asked or is_copied:  # (What a copy names can't be told.)
             raise _UnknownError
         self._asked.add(node)
         try:
@@ -104,9 +117,9 @@ class OnGpus:
             return self._count
         if path == "torch.device" and node.args:
             return self._value(node.args[0])
-        if not ASKS_TORCH.fullmatch(path) or ".cuda." not in path:
+        if not ASKS_TORCH.fullmatch(path) or not re.search(r"\.(cuda|mps)\.", path):
             raise _UnknownError
-        return True
+        return ".cuda." in path
 
     def _ifexp(self, node: ast.IfExp) -> Any:
         return self._value(node.body if self._value(node.test) else node.orelse)

@@ -13,6 +13,7 @@ from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
 from dp2ddp.project import text_files
 from dp2ddp.rewrite.edits import (
+    Decorate,
     Edit,
     InsertAfter,
     InsertBefore,
@@ -33,6 +34,7 @@ _SAID: Mapping[type[Edit], str] = {
     ReplaceStatement: "`{old}` becomes `{new}`",
     InsertBefore: "`{new}` is added",
     InsertAfter: "`{new}` is added",
+    Decorate: "`{old}` gets `{new}`",
     WrapStatement: "`{old}` goes under `{new}`",
     RemoveStatement: "`{old}` goes",
 }

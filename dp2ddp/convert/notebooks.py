@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.errors import BadInput
+from dp2ddp.notebook import notebook
 from dp2ddp.notebook.notebook import Notebook, is_notebook
 from dp2ddp.project import text_files, wrapcalls
 from dp2ddp.project.text_files import TextFile
@@ -26,13 +26,9 @@ def read(name: str, *, as_script: bool = True) -> TextFile:
     """Reads a script, or a notebook as one. `as_script`: the script will run without its notebook.
 
     Raises:
-        BadInput: as `text_files.read`, and as `notebook.script.read`.
+        BadInput: as `text_files.read`, and as `notebook.read`.
     """
-    if not is_notebook(name):
-        return text_files.read(name)
-    from dp2ddp.notebook import script  # with what a script doesn't need
-
-    return script.read(name, as_script=as_script)
+    return notebook.read(name, as_script=as_script) if is_notebook(name) else text_files.read(name)
 
 
 def with_places(conversion: Conversion, source: TextFile, *, as_script: bool) -> Conversion:
@@ -53,23 +49,14 @@ def new_bytes(source: TextFile, conversion: Conversion, *, as_script: bool) -> b
     """What is written for a script: a script, or the notebook that holds it."""
     if as_script or not isinstance(source, Notebook):
         return source.encode(conversion.new_text)
-    from dp2ddp.notebook.rewritten import rewritten  # only where a notebook is written
-
-    return rewritten(source, conversion.new_text)
+    return notebook.rewritten(source, conversion.new_text)
 
 
 def wrapping(tree: Tree) -> Iterator[str]:
     """The paths of a directory's notebooks that name `DataParallel`."""
     for path in tree.files:
-        if is_notebook(path) and wrapcalls.mentions(_data(tree.root / path)):
+        if is_notebook(path) and wrapcalls.mentions(text_files.read_bytes(tree.root / path, path)):
             yield path
-
-
-def _data(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(str(path), what=f"can't be read ({error.strerror})") from None
 
 
 def left_alone(tree: Tree) -> Iterator[BadInput]:

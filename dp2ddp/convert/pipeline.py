@@ -172,7 +172,7 @@ def _refuse(source: ParsedProgram, options: Options) -> None:
     beside = any(map(refusals.uses_data_parallel, source.files))
     for file in source.files if not options.allow_ddp else ():
         try:
-            refusals.refuse(file, runs, beside=beside)
+            refusals.refuse(file, runs, others=[other for other in source.files if other is not file])
         except BadInput as error:
             found = _beside_ddp(source, options) if beside else []
             if not found:
@@ -218,14 +218,21 @@ def _left_behind(file: File, converted: set[str]) -> list[Note]:
 
 def _convert_file(file: File, original: str, source: ParsedProgram, planned: Plan, options: Options) -> Conversion:
     """What the plan means for one file."""
-    edits = [at(edit, -file.before) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
-    notes = [at(note, -file.before) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
+
+    def in_file(span: Span) -> Span:
+        return moved(span, -file.before)
+
+    def as_written(span: Span) -> Span:
+        return Span(*(syntax.as_written(place, file.renamed) for place in span))
+
+    edits = [at(edit, in_file) for edit in planned.edits if source.file_of_line(edit.span.start.line) is file]
+    notes = [at(note, in_file) for note in planned.notes if source.file_of_line(note.span.start.line) is file]
     notes.sort(key=lambda note: note.span)
     unreached = [name for part, name in planned.unreached if source.file(part) is file]
     if not planned.edits or not (edits or notes):
         return Conversion(
             original,
-            notes=notes,
+            notes=[at(note, as_written) for note in notes],
             unreached=unreached,
             on_one_device=file.tree in planned.on_one_device,
             refused=planned.refused,
@@ -233,11 +240,11 @@ def _convert_file(file: File, original: str, source: ParsedProgram, planned: Pla
     comments = [_comment(note, file, source) for note in notes if options.annotate]
     with blamed(file=file.name):
         new_text = _rewrite(file.text, file.name, [*edits, *comments])
-    told = (edit for edit in edits if not isinstance(edit, AddImport))  # imports come with what needs them
+    told = [each for each in edits if not isinstance(each, AddImport)]  # imports come with what needs them
     return Conversion(
         new_text,
-        edits=sorted(told, key=lambda edit: edit.span.start),
-        notes=notes,
+        edits=sorted((at(each, as_written) for each in told), key=lambda edit: edit.span.start),
+        notes=[at(note, as_written) for note in notes],
         unreached=unreached,
         changed=new_text != original,
     )

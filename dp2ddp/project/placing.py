@@ -19,7 +19,7 @@ from dp2ddp.project.text_files import is_special
 if TYPE_CHECKING:
     from dp2ddp.project.tree import Tree
 
-#: So much of a file's name is in that of a temporary one, which may not be longer than a name may be.
+#: How many characters of a file's name the name of its temporary file begins with; names may not be too long.
 _LONGEST = 40
 
 

@@ -112,7 +112,7 @@ class _Search:
         self._waiting: list[Unit] = []
         self._made: dict[ClassUnits, str] = {}  # and a pattern of its methods that others may call
         self._methods: dict[str, list[Unit]] = {}  # of these classes, by name
-        # Where names are found: most names that code says none of its modules has.
+        # In which modules each name is defined; most names in code are in none of them.
         self._places: dict[str, set[str]] = {}
         for path, file in files.items():
             for name in (*file.functions, *file.classes, *file.imports):

@@ -124,7 +124,7 @@ def decode(data: bytes, name: str, path: Path | None) -> TextFile:
         raise BadInput(
             name,
             line=line,
-            column=error.start - body.rfind(b"\n", 0, error.start),
+            column=len(body[body.rfind(b"\n", 0, error.start) + 1 : error.start].decode(encoding)) + 1,
             what=f"the byte 0x{body[error.start]:02x} is not {encoding}",
             todo="save it as UTF-8, or name its encoding in its first line: # -*- coding: latin-1 -*-",
         ) from None

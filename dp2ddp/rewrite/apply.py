@@ -20,6 +20,7 @@ from dp2ddp.rewrite import templates
 from dp2ddp.rewrite.aligned import Place, aligned
 from dp2ddp.rewrite.edits import (
     AddImport,
+    Decorate,
     Done,
     Edit,
     InsertAfter,
@@ -32,7 +33,7 @@ from dp2ddp.rewrite.edits import (
 )
 from dp2ddp.rewrite.imports import import_edits, runtime_name
 from dp2ddp.rewrite.locate import Located, Positions, locate, show
-from dp2ddp.rewrite.statements import comments_inside, extend, fold, insert_above, replace, split_line, wrap
+from dp2ddp.rewrite.statements import comments_inside, decorate, extend, fold, insert_above, replace, split_line, wrap
 from dp2ddp.rewrite.templates import Holes, leading, marker, with_leading
 from dp2ddp.rewrite.untouched import lines_of, shortened
 
@@ -111,7 +112,7 @@ class _Rewriter(cst.CSTTransformer):
         self.above: list[cst.CSTNode] = []
         self.pieces: dict[int, cst.BaseExpression] = {}
         self.whole: dict[int, cst.BaseStatement] = {}
-        # Blocks left without a statement, whether the `if` may go with them; and what then goes.
+        # Blocks that are left empty, and whether their `if` may go as well; what goes is in `dropped`.
         self.emptied: dict[int, bool] = {}
         self.dropped: set[int] = set()
 
@@ -247,6 +248,9 @@ class _Rewriter(cst.CSTTransformer):
             elif isinstance(edit, WrapStatement):
                 header = templates.header(edit.header, self._holes(edit), self.runtime)
                 core = wrap(header, core)
+            elif isinstance(edit, Decorate):
+                function = templates.header(f"{edit.decorator}\ndef f():", self._holes(edit), self.runtime)
+                core = [decorate(core[0], function.decorators)]  # type: ignore[attr-defined]
             else:
                 core = [marker(leading(core[0]))]
         return [*insert_above(before, core), *after]

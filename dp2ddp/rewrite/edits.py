@@ -11,12 +11,12 @@ rewriter adds the import where it is missing and takes another name where the sc
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, Union
 
 from dp2ddp import RUNTIME_PACKAGE
-from dp2ddp.source.spans import Span, moved
+from dp2ddp.source.spans import Span
 
 #: How templates call the runtime.
 RUNTIME = "ddp"
@@ -107,6 +107,18 @@ class WrapStatement(WithHoles):
 
 
 @dataclass(frozen=True)
+class Decorate(WithHoles):
+    """The function at `span` gets `decorator`, such as ``@ddp.main_first()``, below those that it has."""
+
+    decorator: str
+    holes: Mapping[str, Span] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.decorator
+
+
+@dataclass(frozen=True)
 class RemoveStatement(Edit):
     """The statement at `span` goes; comments above it stay. A block left empty gets ``pass``.
 
@@ -155,11 +167,9 @@ Finding = Union[Edit, Note]
 _AnyFinding = TypeVar("_AnyFinding", Edit, Note)
 
 
-def at(finding: _AnyFinding, lines: int) -> _AnyFinding:
-    """A finding, with its span and holes so many lines further down."""
-    if not lines:
-        return finding
+def at(finding: _AnyFinding, place: Callable[[Span], Span]) -> _AnyFinding:
+    """A finding, with its span and holes where `place` puts them."""
     if not isinstance(finding, WithHoles):
-        return replace(finding, span=moved(finding.span, lines))
-    holes = {name: moved(span, lines) for name, span in finding.holes.items()}
-    return replace(finding, span=moved(finding.span, lines), holes=holes)  # type: ignore[call-arg]
+        return replace(finding, span=place(finding.span))
+    holes = {name: place(span) for name, span in finding.holes.items()}
+    return replace(finding, span=place(finding.span), holes=holes)  # type: ignore[call-arg]

@@ -122,6 +122,11 @@ def wrap(header: cst.BaseCompoundStatement, core: Sequence[cst.BaseStatement]) -
     return [header.with_changes(body=body, leading_lines=lines)]
 
 
+def decorate(function: cst.BaseStatement, decorators: Sequence[cst.Decorator]) -> cst.BaseStatement:
+    """`function` with `decorators` below its own."""
+    return function.with_changes(decorators=[*function.decorators, *decorators])  # type: ignore[attr-defined]
+
+
 def extend(
     statements: list[cst.BaseStatement], new: Sequence[cst.BaseStatement], same_header: bool
 ) -> list[cst.BaseStatement]:

@@ -66,7 +66,7 @@ def expression(template: str, holes: Holes, runtime: str) -> cst.BaseExpression:
     Raises:
         EditError: the template is no Python expression.
     """
-    return _fill(_parse_expression(_RUNTIME_USE.sub(runtime, template)), holes)
+    return _fill(_parse_expression(_RUNTIME_USE.sub(runtime, template)), holes, as_line=False)
 
 
 def statements(lines: Sequence[str], holes: Holes, runtime: str) -> list[cst.BaseStatement]:
@@ -82,7 +82,7 @@ def statements(lines: Sequence[str], holes: Holes, runtime: str) -> list[cst.Bas
     lead = list(module.header)
     for statement in module.body:
         whole = _statement_hole(statement, holes)
-        new = whole if whole is not None else _fill(statement, holes)
+        new = whole if whole is not None else _fill(statement, holes, as_line=True)
         made.append(with_leading(new, [*lead, *leading(new)]) if lead else new)
         lead = []
     tail = [*lead, *module.footer]
@@ -124,11 +124,18 @@ def split_parentheses(node: cst.BaseExpression, own: bool) -> tuple[cst.BaseExpr
     return around, node.with_changes(lpar=node.lpar[outer:], rpar=node.rpar[: len(node.rpar) - outer])
 
 
-def put(new: cst.BaseExpression, parent: cst.CSTNode, around: cst.BaseExpression | None = None) -> cst.BaseExpression:
-    """`new` as it has to be written in `parent`: in the parentheses of `around`, or in new ones."""
+def put(
+    new: cst.BaseExpression, parent: cst.CSTNode, around: cst.BaseExpression | None = None, *, as_line: bool = True
+) -> cst.BaseExpression:
+    """`new` as it has to be written in `parent`: in the parentheses of `around`, or in new ones.
+
+    Args:
+        as_line: whether that is a part of a line; a part of an expression gets its line breaks looked at later.
+    """
     if around is not None and around.lpar:
         return new.with_changes(lpar=[*around.lpar, *new.lpar], rpar=[*new.rpar, *around.rpar])
-    if new.lpar or not _needs_parentheses(new, parent):
+    breaks = as_line and not isinstance(parent, _BRACKETED) and _breaks_the_line(new)
+    if new.lpar or not (breaks or _is_torn(new, parent)):
         return new
     return new.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
@@ -165,9 +172,10 @@ def _hole_name(node: cst.CSTNode) -> str | None:
 class _Filler(cst.CSTTransformer):
     """Puts expressions and statements in the place of holes."""
 
-    def __init__(self, holes: Holes) -> None:
+    def __init__(self, holes: Holes, as_line: bool) -> None:
         super().__init__()
         self.holes = holes
+        self.as_line = as_line
         self.above: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -184,41 +192,27 @@ class _Filler(cst.CSTTransformer):
             return updated_node
         if not self.above:
             return piece
-        return _place_piece(piece, self.above[-1])
+        return put(piece, self.above[-1], as_line=self.as_line)
 
     def _block(self, block: cst.IndentedBlock) -> cst.IndentedBlock:
         return block.with_changes(body=[_statement_hole(s, self.holes) or s for s in block.body])
 
 
-def _fill(node: Node, holes: Holes) -> Node:
+def _fill(node: Node, holes: Holes, *, as_line: bool) -> Node:
     if not holes.expressions and not holes.statements:
         return node
-    filled = node.visit(_Filler(holes))
+    filled = node.visit(_Filler(holes, as_line))
     assert isinstance(filled, cst.CSTNode)
     return filled
 
 
-def _place_piece(piece: cst.BaseExpression, parent: cst.CSTNode) -> cst.BaseExpression:
-    """`piece` inside a template: its own parentheses stay only where they are needed."""
-    if piece.lpar and isinstance(piece, (cst.Tuple, cst.GeneratorExp)):
-        return piece
-    stripped = piece.with_changes(lpar=(), rpar=())
-    if not _needs_parentheses(stripped, parent):
-        own = [*piece.lpar, *piece.rpar]
-        if all("\n" not in _code(paren) and "\r" not in _code(paren) for paren in own):
-            return stripped
-    return piece if piece.lpar else put(stripped, parent)
-
-
-def _needs_parentheses(new: cst.BaseExpression, parent: cst.CSTNode) -> bool:
+def _is_torn(new: cst.BaseExpression, parent: cst.CSTNode) -> bool:
     """Whether an expression may have to have parentheses in a node: sometimes it gets some that are only plain."""
     if isinstance(new, _BARE):
         return not (isinstance(new, (cst.Tuple, cst.Yield)) and isinstance(parent, _BY_THEMSELVES))
     if isinstance(new, _LOOSE) and isinstance(parent, _TEARING):
         return True
-    if isinstance(new, cst.Integer) and isinstance(parent, cst.Attribute):
-        return True
-    return not isinstance(parent, _BRACKETED) and _breaks_the_line(new)
+    return isinstance(new, cst.Integer) and isinstance(parent, cst.Attribute)
 
 
 def _breaks_the_line(node: cst.BaseExpression) -> bool:

@@ -214,22 +214,22 @@ def build(net, args):
             return asks and isinstance(given.orelse, ast.Constant) and given.orelse.value == "cpu"
         return is_indexed(given)
 
-    def _is_this_device(self, facts: Facts, node: ast.expr | None) -> bool:
-        """Whether a device is this rank's as it is written: a name of one included, whose own line sees to it."""
+    def _is_this_device(self, facts: Facts, node: ast.expr) -> bool:
+        """Whether a device is this rank's by what it comes from: a line that says so, or whose own edit sees to it."""
+        ends = facts.provenance.of(node)
+        return bool(ends) and all(self._makes_this_device(facts, end) for end in ends)
+
+    def _makes_this_device(self, facts: Facts, node: ast.expr) -> bool:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
             return True  # of a tensor, which lives here
-        if isinstance(node, ast.Name):
-            return self._is_this_device(facts, only_value(facts, node))
         if isinstance(node, ast.Subscript):
             return _is_first_of_range(facts, node)
-        if isinstance(node, ast.IfExp):
-            return self._is_this_device(facts, node.body) and self._is_this_device(facts, node.orelse)
         path = facts.names.qualified(node.func) if isinstance(node, ast.Call) else None
-        if path == "torch.device" and isinstance(node, ast.Call) and len(node.args) == 1:
+        if path == "torch.device" and isinstance(node, ast.Call) and node.args:
             given = node.args[0]
             choices = [given.body, given.orelse] if isinstance(given, ast.IfExp) else [given]
-            return all(is_indexed(each) or _is_text(each) for each in choices)
-        return path == "torch.cuda.current_device"
+            return len(node.args) == 2 or all(is_indexed(each) or _is_text(each) for each in choices)
+        return path == "torch.cuda.current_device" or is_indexed(node) or _is_text(node) or _is_zero(node)
 
     def _indexed(self, facts: Facts, node: ast.expr) -> ReplaceExpr | None:
         above = facts.source.parent(node)
@@ -263,7 +263,7 @@ def build(net, args):
                 return self._replaced(facts, target) if _takes_device(facts, func, target) else None
             if facts.beside_ddp:
                 return self._replaced(facts, target)
-            holes: dict[str, Span] = {"it": span(func.value)}
+            holes: dict[str, Span] = {"it": span(func)}
             kept = []
             for number, named in enumerate(given):
                 holes[f"k{number}"] = span(named.value)
@@ -271,7 +271,7 @@ def build(net, args):
             for number, argument in enumerate(call.args[1:]):
                 holes[f"a{number}"] = span(argument)
                 kept.insert(number, f"non_blocking=__h_a{number}__")
-            return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__.cuda({', '.join(kept)})", holes)
+            return ReplaceExpr(self.id, span(call), _REASON, f"__h_it__({', '.join(kept)})", holes)
         to = call.args[0] if func.attr == "to" and call.args else None
         device = keyword(call, "device") if func.attr == "to" or func.attr.startswith("new_") else None
         index = to or device
@@ -300,10 +300,9 @@ def build(net, args):
         """Whether a device's number is given: `1`, the first of the wrap's `device_ids`, or what `.cuda()` gets."""
         if isinstance(node, ast.Constant):
             return type(node.value) is int and not _is_zero(node)
-        if isinstance(node, ast.Name):
-            return binding(facts, node) in facts.picked_names and not self._is_this_device(facts, node)
-        if isinstance(node, ast.Attribute):
-            return ast.unparse(node) in facts.picked_devices
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            is_name = isinstance(node, ast.Name) and binding(facts, node) in facts.picked_names
+            return (is_name or ast.unparse(node) in facts.picked_devices) and not self._is_this_device(facts, node)
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written and not _is_first_of_range(facts, node)

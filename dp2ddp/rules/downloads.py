@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.rewrite.edits import Finding, Note, ReplaceExpr, WrapStatement
+from dp2ddp.rewrite.edits import Decorate, Finding, Note, ReplaceExpr, WrapStatement
 from dp2ddp.rules.base import Decisions, Example, Rule
+from dp2ddp.source.program import FunctionNode
 
-_HEADER = "with ddp.main_first():"
+_IN_TURN = "ddp.main_first()"
+_HEADER = f"with {_IN_TURN}:"
 
 
 class DownloadsRule(Rule):
@@ -94,13 +96,27 @@ net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
         for folder in facts.fetched_to:
             reason = "what is downloaded on each machine needs its folder there"
             yield WrapStatement(self.id, facts.source.span(folder), reason, _HEADER)
+        reason = "one rank of each machine downloads, then the others read"
         done: set[ast.AST] = set()
+        for function, calls in _functions(facts).items():
+            done.update(node for call in calls for node in ast.walk(call))
+            yield Decorate(self.id, facts.source.span(function), reason, f"@{_IN_TURN}")
         for step in facts.steps:
             if step.statement not in done:
                 done.update(ast.walk(step.statement))
-                reason = "one rank of each machine downloads, then the others read"
                 yield WrapStatement(self.id, facts.source.span(step.statement), reason, _HEADER)
         for func in dict.fromkeys(func for step in facts.steps for func in facts.fetching.once(step)):
             span = facts.source.span(func)
             reason = "the other ranks have nothing to fetch any more"
             yield ReplaceExpr(self.id, span, reason, "ddp.main_only(__h_f__)", {"f": span})
+
+
+def _functions(facts: Facts) -> dict[FunctionNode, list[ast.stmt]]:
+    """Functions that are one step wherever they are called, and that they are: several statements, each one call."""
+    found: dict[FunctionNode, list[ast.stmt]] = {}
+    for statement in dict.fromkeys(step.statement for step in facts.steps):
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            for function in facts.resolver.functions_called(statement.value):
+                found.setdefault(function.definition, []).append(statement)
+    calls = {function: [facts.source.statement(call) for call in facts.callers.of(function)] for function in found}
+    return {each: one for each, one in found.items() if len(one) > 1 and set(one) == set(calls[each])}

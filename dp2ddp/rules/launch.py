@@ -253,8 +253,9 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
         which = NARROWED if launch.narrowed else "starts one process per device"
         reason = f"{which}, before anything that every rank must do alike"
         yield InsertBefore(self.id, facts.source.span(launch.statement), reason, lines)
-        if given.idle_behind is not None and launch.test is None:
-            yield InsertAfter(self.id, facts.source.span(given.idle_behind), _IDLE, ["ddp.release_idle()"])
+        behind = _released_behind(facts, given) if launch.test is None else None
+        if behind is not None:
+            yield InsertAfter(self.id, facts.source.span(behind), _IDLE, ["ddp.release_idle()"])
         yield from self._late(facts, launch, are_chosen=given.are_chosen)
         yield from self._above(facts, launch)
 
@@ -295,6 +296,15 @@ optimizer = nn.DataParallel(optim.SGD(net.parameters(), lr=0.1))
                 lost = untold_condition(facts, launch) if kind == ARGUMENTS else None
                 also = f", and so does a run in which `{lost}` is false" if lost is not None else ""
                 yield Note(self.id, facts.source.span(node), what + also, todo)
+
+
+def _released_behind(facts: Facts, given: Given) -> ast.stmt | None:
+    """The statement behind which each script that comes there has wrapped its models, or wraps none."""
+    for statement in given.idle_behind:
+        coming = (launch for launch in facts.launches if facts.comes_to(launch, statement))
+        if all(statement in given_devices(facts, launch).idle_behind for launch in coming):
+            return statement
+    return None
 
 
 def _logs_begun_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:

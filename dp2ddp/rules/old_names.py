@@ -97,7 +97,7 @@ print(Prefetcher().next())
     def edits(self, facts: Facts, decisions: Decisions) -> Iterator[Finding]:
         for file in facts.source.files:
             for line, column in file.renamed:
-                span = Span.of(file.before + line, column, file.before + line, column + len("async"))
+                span = Span.of(file.before + line, column, file.before + line, column + len("non_blocking"))
                 yield Done(self.id, span, "`async` is a keyword of Python now")
         for node in facts.source.nodes:
             path = facts.names.qualified(node) if isinstance(node, ast.Attribute) else None

@@ -12,7 +12,7 @@ from typing import Callable, Optional, Union
 
 from dp2ddp.source import syntax
 from dp2ddp.source.nodes import in_order
-from dp2ddp.source.spans import Span, in_characters
+from dp2ddp.source.spans import Position, Span, in_characters
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 ScopeNode = Union[ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda]
@@ -30,14 +30,14 @@ class File:
         text: its source.
         tree: its syntax tree, the line numbers counted over the whole program.
         before: how many lines of other files come before its own.
-        renamed: where it said `async=`, which `text` doesn't any more: lines of the file, columns.
+        renamed: where `text` says `non_blocking=` in the place of `async=`.
     """
 
     name: str
     text: str
     tree: ast.Module
     before: int = 0
-    renamed: Sequence[tuple[int, int]] = ()
+    renamed: Sequence[Position] = ()
 
     @cached_property
     def lines(self) -> list[str]:

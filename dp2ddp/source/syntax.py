@@ -8,9 +8,11 @@ import re
 import sys
 import tokenize
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 
 from dp2ddp.errors import BadInput
+from dp2ddp.source.spans import Position
 
 #: What Python 3 can't read, by the line that shows it: what it is, and what to do. The first three are looked for in
 #: the whole file, once it is known not to be Python 3; the others only in the line with the error, where a chance match
@@ -30,13 +32,15 @@ _SIGNS = (
     ("Python 2 (unpacking in parameters)", _TO_3, re.compile(r"^\s*def\s+\w+\s*\([^)]*\(\s*\w+\s*,")),
 )
 _WHOLE_FILE = 3
+_NEW_NAME = "non_blocking"
+_LONGER = len(_NEW_NAME) - len("async")
 _ASYNC_ARGUMENT = re.compile(r"[(,]\s*async\s*=")
 
 
-def without_async_arguments(text: str) -> tuple[str, list[tuple[int, int]]]:
+def without_async_arguments(text: str) -> tuple[str, list[Position]]:
     """`text` with `async=` in calls renamed to `non_blocking=`, as PyTorch calls it since 0.4; and where that was.
 
-    Returns the text, and the lines (from 1) and columns (from 0) in the old one.
+    Returns the text, and where in it the new names stand.
 
     Since Python 3.7 `async` is a keyword, so that nothing else can stand before a `=`; strings and comments stay.
     """
@@ -49,10 +53,19 @@ def without_async_arguments(text: str) -> tuple[str, list[tuple[int, int]]]:
     pairs = zip(tokens, tokens[1:])
     places = [one.start for one, following in pairs if one.string == "async" and following.string == "="]
     lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
-    for line, column in reversed(places):
+    renamed: list[Position] = []
+    for line, old in places:
+        column = old + _LONGER * sum(each.line == line for each in renamed)
         before = lines[line - 1]
-        lines[line - 1] = f"{before[:column]}non_blocking{before[column + len('async') :]}"
-    return "".join(lines), places
+        lines[line - 1] = f"{before[:column]}{_NEW_NAME}{before[column + len('async') :]}"
+        renamed.append(Position(line, column))
+    return "".join(lines), renamed
+
+
+def as_written(place: Position, renamed: Sequence[Position]) -> Position:
+    """Where `place` was before `without_async_arguments`, which says what was renamed."""
+    before = sum(each.line == place.line and each.column < place.column for each in renamed)
+    return Position(place.line, place.column - before * _LONGER)
 
 
 @lru_cache(maxsize=4096)

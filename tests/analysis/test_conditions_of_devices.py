@@ -12,7 +12,7 @@ from dp2ddp.analysis.given_devices import _ways
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_TESTS = "a,not a,b,not b,a and b,x == 1,x != 1,x == 2,x != 2,x == y".split(",")
+_TESTS = "a,not a,b,not b,a and b,x == 1,x != 1,x == 2,x != 2,x == 3,x == y".split(",")
 _WAYS = st.lists(st.lists(st.sampled_from(_TESTS), max_size=4, unique=True).map(tuple), min_size=1, max_size=4)
 
 
@@ -32,7 +32,10 @@ def test_the_simplest_ways_are_true_where_one_of_the_ways_is(ways: list[tuple[st
     [
         ("if c:\n    if d: W\nelif m == 2:\n    pass\n", "device_ids=None if c and d else [0]"),
         ("if c and d: W\nelif not c and d: W\n", "device_ids=None if d else [0]"),
-        ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", ""),
+        ("if m == 1:\n    if d: W\nelif m == 2:\n    if d: W\n", "device_ids=None if m in (1, 2) and d else [0]"),
+        ("if m == 1: W\nelif m in [2, 3]: W\n", "device_ids=None if m in (1, 2, 3) else [0]"),
+        ("if m == 1:\n    if c: W\nelif m == 2:\n    if d: W\n", ""),
+        ("if m == 1: W\nelif m == c: W\n", ""),
     ],
 )
 def test_setup_is_given_one_condition_or_none(wraps: str, given: str) -> None:

@@ -137,6 +137,9 @@ CONDITIONS = {
     # where all devices are used and there are several, this is true
     f"if torch.cuda.device_count() > 1: {ALL}": "",
     f"args.n = torch.cuda.device_count()\nif args.n > 1: {ALL}": "",
+    "class Both:\n  def __init__(self):\n    self.n = len(range(torch.cuda.device_count()))\n"
+    "    if self.n > 1: self.net = nn.DataParallel(net)\nclass Other:\n  n = None\n"
+    "  def __init__(self): self.n = 1\nBoth()": "",
     # nothing is wrapped without the option, or on one device
     f"if args.multi: {ALL}": "device_ids=None if args.multi else [0]",
     f"if not args.multi: print('one')\nelif has_gpus: {ALL}": "device_ids=None if args.multi else [0]",
@@ -145,13 +148,17 @@ CONDITIONS = {
     ),
     f"if torch.cuda.device_count() > 1: {TWO}": "device_ids=[0, 1] if ddp.device_count() > 1 else [0]",
     # several wraps
-    f"if count == 2: {TWO}\nelif count == 4: {ALL}": "",
+    f"if count == 2: {TWO}\nelif count == 4: {ALL}": "device_ids=None if ddp.device_count() in (2, 4) else [0]",
     f"if args.multi: {TWO}\nelse: {ALL}": "",
     f"if args.multi and args.cuda: {TWO}\nelif args.multi: {TWO}": "device_ids=[0, 1] if args.multi else [0]",
     f"if args.multi:\n  if args.cuda: {ALL}\n  else: other = nn.DataParallel(net)": (
         "device_ids=None if args.multi else [0]"
     ),
     f"if args.multi: {TWO}\nelse: other = nn.DataParallel(net, device_ids=[0, 1])": "device_ids=[0, 1]",
+    "if args.multi and len(args.gpus): net = nn.DataParallel(net, device_ids=args.gpus)": (
+        "device_ids=args.gpus if args.multi else [0]"
+    ),
+    "if len(args.gpus) > 0: net = nn.DataParallel(net, device_ids=args.gpus)": "device_ids=args.gpus",
     # where anything else ends the script
     f"if args.multi: {ALL}\nelse: raise ValueError('no')": "",
     f"if not args.multi:\n  print('no')\n  sys.exit(1)\nelse: {TWO}": "device_ids=[0, 1]",
@@ -185,6 +192,20 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
     assert result.new_text.endswith("torch.cuda.set_device(args.gpu)\n")  # of the one process that there is then
 
 
+#: What chooses a GPU where nothing is wrapped.
+PICKS = {
+    "net.cuda(args.gpu)": "args.gpu",
+    "torch.cuda.set_device(int(args.gpu))": "args.gpu",
+    "device = torch.device(f'cuda:{args.gpu}' if torch.cuda.is_available() else 'cpu')": "args.gpu",
+    "device = 'cuda:%d' % args.gpu": "args.gpu",
+    "device = torch.device('cuda', args.gpu)": "args.gpu",
+    "device = torch.device('cuda:1' if torch.cuda.is_available() else 'cpu')": "1",
+    "print('cuda:1')": "0",
+    "class Net:\n    def cuda(self, x): pass\nNet().cuda(args.data)": "0",
+    "if args.apart:\n    torch.cuda.set_device(args.gpu)": "0",
+}
+
+
 @pytest.mark.parametrize(
     ("script", "given"),
     [
@@ -201,7 +222,10 @@ def test_where_nothing_is_wrapped_the_gpu_is_the_one_that_is_picked_then() -> No
             "if args.gpus > 0:\n    net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
             "None if args.parallel else [0]",
         ),
-        ("net.cuda(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n", "None if args.parallel else [0]"),
+        *(
+            (f"{pick}\nif args.parallel:\n    net = nn.DataParallel(net)\n", f"None if args.parallel else [{gpu}]")
+            for pick, gpu in PICKS.items()
+        ),
         (
             "if pick(net):\n    torch.cuda.set_device(args.gpu)\nif args.parallel:\n    net = nn.DataParallel(net)\n",
             "None if args.parallel else [0]",
@@ -238,35 +262,6 @@ def test_wraps_for_different_devices_start_as_many_as_the_widest_asks_for() -> N
         result = converted(wraps.format(one, other))
         assert f"ddp.setup({given})\nnet = " in result.new_text
         assert not result.notes
-
-
-IDLE = {
-    "a condition that isn't known before": ("if net.many():\n    net = {}\n", True),
-    "one in a loop": ("for fold in range(3):\n    if net.many():\n        net = {}\n", False),
-    "in a function that is called once": ("def build():\n    if net.many(): {}\nbuild()\n", True),
-    "in a function that is called again": ("def build():\n    if net.many(): {}\nbuild()\nbuild()\n", False),
-    "in a function that a loop calls": ("def build():\n    if net.many(): {}\nfor i in range(2): build()\n", False),
-    "one of which a part is known before": ("if args.several and net.many():\n    net = {}\n", True),
-    "one that is known before": ("if args.several:\n    net = {}\n", False),
-    "wraps in several functions": (
-        "def one():\n    if net.many(): {}\ndef two():\n    if net.few(): {}\none()\ntwo()\n",
-        False,
-    ),
-    "one that is true wherever there are several GPUs": ("if torch.cuda.device_count() > 1:\n    net = {}\n", False),
-    "no condition": ("net = {}\n", False),
-    "one of two": ("if net.many():\n    net = {}\nother = {}\n", False),
-}
-
-
-@pytest.mark.parametrize("way", IDLE)
-def test_processes_that_may_have_nothing_to_do_are_released_behind_the_wraps(way: str) -> None:
-    lines, is_released = IDLE[way]
-    script = f"{_ARGS}net = nn.Linear(4, 2)\n{lines.format(*['nn.DataParallel(net)'] * lines.count('{}'))}"
-    new = converted(script).new_text
-    assert new.count("ddp.release_idle()") == is_released
-    if is_released:
-        before = next(line for line in new.splitlines() if "wrap_model(" in line)
-        assert before in new.partition("ddp.release_idle()")[0]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +304,29 @@ def test_a_function_that_does_more_than_reading_is_not_called_once_more(body: st
         result = converted(f"{_ARGS}def gpus():\n    {body}\nnet = nn.Linear(4, 2)\n{wrap}\n")
         assert ("ddp.setup(device_ids=gpus())\n" in result.new_text) == DOING[body]
         assert ("ddp.setup()\n" in result.new_text) != DOING[body]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "if args.distributed:\n    D\nelif args.gpu is not None:\n    G\nelse:\n    W\n",
+        "if not torch.cuda.is_available() and not torch.backends.mps.is_available():\n    pass\n"
+        "elif args.distributed:\n    D\nelif args.gpu is not None and torch.cuda.is_available():\n    G\n"
+        "elif torch.backends.mps.is_available():\n    pass\nelse:\n    W\n",
+    ],
+)
+def test_beside_a_script_s_own_ddp_the_gpu_that_is_picked_is_given_too(chain: str) -> None:
+    script = (
+        (
+            f"{_HEAD}import torch.distributed as dist\n{_ARGS}args.distributed = args.world_size > 1\n"
+            "if args.gpu is not None:\n    print(args.gpu)\nif args.distributed:\n    dist.init_process_group('nccl')\n"
+            "net = nn.Linear(4, 2)\n" + chain.replace("D", "torch.cuda.set_device(args.gpu)")
+        )
+        .replace("    G\n", "    torch.cuda.set_device(args.gpu)\n")
+        .replace("    W\n", "    net = nn.DataParallel(net)\n")
+    )
+    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
+    assert "ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in new
 
 
 def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:

@@ -21,7 +21,6 @@ def _all(node: object) -> bool:
     [
         ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", 2, "calls init_process_group"),
         ("from torch.distributed import init_process_group\n\ninit_process_group()\n", 3, "calls init_process_group"),
-        ("from torch.nn.parallel import DistributedDataParallel as DDP\n", 1, "imports DistributedDataParallel"),
         ("import torch.nn as nn\nx = nn.parallel.DistributedDataParallel(y)\n", 2, "uses DistributedDataParallel"),
         ("class A(nn.parallel.DistributedDataParallel): pass\n", 1, "uses DistributedDataParallel"),
         ("def f():\n    from accelerate import Accelerator\n", 2, "imports Accelerate"),
@@ -58,6 +57,7 @@ def test_refused(source: str, line: int, what: str) -> None:
         "import torch.distributed as dist\nif dist.is_initialized(): dist.barrier()\n",
         "x = isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel))\n",
         "from torch.nn.parallel import DataParallel, DistributedDataParallel as DDP\nx = isinstance(net, (DDP, A))\n",
+        "from torch.nn.parallel import DataParallel, DistributedDataParallel\nnet = DataParallel(net)\n",
         "from .accelerate import run\nfrom lightning_rod import x\nimport mylightning\n",
         "from transformers import AutoModel, get_linear_schedule_with_warmup\n",
         "from mmcv.runner import load_checkpoint\nfrom catalyst.data import Sampler\nimport ignite.engine\n",
@@ -82,12 +82,18 @@ def test_converted_scripts_are_known_by_their_import(source: str, expected: bool
     assert is_converted(parse(source, "train.py").files[0]) is expected
 
 
+def test_a_wrapper_that_another_file_takes_is_refused_where_it_is_imported() -> None:
+    (file,) = parse("from torch.nn.parallel import DistributedDataParallel as DDP\n", "wrap.py").files
+    with pytest.raises(BadInput, match=r"wrap\.py:1: .*imports DistributedDataParallel; "):
+        refuse(file, _all, others=parse("from wrap import DDP\nnet = DDP(net)\n", "train.py").files)
+
+
 def test_a_branch_beside_data_parallel_may_be_allowed() -> None:
     (file,) = parse("import torch.distributed as dist\ndist.init_process_group('nccl')\n", "train.py").files
     with pytest.raises(BadInput, match="dp2ddp converts scripts"):
         refuse(file, _all)
     with pytest.raises(BadInput, match="--allow-ddp converts the DataParallel branch"):
-        refuse(file, _all, beside=True)
+        refuse(file, _all, others=parse("net = nn.DataParallel(net)\n", "net.py").files)
     refuse(file, _all, allow_ddp=True)
 
 

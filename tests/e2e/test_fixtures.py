@@ -22,10 +22,13 @@ EXACT_STEPS = 100  # float32 on two ranks stays this close for so long; then rou
 EPOCHS = {"mnist_distill": 4, "mnist_files": 5, "mnist_trainer": 4}  # else 3: enough for so many steps, and for 95 %
 #: The fixtures that need more than a plain classifier's conversion: arguments with which each makes a dozen steps.
 OTHERS = {
+    "mnist_adapt": ["--epochs", "2"],
     "mnist_amp_accumulate": ["--epochs", "4"],
+    "mnist_cached": ["--epochs", "4", "--name", "run"],
     "mnist_contrastive": ["--epochs", "3", "--probe_epochs", "2"],
     "mnist_gan": ["--epochs", "2", "--batchSize", "32"],
     "mnist_rnn": ["--epochs", "3"],
+    "mnist_torchrun": ["--epochs", "3"],
     "mnist_vae": ["--epochs", "3", "--batch-size", "32"],
     "mnist_weighted": ["--epochs", "3"],
 }

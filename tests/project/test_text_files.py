@@ -40,6 +40,7 @@ def test_bytes_are_read_and_written_back(data: bytes, encoding: str, text: str |
     ("data", "message"),
     [
         (b"x = 1\ny = '\xe9'\n", "train.py:2:6: the byte 0xe9 is not utf-8; save it as UTF-8"),
+        ("x = 1\ny = 'é".encode() + b"\xe9'\n", "train.py:2:7: the byte 0xe9 is not utf-8"),
         (b"# coding: ascii\nx = '\xe9'\n", "train.py:2:6: the byte 0xe9 is not ascii"),
         (b"# coding: klingon\n", "train.py:1: unknown encoding 'klingon'"),
         (b"# coding: rot13\n", "train.py:1: unknown encoding 'rot13'"),

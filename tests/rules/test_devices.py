@@ -49,7 +49,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
     assert after.endswith("x, y = Mover().cuda(x, y)\nHolder().cuda(0)\nNet(4, 2).cuda(0, 1)\n")
     # What these methods do with an index is found inside of them.
     assert "return [item.cuda(ddp.device()) for item in items]" in after
-    assert "self.x = self.x.cuda(ddp.device())" in after
+    assert "self.x = self.x.cuda(index)" in after  # 0
     assert "return super().cuda()" in after
 
 
@@ -59,6 +59,7 @@ def test_a_method_that_the_script_defines_keeps_its_arguments() -> None:
         # A tensor, a module: the current device is this rank's.
         ("net.module.weight.cuda(1)", "net.module.weight.cuda(ddp.device())"),
         ("nn.Linear(4, 2).cuda(gpus[0])", "nn.Linear(4, 2).cuda()"),
+        ("(nn.Linear(4, 2)  # c\n .cuda(gpus[0], (True)))", "(nn.Linear(4, 2)  # c\n .cuda(non_blocking=(True)))"),
         ("Plain().net.cuda(1)", "Plain().net.cuda()"),
         # What may be a Mover or a Holder: as many arguments as before.
         ("batch = batch.cuda(gpus[0])", "batch = batch.cuda(ddp.device())"),
@@ -135,14 +136,24 @@ def test_the_device_of_a_tensor_is_this_rank_s(line: str) -> None:
         ("torch.device('cuda')", True),
         ("torch.device('cuda' if torch.cuda.is_available() else 'cpu')", True),
         ("torch.device('cuda:0') if torch.cuda.is_available() else torch.device('cpu')", True),
+        ("'cuda:%d' % args.gpu", True),
+        ("0", True),
+        ("opt.device", True),
+        ("Net(opt.device).device", True),
+        ("opt.gpu", False),
         ("torch.device(args.device)", False),
         ("args.gpu", False),
     ],
 )
 def test_a_device_that_the_script_has_by_a_name_is_this_rank_s(device: str, stays: bool) -> None:
     lines = "device = {}\nstate = torch.load('net.pt', lambda storage, loc: storage.cuda({}))\n"
-    script = "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n" + lines
+    script = (
+        "import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\nparser.add_argument('--gpu')\n"
+        "class Net:\n    def __init__(self, device):\n        self.device = device\n"
+        "opt.device = torch.device('cuda:%d' % opt.gpu)\nopt.gpu = torch.device('cuda')\n" + lines
+    )
     new = convert_source(script.format(device, "device"), "train.py", Options(select=frozenset({"DDP004"}))).new_text
+    device = device.replace("'cuda:%d' % args.gpu", "ddp.device()")  # its own line sees to it
     assert new.endswith(lines.format(device, "device" if stays else ""))
 
 
@@ -155,6 +166,7 @@ def test_a_device_that_the_script_has_by_a_name_is_this_rank_s(device: str, stay
         ("y = x.new_zeros(4, device=gpus[0])", "y = x.new_zeros(4, device=ddp.device())"),
         ("y = torch.device(index)", "y = ddp.device()"),
         ("y = x.to(device=other)", "y = x.to(device=other)"),
+        ("Part.at = torch.device('cuda')\n    y = x.to(Part.at).cuda(Part.at)",) * 2,
         ("y = names[index]", "y = names[index]"),
     ],
 )

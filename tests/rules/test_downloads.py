@@ -33,6 +33,15 @@ STEPS = {
         'def fetch(path):\n    with open(path + ".log", "w") as log:\n        log.write("fetching")\n'
         "    urllib.request.urlretrieve(url, path)\n> if not os.path.exists(path):\n>     fetch(path)\n"
     ),
+    "a function that looks itself, called in several places": (
+        "@ddp.main_first()\ndef fetch(path):\n    if os.path.exists(path):\n        return\n"
+        "    urllib.request.urlretrieve(url, path)\nfetch(path)\nif names:\n    fetch(other)\n"
+    ),
+    "a function whose result is used in one of several places": (
+        "def fetch(path):\n    if os.path.exists(path):\n        return path\n"
+        "    return urllib.request.urlretrieve(url, path)\n> fetch(path)\n> fetch(url)\nif names:\n"
+        ">     other = fetch(other)\n"
+    ),
     "a method that looks itself": (
         "class Digits:\n    def __init__(self, root, download=False):\n        self.root = root\n"
         "        if download:\n>             self.download()\n        if not self.is_there():\n"
@@ -109,7 +118,7 @@ def _after(marked: str) -> str:
 def test_one_rank_of_each_machine_fetches(name: str) -> None:
     marked = STEPS[name]
     head = _HEAD.replace("download_url\n", "download_url\nimport dp2ddp_runtime as ddp\n")
-    assert _conversion(re.sub("(?m)^> |[«»]", "", marked)).new_text == head + _after(marked)
+    assert _conversion(re.sub(r"(?m)^> |[«»]|^@.*\n", "", marked)).new_text == head + _after(marked)
 
 
 @pytest.mark.parametrize("body", LEFT)

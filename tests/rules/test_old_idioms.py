@@ -37,6 +37,14 @@ def test_old_idioms_are_understood_stay_and_are_told() -> None:
     assert [note.rule for note in conversion.notes] == ["DDP021"]
 
 
+def test_a_place_behind_an_old_name_is_the_one_that_the_script_has() -> None:
+    line = "x, y = a.cuda(async=True), b.cuda(async=True); net = nn.DataParallel(net)"
+    conversion = convert_source(f"import torch.nn as nn\n{line}\n", "train.py", Options())
+    places = [edit.span for edit in conversion.edits if edit.rule in ("DDP002", "DDP021") and edit.span.start[0] == 2]
+    found = {line[span.start.column : span.end.column] for span in places}
+    assert found == {"async", "nn.DataParallel"}
+
+
 def _notes_of(body: str) -> list[str]:
     script = (
         f"import torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\nx = torch.ones(4, 4)\n{body}\n"

@@ -33,6 +33,7 @@ from torch import nn
         (torch.device("cuda:1"), [1]),
         ([torch.device("cuda"), 0, "1"], [0, 1]),
         ([-1], [0]),
+        ([None], [0]),
     ],
 )
 def test_device_ids(given: Any, wanted: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Callable
 from xml.etree.ElementTree import Element, ElementTree, parse
 
@@ -274,7 +275,34 @@ def filmed(late: Late) -> str:
     return Path("film.txt").read_text()
 
 
-SHAPES = [failing, handles, commands, libraries, listed, filmed]
+def looks(late: Late) -> Any:
+    """What a folder holds, what is truncated and what has a mode is rank 0's, at the line that asks."""
+    seen: list[Any] = []
+    for number in range(4):
+        late()
+        seen.append(sorted(os.listdir(".")))
+        Path(f"{number}").write_text(f"{number}")
+        os.chmod(f"{number}", 0o640 if world.is_main() else 0o600)
+        late()
+        kept = os.open("kept", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.write(kept, b"%d" % number)
+        os.close(kept)
+        late()
+        kept = os.open("kept", os.O_RDONLY)
+        late()
+        seen += [os.read(kept, 9), oct(os.stat(f"{number}").st_mode)]
+        os.close(kept)
+        os.close(os.open("kept", os.O_WRONLY | os.O_TRUNC))
+        with NamedTemporaryFile("w", dir=".", suffix=".part", delete=False) as part:
+            part.write("whole")
+        late()
+        seen.append(os.path.basename(part.name) in os.listdir("."))
+        os.replace(part.name, "whole")
+        seen.append(Path("whole").read_text())
+    return seen
+
+
+SHAPES = [failing, handles, commands, libraries, listed, filmed, looks]
 
 
 def _run(shape: Callable[[Late], Any], folder: Path, late_rank: int | None) -> Any:

@@ -40,7 +40,7 @@ def test_ranks_that_differ_in_what_they_open_or_remove_go_on(warm: Warm, tmp_pat
 
 def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
     body = """
-        import multiprocessing, tempfile
+        import multiprocessing, os, tempfile
         from torch.utils.data import DataLoader
         ddp.setup()
         with ddp.own_files():
@@ -56,8 +56,10 @@ def test_own_files_are_each_ranks(warm: Warm, tmp_path: Path) -> None:
             def __len__(self):
                 return 4
             def __getitem__(self, index):
-                with open(f"sample{index}", "w") as file:
+                path = f"sample{index}"
+                with open(path, "w") as file:
                     file.write(str(ddp.rank()))
+                    assert not os.path.exists(path) or os.path.getsize(path)  # what another rank finds is whole
                 return torch.ones(2)
         net = ddp.wrap_model(torch.nn.Linear(2, 1))
         for workers in (0, 1):

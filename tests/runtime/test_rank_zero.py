@@ -268,8 +268,12 @@ def _skip_one(path: Path) -> bool:
     if world.is_main():
         with main_first():
             write_slowly(path, "x")
-    with main_first():
-        return path.exists()
+    return _exists(path)
+
+
+@main_first()
+def _exists(path: Path) -> bool:
+    return path.exists()
 
 
 def test_ranks_may_differ_in_what_they_pass(ranks: Any, tmp_path: Path) -> None:

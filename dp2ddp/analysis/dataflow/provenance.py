@@ -8,6 +8,7 @@ from functools import cached_property
 
 from dp2ddp.analysis.roles import Instance, Module, Resolver, defaults
 from dp2ddp.source.names import Names, Own
+from dp2ddp.source.nodes import keyword
 from dp2ddp.source.program import FUNCTIONS, ParsedProgram
 
 
@@ -118,6 +119,8 @@ class Provenance:
             elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
                 self._bind(node.target, node.value, values)
             else:
+                if isinstance(node, ast.Call) and option(node) is not None:
+                    elements.setdefault(("an attribute", option(node)), [])  # what is parsed isn't known
                 for key, value in self._handed_over(node):
                     values.setdefault(key, []).append(value)
         return values, elements
@@ -139,3 +142,15 @@ class Provenance:
             return
         for key in self.keys(target):
             into.setdefault(key, []).append(value)
+
+
+def option(call: ast.Call) -> str | None:
+    """The attribute that holds the option which `parser.add_argument(...)` adds; None for another call."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+        return None
+    named = keyword(call, "dest")
+    given = [a.value for a in (*call.args, named) if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    if not given:
+        return None
+    first = given[-1] if named is not None else next((g for g in given if g.startswith("--")), given[0])
+    return first.lstrip("-").replace("-", "_")

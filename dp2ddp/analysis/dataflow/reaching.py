@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from functools import cached_property
 from typing import Optional
 
-from dp2ddp.analysis.dataflow.provenance import Provenance
+from dp2ddp.analysis.dataflow.provenance import Provenance, option
 from dp2ddp.analysis.roles import Class, is_property
 from dp2ddp.source.nodes import closure, given_to, keyword, last_name
 from dp2ddp.source.program import FUNCTIONS
@@ -227,9 +227,9 @@ class ReachingDefinitions:
             items = (target for target in node.targets if isinstance(target, ast.Subscript))
             yield from ((key, node.value) for target in items for key in self._keys(target))
         elif isinstance(node, ast.Call):
-            option, default = _option(node), keyword(node, "default")
-            if option is not None and default is not None:
-                yield ("an attribute", option), default
+            name, default = option(node), keyword(node, "default")
+            if name is not None and default is not None:
+                yield ("an attribute", name), default
         elif isinstance(node, ast.Return) and node.value is not None:
             function = self.source.function(node)
             if function is not None and is_property(function):
@@ -254,15 +254,3 @@ def _is_told_to_share(node: ast.AST) -> bool:
     return (isinstance(node, FUNCTIONS) and node.name == "__new__") or (
         isinstance(node, ast.Attribute) and node.attr == "__dict__"
     )
-
-
-def _option(call: ast.Call) -> str | None:
-    """The attribute that holds the option which `parser.add_argument(...)` adds; None for another call."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
-        return None
-    named = keyword(call, "dest")
-    given = [a.value for a in (*call.args, named) if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-    if not given:
-        return None
-    first = given[-1] if named is not None else next((g for g in given if g.startswith("--")), given[0])
-    return first.lstrip("-").replace("-", "_")

@@ -10,6 +10,7 @@ from dp2ddp import RUNTIME_PACKAGE
 from dp2ddp.errors import BadInput
 from dp2ddp.source.nodes import last_name
 from dp2ddp.source.program import File
+from dp2ddp.source.spans import Position, in_characters
 
 #: What starts processes by itself, by the full name of what is imported or used, or of a package above it.
 _FRAMEWORKS = {
@@ -52,14 +53,16 @@ def is_converted(file: File) -> bool:
     return any(name.split(".")[0] == RUNTIME_PACKAGE for node in ast.walk(file.tree) for name in _imported(node))
 
 
-def refuse(file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = False, beside: bool = False) -> None:
+def refuse(
+    file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = False, others: Sequence[File] = ()
+) -> None:
     """Refuses a file that sets up distributed training itself.
 
     `isinstance(model, DistributedDataParallel)` alone sets up nothing. With `allow_ddp` torch's own means are allowed.
 
     Args:
         runs: whether a script comes to a node.
-        beside: whether DataParallel is used in another file of the program.
+        others: the other files of the program.
 
     Raises:
         BadInput: it does; names the first line that shows it.
@@ -67,14 +70,14 @@ def refuse(file: File, runs: Callable[[ast.AST], bool], *, allow_ddp: bool = Fal
     if not any(mark in file.text for mark in (*_PACKAGES, _WRAPPER, _JOIN)):
         return
     nodes = list(ast.walk(file.tree))
-    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes) if runs(node)]
+    own = [] if allow_ddp else [(node.lineno, what) for node, what in _signs(nodes, others) if runs(node)]
     found = min([*own, *((node.lineno, what) for node, what in _frameworks(nodes) if runs(node))], default=None)
     if found is None:
         return
     line, what = found
     if found not in own:
         todo = "it starts a process on each GPU by itself: leave nn.DataParallel out, and start the script as it says"
-    elif beside or uses_data_parallel(file):
+    elif any(map(uses_data_parallel, (file, *others))):
         todo = f"{how_to_start([file])}; --allow-ddp converts the DataParallel branch and leaves the DDP branch alone"
     else:
         todo = "dp2ddp converts scripts that use nn.DataParallel alone"
@@ -112,12 +115,13 @@ def uses_data_parallel(file: File) -> bool:
     return first_use_of_data_parallel(file) is not None
 
 
-def first_use_of_data_parallel(file: File) -> tuple[int, int] | None:
-    """Line (counted over the program) and column where a file first names `DataParallel` or `data_parallel`."""
+def first_use_of_data_parallel(file: File) -> Position | None:
+    """Where (the line counted over the program) a file first names `DataParallel` or `data_parallel`."""
     if not any(name in file.text for name in _CONVERTED):
         return None
     uses = (node for node in ast.walk(file.tree) if _names_data_parallel(node))
-    return min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
+    first = min(((node.lineno, node.col_offset) for node in uses), default=None)  # type: ignore[attr-defined]
+    return first and Position(first[0], in_characters(file.lines[first[0] - file.before - 1], first[1]))
 
 
 def _names_data_parallel(node: ast.AST) -> bool:
@@ -126,15 +130,16 @@ def _names_data_parallel(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in _CONVERTED
 
 
-def _signs(nodes: list[ast.AST]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+def _signs(nodes: list[ast.AST], others: Sequence[File]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     """Each node that shows that a file sets up DDP, and what that does."""
     checked = {id(part) for node in nodes for part in _type_checked(node)}
     imports = {alias: node for node in nodes for alias, node in _wrapper_imports(node)}
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id in imports]
     uses = [node for node in named if id(node) not in checked]
-    # (What nobody here names may be what another file imports from this one.)
+    # What nobody here names may be what another file takes from this one.
     for alias in imports.keys() - {node.id for node in named}:
-        yield imports[alias], f"imports {_WRAPPER}"
+        if any(re.search(rf"\b{alias}\b", other.text) for other in others):
+            yield imports[alias], f"imports {_WRAPPER}"
     yield from ((node, f"uses {_WRAPPER}") for node in uses)
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr == _WRAPPER and id(node) not in checked:

@@ -9,7 +9,7 @@ from dp2ddp.analysis.catalogue import Catalogue
 from dp2ddp.analysis.dataflow.provenance import Provenance
 from dp2ddp.source.names import Names
 
-#: The calls by which the temporary files and folders came about of which a name is made.
+#: The calls that made the temporary files and folders whose names are part of a name.
 Makers = frozenset[ast.Call]
 
 _JOINING = frozenset("os.path.join pathlib.Path pathlib.PurePath pathlib.PosixPath".split())

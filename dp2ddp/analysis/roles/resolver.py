@@ -126,7 +126,10 @@ class Resolver(Values):
                 for one, its_value in zip(target.elts, value.elts):
                     self._assign(one, its_value)
             return
-        self._bind(target, self.roles(value))
+        roles = self.roles(value)
+        if not roles and isinstance(target, (ast.Tuple, ast.List)):
+            roles = frozenset({Table(self.elements(value))})  # `one, other = nets.values()`
+        self._bind(target, roles)
 
     def _bind(self, target: ast.expr, roles: frozenset[Role]) -> None:
         if isinstance(target, ast.Name):

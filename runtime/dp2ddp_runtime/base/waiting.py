@@ -43,7 +43,7 @@ class Waiting:
         self.device = device
         self.event: Any = None  # the device gets to it when it has waited
         self.since = clock
-        self.polls = 0  # how often it was looked in vain whether it is over; 0 for what wakes this rank by itself
+        self.polls = 0  # how often it was polled and not over yet; 0 where what is waited for wakes this rank
         self.thread = threading.get_ident()
 
     def __enter__(self) -> Waiting:

@@ -65,14 +65,14 @@ def make_visible(device_ids: DeviceIds) -> DeviceIds:
 def parse_device_ids(device_ids: DeviceIds) -> list[int] | None:
     """CUDA indices, without repetitions, or None; SystemExit if an entry is neither a CUDA device nor an index.
 
-    -1 is what it is to `torch.cuda.set_device`: no choice, so the first.
+    -1 and None are what they are to `torch.cuda.set_device` and `.cuda()`: no choice, so the first.
     """
     if device_ids is None:
         return None
     if isinstance(device_ids, (int, torch.device)):
         device_ids = [device_ids]
     entries = [*filter(None, [device_ids])] if isinstance(device_ids, str) else device_ids
-    found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda|-1", str(entry).strip()) for entry in entries]
+    found = [re.fullmatch(r"(?:cuda:)?(\d+)|cuda|-1|None", str(entry).strip()) for entry in entries]
     if None in found:
         raise SystemExit(f"dp2ddp: device_ids must name CUDA devices, such as [0, 1] or 'cuda:1', not {device_ids!r}")
     return list(dict.fromkeys(int(each[1] or 0) for each in found if each))

@@ -33,7 +33,7 @@ JOINED = "DP2DDP_JOINED"
 
 Process = subprocess.Popen[bytes]
 
-#: The signals after which the ranks have to end, in so many seconds if the script handles them not by itself.
+#: How many seconds the ranks have to end after a signal that the script has no handler for.
 _ENDS_WITHIN: dict[int, float] = {signal.SIGINT: 15.0, signal.SIGTERM: 5.0}
 if sys.platform != "win32":
     _ENDS_WITHIN[signal.SIGHUP] = 5.0

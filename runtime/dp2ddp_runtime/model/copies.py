@@ -29,7 +29,7 @@ class Copies:
         self._tensors: Mapping[str, torch.Tensor] = {}
         self.originals: list[torch.Tensor] = []
         self._kinds: list[Any] = []
-        self._told: set[str] = set()  # the names of those of which a backward has told whether they come in pieces
+        self._told: set[str] = set()  # for which a backward has shown whether gradients come in pieces
         self._overlaps = False  # sums begin while backward goes on
         self.has_sent = False  # there was a backward of all ranks
         self.has_pieces = False  # gradients came in backwards of a rank's own, as in reentrant checkpoints

@@ -127,6 +127,13 @@ def _caller(frame: FrameType | None) -> str:
     return who
 
 
+def is_of_sample(frame: FrameType | None) -> bool:
+    """Whether a line is run to load a sample, which other ranks may load at the same time."""
+    while frame is not None and frame.f_code.co_filename != fetch.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
 @functools.cache
 def _kind_of_file(filename: str) -> str:
     """What the code of a file is: "script" for the user's and packages', "python" for what serves its caller."""

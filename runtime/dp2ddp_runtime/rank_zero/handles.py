@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any, Callable
 
-_open, _scandir = builtins.open, os.scandir
+_open, _scandir, _replace = builtins.open, os.scandir, os.replace
 
 
 class Entry:
@@ -134,6 +134,15 @@ def nowhere(
     text = io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
     text.mode = mode  # type: ignore[misc]
     return text
+
+
+def whole(path: Any, mode: str, *args: Any, **kwargs: Any) -> IO[Any]:
+    """What `open` gives, which takes its name when it is closed: nobody finds a part of it."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a device, or an error
+        return _open(path, mode, *args, **kwargs)
+    file = _open(new := f"{os.fsdecode(path)}.{os.urandom(4).hex()}", mode, *args, **kwargs)
+    on_close(file, functools.partial(_replace, new, path))
+    return file
 
 
 def on_close(file: IO[Any], callback: Callable[[], None]) -> None:

@@ -206,7 +206,8 @@ def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
     """Python's `open`."""
     call = None if isinstance(file, int) or not isinstance(mode, str) else call_of("open", [file])
     if call is None:  # its opener's calls may be this rank's own as well
-        return _real_open(file, mode, *args, **kwargs)
+        is_whole = "w" in str(mode) and not isinstance(file, int) and callsites.is_of_sample(sys._getframe(1))
+        return (handles.whole if is_whole else _real_open)(file, mode, *args, **kwargs)
     call = call._replace(what=f"open({os.fspath(file)!r}, {mode!r}){call.what[len('open') :]}")
 
     def real(*_: Any) -> IO[Any]:
@@ -250,7 +251,7 @@ def _closed(call: Call) -> None:
 
 
 def _descriptor() -> int:
-    """Of a file that is nobody's."""
+    """A descriptor of an unlinked temporary file, which takes what another rank's file would."""
     with tempfile.TemporaryFile() as private:
         return os.dup(private.fileno())
 
@@ -265,7 +266,7 @@ def _open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | 
         return real()
     writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     mine = _descriptor if writes else real
-    door = Door(os, "open", asks=not writes, removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
+    door = Door(os, "open", removes=bool(flags & os.O_TRUNC), told=bool, absent=mine)
     return int(_carry_out(replace(door, made=lambda _: mine()), call, real))
 
 

@@ -277,6 +277,7 @@ def own_files() -> Iterator[None]:
 @contextmanager
 def main_first() -> Iterator[None]:
     """`with main_first(): ...`: local rank 0 of each machine runs the body first, the others after it (downloads).
+    `@main_first()` above a function does the same for each of its calls.
 
     Rank 0 begins, and the first ranks of other machines follow, so that machines which share a disk fetch once.
     For "if it is missing, fetch it" as a whole: the others then find that nothing is missing, and take over the working

@@ -1,4 +1,4 @@
-"""What IPython adds to Python, taken out of a cell line by line."""
+"""A cell in Python: what IPython adds is taken out line by line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dp2ddp.errors import BadInput
-from dp2ddp.notebook.magics import Plain, plain
+from dp2ddp.notebook.cell import Cell
 
 #: A line of a cell, and what it is in a script.
 LINES = {
@@ -23,15 +23,16 @@ LINES = {
     "%time train(net)": "train(net)",
     "%time": "# %time",
     "%timeit train(net)": "# %timeit train(net)",
+    "%sql select 1": "# %sql select 1",
     "loss = %time train(net)": "loss = train(net)",
-    "files = !ls *.pt": 'files = subprocess.getoutput("ls *.pt").splitlines()',
-    'd["k"] = !ls': 'd["k"] = subprocess.getoutput("ls").splitlines()',
-    "%cd data": 'os.chdir("data")',
-    "%cd '~/my data'": 'os.chdir(os.path.expanduser("~/my data"))',
-    "%env A=1": 'os.environ["A"] = "1"',
-    "%set_env A two words": 'os.environ["A"] = "two words"',
+    "files = !ls *.pt": "files = subprocess.getoutput('ls *.pt').splitlines()",
+    'd["k"] = !ls': "d[\"k\"] = subprocess.getoutput('ls').splitlines()",
+    "%cd data": "os.chdir(os.path.expanduser('data'))",
+    "%cd '~/my data'": "os.chdir(os.path.expanduser('~/my data'))",
+    "%env A=1": "os.environ['A'] = '1'",
+    "%set_env A two words": "os.environ['A'] = 'two words'",
     "%env": "# %env",
-    "home = %env HOME": 'home = os.environ["HOME"]',
+    "home = %env HOME": "home = os.environ['HOME']",
     "here = %pwd": "here = os.getcwd()",
 }
 #: Lines that look like it, and are Python.
@@ -48,8 +49,8 @@ PYTHON = [
 ]
 
 
-def made(source: str, *, as_script: bool = True) -> Plain:
-    return plain(source, "train.ipynb:cell 1", as_script=as_script)
+def made(source: str, *, as_script: bool = True) -> Cell:
+    return Cell(source, "train.ipynb:cell 1", as_script=as_script)
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -79,11 +80,12 @@ def test_a_body_that_is_only_a_command_stays_a_body() -> None:
 
 
 def test_commands_are_told_and_kept_for_a_notebook_with_all_of_their_lines() -> None:
-    cell = made("!pip install \\\n  timm\nimport timm\n%cd data", as_script=False)
-    assert cell.kept == ["!pip install \\", "  timm", "%cd data"]
-    assert cell.lines == ["# !pip install \\", "#   timm", "import timm", "# %cd data"]
-    (remark,) = cell.remarks
-    assert (remark.line, remark.what) == (1, "`!pip install` is run by the notebook, not by the script")
+    cell = made("!pip install \\\n  timm\nimport timm\n%cd data\n%sql select 1\n%run other.py", as_script=False)
+    assert cell.kept == ["!pip install \\", "  timm", "%cd data", "%sql select 1"]
+    assert cell.lines[:4] == ["# !pip install \\", "#   timm", "import timm", "# %cd data"]
+    assert cell.remarks[0][:2] == (1, "`!pip install` is run by the notebook, not by the script")
+    # What `%run` defines isn't there in a script: that stays for a person.
+    assert [(remark.line, remark.kept) for remark in cell.remarks] == [(1, True), (4, True), (5, True), (6, False)]
 
 
 def test_a_magic_on_top_of_a_cell_says_what_its_lines_are() -> None:
