@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dp2ddp.analysis.facts import Facts
 from dp2ddp.rewrite.edits import Decorate, Finding, Note, ReplaceExpr, WrapStatement
@@ -93,30 +93,43 @@ net = nn.DataParallel(models.resnet18(weights="DEFAULT"))
                     "all ranks download at the same time here",
                     "download before the model is wrapped, in a `with ddp.main_first():` of its own",
                 )
-        for folder in facts.fetched_to:
-            reason = "what is downloaded on each machine needs its folder there"
-            yield WrapStatement(self.id, facts.source.span(folder), reason, _HEADER)
-        reason = "one rank of each machine downloads, then the others read"
+        to_fetch = "one rank of each machine downloads, then the others read"
+        reasons = dict.fromkeys(facts.fetched_to, "what is downloaded on each machine needs its folder there")
+        reasons.update(dict.fromkeys((step.statement for step in facts.steps), to_fetch))
         done: set[ast.AST] = set()
-        for function, calls in _functions(facts).items():
-            done.update(node for call in calls for node in ast.walk(call))
-            yield Decorate(self.id, facts.source.span(function), reason, f"@{_IN_TURN}")
-        for step in facts.steps:
-            if step.statement not in done:
-                done.update(ast.walk(step.statement))
-                yield WrapStatement(self.id, facts.source.span(step.statement), reason, _HEADER)
+        for function, steps in {**_called_alone(facts, reasons), **_of_steps(facts, reasons)}.items():
+            done.update(node for step in steps for node in ast.walk(step))
+            yield Decorate(self.id, facts.source.span(function), to_fetch, f"@{_IN_TURN}")
+        for statement, reason in reasons.items():
+            if statement not in done:
+                done.update(ast.walk(statement))
+                yield WrapStatement(self.id, facts.source.span(statement), reason, _HEADER)
         for func in dict.fromkeys(func for step in facts.steps for func in facts.fetching.once(step)):
             span = facts.source.span(func)
             reason = "the other ranks have nothing to fetch any more"
             yield ReplaceExpr(self.id, span, reason, "ddp.main_only(__h_f__)", {"f": span})
 
 
-def _functions(facts: Facts) -> dict[FunctionNode, list[ast.stmt]]:
+def _called_alone(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode, list[ast.stmt]]:
     """Functions that are one step wherever they are called, and that they are: several statements, each one call."""
     found: dict[FunctionNode, list[ast.stmt]] = {}
-    for statement in dict.fromkeys(step.statement for step in facts.steps):
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            for function in facts.resolver.functions_called(statement.value):
-                found.setdefault(function.definition, []).append(statement)
+    for step in steps:
+        if isinstance(step, ast.Expr) and isinstance(step.value, ast.Call):
+            for function in facts.resolver.functions_called(step.value):
+                found.setdefault(function.definition, []).append(step)
     calls = {function: [facts.source.statement(call) for call in facts.callers.of(function)] for function in found}
     return {each: one for each, one in found.items() if len(one) > 1 and set(one) == set(calls[each])}
+
+
+def _of_steps(facts: Facts, steps: Iterable[ast.stmt]) -> dict[FunctionNode, list[ast.stmt]]:
+    """Functions that do little else than take several steps, one after the other."""
+    found: dict[FunctionNode, list[ast.stmt]] = {}
+    for step in steps:
+        function = facts.source.parent(step)
+        if isinstance(function, ast.FunctionDef) and not facts.fetching.needing_all.inside(function):
+            found.setdefault(function, []).append(step)
+    return {each: own for each, own in found.items() if len(own) > 1 and 2 * sum(map(_size, own)) >= _size(each)}
+
+
+def _size(node: ast.stmt) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1

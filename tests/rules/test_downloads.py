@@ -37,6 +37,18 @@ STEPS = {
         "@ddp.main_first()\ndef fetch(path):\n    if os.path.exists(path):\n        return\n"
         "    urllib.request.urlretrieve(url, path)\nfetch(path)\nif names:\n    fetch(other)\n"
     ),
+    "a function of several steps": (
+        "@ddp.main_first()\ndef fetch(folder):\n    path = os.path.join(folder, 'a.zip')\n"
+        "    if not os.path.exists(path):\n"
+        "        urllib.request.urlretrieve(url, path)\n    other = os.path.join(folder, 'b.zip')\n"
+        "    if not os.path.exists(other):\n        urllib.request.urlretrieve(url, other)\nfetch('data')\n"
+    ),
+    "a function that does more than fetch": (
+        "def fetch(path, other):\n>     if not os.path.exists(path):\n>         urllib.request.urlretrieve(url, path)\n"
+        "    print('one')\n>     if not os.path.exists(other):\n>         urllib.request.urlretrieve(url, other)\n"
+        "    for name in os.listdir(path):\n        print(name)\n        print(len(name))\n    print('done')\n"
+        "    return path\nfetch('a', 'b')\n"
+    ),
     "a function whose result is used in one of several places": (
         "def fetch(path):\n    if os.path.exists(path):\n        return path\n"
         "    return urllib.request.urlretrieve(url, path)\n> fetch(path)\n> fetch(url)\nif names:\n"
