@@ -180,3 +180,11 @@ def test_a_loader_that_is_stored_out_of_sight_is_sharded_where_it_is_made_alone(
     assert lines(f"import jobs\n{build}job = jobs.Job(build)\n{loop}{_STEP}") == [
         "job.train = ddp.shard_loader(DataLoader(data, 4))"
     ]
+
+
+@pytest.mark.parametrize("loader", ["DataLoader(data, 4)", "loader"])
+def test_a_model_that_is_stored_out_of_sight_is_fed(loader: str) -> None:
+    loop = f"for x in {loader}:\n    args.net(x).sum().backward()\n"
+    assert lines(f"import zoo\nargs, loader = zoo.parse(), zoo.make()\nargs.net = net\n{loop}") == [
+        f"for x in ddp.shard_loader({loader}):"
+    ]

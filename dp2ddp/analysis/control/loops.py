@@ -59,7 +59,7 @@ class Loops:
         self._walked: dict[FunctionNode, list[ast.AST]] = {}
         self.data_loops: list[DataLoop] = []
         self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
-        self.given_away: list[ast.AST] = []  # what takes a loader out of sight: calls of what isn't known, stores in it
+        self.given_away: list[ast.AST] = []  # calls of what isn't known with a loader, and stores in it
         self._find()
 
     def _find(self) -> None:
@@ -76,9 +76,8 @@ class Loops:
         self.irregular += [loop.node.iter for loop in self.data_loops if _hands_out(loop.node)]
         self.irregular += [n.value for n in self.source.nodes if isinstance(n, ast.YieldFrom) and self._draws(n.value)]
         self.irregular += [c for c in self.source.calls if self._is_next(c)]
-        stores = (n for n in self.source.nodes if isinstance(n, ast.Assign) and self.sites_in(n.value))
-        self.given_away += [n for n in stores if any(self.sites_in(n.value) - self.sites_in(t) for t in n.targets)]
         self.given_away += [c for c in self.source.calls if self._gives_away(c)]
+        self.given_away += [n for n in self.source.nodes if isinstance(n, ast.Assign) and self._stores_away(n)]
 
     def _is_next(self, call: ast.Call) -> bool:
         """Whether a call draws batches itself: `next(iterator)`, `iterator.next()`, `list(loader)`."""
@@ -94,6 +93,11 @@ class Loops:
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
             return not sites <= self.sites_in(call.func.value)
         return bool(sites) and not self._is_known(call)
+
+    def _stores_away(self, node: ast.Assign) -> bool:
+        """Whether a loader is stored in an object that isn't known, and that others may take it out of."""
+        parts = (part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Attribute))
+        return bool(self.sites_in(node.value)) and any(not self.resolver.roles(part.value) for part in parts)
 
     def _is_known(self, call: ast.Call) -> bool:
         """Whether it is known what becomes of the loaders and models that a call is given."""
@@ -239,20 +243,10 @@ class Loops:
         values = self._values(name, node)
         if any(self.is_count(value) or self._is_array(value) for value in values):
             return True
-        parts = [part for value in (iterated, *values) for part in ast.walk(value)]
-        if any(isinstance(part, ast.Attribute) and part.attr in self._stored for part in parts):
-            return True  # sharded where it is made
         if any(self.sites_in(given) for value in values for given in self._in(value)):
             return True
         around = [loop for loop in self.data_loops if loop.node in self.source.ancestors(node)]
         return any(name in _made_of(loop.batch, loop.node.body) for loop in around)
-
-    @cached_property
-    def _stored(self) -> set[str]:
-        """The attributes in which loaders are stored out of sight."""
-        targets = (t for node in self.given_away if isinstance(node, ast.Assign) for t in node.targets)
-        parts = (part for target in targets for part in ast.walk(target))
-        return {p.attr for p in parts if isinstance(p, ast.Attribute) and isinstance(p.ctx, ast.Store)}
 
     def _is_array(self, value: ast.expr) -> bool:
         """Whether a value is a tensor or an array: `torch.randperm(n).view(-1, 8)`."""
