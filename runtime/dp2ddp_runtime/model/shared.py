@@ -57,8 +57,8 @@ class Shared:
         for name, held, items in self._containers:
             now = _items(held)
             if not nesting.identical(now, items):
-                told = None if isinstance(held, (list, collections.deque)) else sorted(map(_told, nesting.leaves(now)))
-                found[name] = told and zlib.crc32(repr(told).encode())
+                told = repr(sorted(map(_told, nesting.leaves(now)))).encode()
+                found[name] = None if isinstance(held, (list, collections.deque)) else zlib.crc32(told)
         return found
 
 
