@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_450,
+    "dp2ddp/analysis": 7_500,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_750,
@@ -27,10 +27,10 @@ LIMITS = {
     "dp2ddp/verify": 5_925,
     "runtime/dp2ddp_runtime": 350,
     "runtime/dp2ddp_runtime/base": 750,
-    "runtime/dp2ddp_runtime/batches": 2_475,
+    "runtime/dp2ddp_runtime/batches": 2_525,
     "runtime/dp2ddp_runtime/gradients": 625,
     "runtime/dp2ddp_runtime/launch": 975,
-    "runtime/dp2ddp_runtime/model": 1_275,
+    "runtime/dp2ddp_runtime/model": 1_350,
     "runtime/dp2ddp_runtime/rank_zero": 1_550,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
@@ -47,7 +47,7 @@ LIMITS = {
     "tests/project": 1_025,
     "tests/rewrite": 675,
     "tests/rules": 1_950,
-    "tests/runtime": 9_025,
+    "tests/runtime": 9_150,
     "tests/source": 75,
     "tests/verify": 2_475,
 }

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .base import waiting, world
 from .base.location import here
-from .batches import deferred
+from .batches import deferred, unsharded
 from .launch import devices, failure, launcher, watchdog
 from .launch.quiet import adopt_terminal, hold_until_setup, quiet
 from .model import agreement
@@ -157,6 +157,7 @@ def _join(place: world.World, backend: str | None, init_method: str | None, time
     signals.install()
     agreement.watch_steps()
     deferred.watch_handover()
+    unsharded.watch()
     rng.watch_seeding()
     rng.watch_states()
     rng.share_entropy(place.store)

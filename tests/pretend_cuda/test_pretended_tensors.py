@@ -47,8 +47,9 @@ def memory() -> None:
     version = parameter._version
     with torch.no_grad():
         parameter.add_(1)
+        torch._foreach_mul_([parameter], 2)
         parameter.view(2, 2)[0] = 7
-    assert parameter._version == version + 2
+    assert parameter._version == version + 3
     assert other[:2].tolist() == [7, 7]
     grown = torch.empty(0, device="cuda:1")
     torch.add(torch.ones(3, device="cuda:1"), 1, out=grown)

@@ -156,3 +156,35 @@ def test_the_loader_of_a_functional_form_in_a_method_is_sharded() -> None:
 def test_what_goes_over_a_tensor_is_not_sharded(made: str) -> None:
     step = "for idx in perm:\n    nn.Linear(4, 2)(data[idx]).sum().backward()\n"
     assert lines(f"import numpy\nperm = {made}\n{step}") == []
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "job.train = DataLoader(data, 4)",
+        "job.train, job.test = DataLoader(data, 4), None",
+        "setattr(job, 'train', DataLoader(data, 4))",
+        "job.parts.train.append(DataLoader(data, 4))",
+    ],
+)
+def test_a_loader_that_is_stored_out_of_sight_is_sharded_where_it_is_made(store: str) -> None:
+    loop = "for _ in range(3):\n    x = next(job.batches())\n" + _STEP
+    assert lines(f"from easydict import EasyDict\njob = EasyDict()\n{store}\n{loop}") == [
+        store.replace("DataLoader(data, 4)", "ddp.shard_loader(DataLoader(data, 4))")
+    ]
+
+
+@pytest.mark.parametrize("loop", ["for x in job.train:\n", "batches = job.train.__iter__()\nfor x in batches:\n"])
+def test_a_loader_that_is_stored_out_of_sight_is_sharded_where_it_is_made_alone(loop: str) -> None:
+    build = "def build(job):\n    job.train = DataLoader(data, 4)\n"
+    assert lines(f"import jobs\n{build}job = jobs.Job(build)\n{loop}{_STEP}") == [
+        "job.train = ddp.shard_loader(DataLoader(data, 4))"
+    ]
+
+
+@pytest.mark.parametrize("loader", ["DataLoader(data, 4)", "loader"])
+def test_a_model_that_is_stored_out_of_sight_is_fed(loader: str) -> None:
+    loop = f"for x in {loader}:\n    args.net(x).sum().backward()\n"
+    assert lines(f"import zoo\nargs, loader = zoo.parse(), zoo.make()\nargs.net = net\n{loop}") == [
+        f"for x in ddp.shard_loader({loader}):"
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 import subprocess
 import sys
 import warnings
@@ -316,35 +315,6 @@ class Uneven(nn.Module):
 def test_lists_of_different_lengths_are_cut_or_an_error_as_torch_has_it(ranks: RankPool) -> None:
     assert ["the model returned other lists" in each for each in ranks(2, unequal_outputs, False)] == [True] * 2
     assert ranks(2, unequal_outputs, True) == [[[0.0, 1.0]]] * 2
-
-
-class Meter:
-    seen = 0
-
-    def update(self, rows: int) -> None:
-        self.seen += rows
-
-
-class Counting(nn.Module):
-    def forward(self, x: torch.Tensor, meter: Meter, name: str) -> torch.Tensor:
-        if name == "counts":
-            meter.update(len(x))
-        return x
-
-
-def metered(name: str) -> list[str]:
-    net, meter = models.wrap_model(Counting()), Meter()
-    meter.seen = 0
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        net(torch.arange(6.0), meter, name)
-    return [str(each.message) for each in told]
-
-
-def test_an_object_to_which_each_replica_adds_is_told(ranks: RankPool) -> None:
-    for (told,) in ranks(2, metered, "counts"):
-        assert re.search(r"the model at test_model.py:\d+ changes the Meter that is argument 2: ", told)
-    assert ranks(2, metered, "looks") == [[], []]
 
 
 def replicas_of_replicas() -> Tensors:

@@ -146,6 +146,8 @@ from time import perf_counter
 first = time.time()
 time.sleep(0.2)
 print("%d\t%.4f\t%.3f" % (7, time.time() - first, perf_counter()), time.time_ns())
+with open("seconds.csv", "a") as log:
+    log.write(f"{time.strftime('%c', time.localtime(first))},{time.time() - first}")
 """
 
 

@@ -59,7 +59,7 @@ class Loops:
         self._walked: dict[FunctionNode, list[ast.AST]] = {}
         self.data_loops: list[DataLoop] = []
         self.irregular: list[ast.expr] = []  # other ways of drawing batches: next(...), zip(...), generators
-        self.given_away: list[ast.Call] = []  # calls of what isn't known with a loader
+        self.given_away: list[ast.AST] = []  # calls of what isn't known with a loader, and stores in it
         self._find()
 
     def _find(self) -> None:
@@ -76,7 +76,8 @@ class Loops:
         self.irregular += [loop.node.iter for loop in self.data_loops if _hands_out(loop.node)]
         self.irregular += [n.value for n in self.source.nodes if isinstance(n, ast.YieldFrom) and self._draws(n.value)]
         self.irregular += [c for c in self.source.calls if self._is_next(c)]
-        self.given_away = [c for c in self.source.calls if self._gives_away(c)]
+        self.given_away += [c for c in self.source.calls if self._gives_away(c)]
+        self.given_away += [n for n in self.source.nodes if isinstance(n, ast.Assign) and self._stores_away(n)]
 
     def _is_next(self, call: ast.Call) -> bool:
         """Whether a call draws batches itself: `next(iterator)`, `iterator.next()`, `list(loader)`."""
@@ -87,15 +88,22 @@ class Loops:
 
     def _gives_away(self, call: ast.Call) -> bool:
         """Whether a call gives a loader to what isn't known, and may draw from it."""
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
-            return False
         given = (each.value if isinstance(each, ast.Starred) else each for each in given_to(call))
-        return not self._is_known(call) and any(map(self.sites_in, given))
+        sites = {site for each in given for site in self.sites_in(each)}
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "insert", "extend", "update"):
+            return not sites <= self.sites_in(call.func.value)
+        return bool(sites) and not self._is_known(call)
+
+    def _stores_away(self, node: ast.Assign) -> bool:
+        """Whether a loader is stored in an object that isn't known, and that others may take it out of."""
+        parts = (part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Attribute))
+        return bool(self.sites_in(node.value)) and any(not self.resolver.roles(part.value) for part in parts)
 
     def _is_known(self, call: ast.Call) -> bool:
         """Whether it is known what becomes of the loaders and models that a call is given."""
         path = self.names.qualified(call.func) or ""
-        harmless = path.startswith(("builtins.", "logging.")) or path in PROGRESS_BARS or path in DRAWING
+        harmless = path.startswith(("builtins.", "logging.")) and path != "builtins.setattr"
+        harmless = harmless or path in PROGRESS_BARS or path in DRAWING
         return harmless or self.resolver.holds(call.func, Function, Class)
 
     def sites_in(self, node: ast.AST) -> set[ast.Call]:

@@ -17,6 +17,7 @@ class Bindings:
         self._variables: dict[tuple[ast.AST, str], frozenset[Role]] = {}
         self._attributes: dict[tuple[ast.ClassDef, str], frozenset[Role]] = {}
         self._returns: dict[FunctionNode, frozenset[Role]] = {}
+        self._stored: dict[str, frozenset[Role]] = {}
         self.defaults: frozenset[Role] = NONE  # of what is parsed: `parser.set_defaults(func=fit)`
         self._globals = self._declared_globals()
 
@@ -42,6 +43,10 @@ class Bindings:
         """An attribute of a class's objects holds `roles` too."""
         self._attributes[definition, name] = self._joined(self.attribute(definition, name), roles)
 
+    def bind_stored(self, name: str, roles: frozenset[Role]) -> None:
+        """An attribute of objects that nobody knows, such as an `EasyDict`, holds `roles` too."""
+        self._stored[name] = self._joined(self.stored(name), roles)
+
     def bind_return(self, function: FunctionNode, roles: frozenset[Role]) -> None:
         """A function returns `roles` too."""
         self._returns[function] = self._joined(self.returned(function), roles)
@@ -57,6 +62,10 @@ class Bindings:
     def attribute(self, definition: ast.ClassDef, name: str) -> frozenset[Role]:
         """What an attribute holds that a class sets on its objects."""
         return self._attributes.get((definition, name), NONE)
+
+    def stored(self, name: str) -> frozenset[Role]:
+        """What an attribute holds of objects that nobody knows."""
+        return self._stored.get(name, NONE)
 
     def returned(self, function: FunctionNode) -> frozenset[Role]:
         """What a function returns."""

@@ -6,7 +6,18 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from dp2ddp.analysis.roles.classes import is_static
-from dp2ddp.analysis.roles.kinds import Class, Function, Group, Instance, Module, Role, Table, Wrapped
+from dp2ddp.analysis.roles.kinds import (
+    Class,
+    Function,
+    Group,
+    Instance,
+    Loader,
+    LoaderIterator,
+    Module,
+    Role,
+    Table,
+    Wrapped,
+)
 from dp2ddp.analysis.roles.values import Values
 from dp2ddp.source.names import Names
 from dp2ddp.source.nodes import same
@@ -17,6 +28,8 @@ _FLOWING = (
     *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Call, ast.withitem),
     *(ast.For, ast.comprehension, *FUNCTIONS),
 )
+# Roles that are followed into objects that nobody knows, and out of them by the attribute's name.
+_STORED = (Wrapped, Loader, LoaderIterator)
 _ROUNDS = 20  # each round moves a role over at least one more assignment; real scripts settle in three to five
 
 
@@ -147,6 +160,8 @@ class Resolver(Values):
         owners = self.roles(target.value)
         if not owners and any(isinstance(r, Wrapped) and _replaces(target, r.site) for r in roles):
             self._bind(target.value, frozenset({Module(presumed=True)}))
+        elif not owners:
+            self.bindings.bind_stored(target.attr, frozenset(r for r in roles if isinstance(r, _STORED)))
         for owner in owners:
             if isinstance(owner, (Instance, Module)) and owner.definition is not None:
                 self.bindings.bind_attribute(owner.definition, target.attr, roles)

@@ -16,6 +16,7 @@ from dp2ddp.analysis.roles.kinds import (
     Group,
     Instance,
     Loader,
+    LoaderIterator,
     Module,
     Optimizer,
     Role,
@@ -131,7 +132,9 @@ class Values:
 
     def _of_Attribute(self, node: ast.Attribute) -> frozenset[Role]:  # noqa: N802
         found: set[Role] = set(self._imported(node))
-        for base in self.roles(node.value):
+        bases = self.roles(node.value)
+        found |= NONE if bases else self.bindings.stored(node.attr)
+        for base in bases:
             if isinstance(base, (Wrapped, WrappedOptimizer)) and node.attr == "module":
                 found |= self.inner(base)
             elif isinstance(base, (Instance, Module)) and base.definition is not None:
@@ -256,6 +259,9 @@ class Values:
             if same:
                 return same
         found = self._own_call(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "__iter__":
+            loaders = (r for r in self.roles(node.func.value) if isinstance(r, (Loader, LoaderIterator)))
+            found |= {LoaderIterator(loader.site) for loader in loaders}
         if self.bindings.defaults and isinstance(node.func, ast.Attribute) and node.func.attr in PARSING:
             parsed = Table(self.bindings.defaults)
             found |= {Group((frozenset({parsed}), NONE)) if "known" in node.func.attr else parsed}

@@ -79,6 +79,11 @@ class Kernel final : public c10::OperatorKernel {
     const size_t first = stack->size() - size;
     const c10::Device device = device_of(schema, &(*stack)[first], size);
     auto twins = std::make_shared<Twins>();
+    // Autograd leaves it to the kernels over lists to count what they write.
+    std::vector<at::Tensor> written;
+    if (pairs_ && name_.back() == '_') {
+      gather_tensors((*stack)[first], written);
+    }
     for (size_t place = 0; place < size; ++place) {
       c10::IValue& value = (*stack)[first + place];
       if (value.isDevice()) {
@@ -99,6 +104,9 @@ class Kernel final : public c10::OperatorKernel {
       op.redispatchBoxed(c10::DispatchKeySet(host_), stack);
     }
     twins->settle();
+    for (const at::Tensor& tensor : written) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
     const size_t results = schema.returns().size();
     for (size_t place = stack->size() - results; place < stack->size(); ++place) {
       c10::IValue& value = (*stack)[place];

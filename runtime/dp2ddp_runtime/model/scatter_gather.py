@@ -5,11 +5,9 @@ Of deferred batches the rows are here; whole ones are cut.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from torch.nn.parallel.scatter_gather import gather
 from ..base import nesting, world
 from ..base.location import here
 from ..base.nesting import chunk_sizes
+from ..batches import unsharded
 from ..batches.deferred import Deferred, defer, materialize
 from ..gradients.adjoint import NO, YES, Layout, Source, Take, attach, perhaps, reached, start
 from ..ranks.collectives import checksum, gather_rows
@@ -45,7 +44,6 @@ class Call(NamedTuple):
     chunks: int  # how many ranks, from rank 0 on, have rows
     fingerprints: dict[str, Any]  # of what has to be the same on all ranks, by name
     sources: list[Source]  # the inputs that have gradients
-    shared: dict[int, Any]  # what `nn.DataParallel`'s replicas share, by the argument: objects that hold something
 
 
 class Inputs:
@@ -54,7 +52,7 @@ class Inputs:
     def __init__(self, dim: int, replicas: int) -> None:
         self._dim = dim
         self._replicas = replicas
-        self._calls = 0
+        self.calls = 0
 
     @_disable_dynamo
     def cut(self, arguments: tuple[Any, Any], device: torch.device) -> Call:
@@ -85,7 +83,7 @@ class Inputs:
             return type(part)() if chunks <= world.rank() < count else cut
 
         own = [own_part(part, chunks or count) for part, chunks in zip(arguments, counts)]
-        return Call(own, count, fingerprints, sources, _objects(arguments))
+        return Call(own, count, fingerprints, sources)
 
     def _is_cut_alike(self, tensor: Deferred, count: int) -> bool:
         sizes = self._sizes(tensor, self._replicas) if tensor.batch_dim == self._dim else None
@@ -98,10 +96,11 @@ class Inputs:
 
     def _fingerprints(self, arguments: Any) -> dict[str, Any]:
         """Of tensors that no loader of ours made, in the first calls and ever more rarely then; of numbers and text."""
-        self._calls += 1
+        self.calls += 1
         found: dict[str, Any] = {}
         leaves = nesting.leaves(arguments)
-        checked = self._calls <= _FIRST_CHECKED or self._calls & (self._calls - 1) == 0
+        unsharded.look(leaves)
+        checked = self.calls <= _FIRST_CHECKED or self.calls & (self.calls - 1) == 0
         for index, leaf in enumerate(leaves):
             if type(leaf) in (bool, int, float, str):
                 found[f"argument {index + 1} of the wrapped model"] = repr(leaf)
@@ -109,33 +108,6 @@ class Inputs:
                 name = f"the tensor that is argument {index + 1} of the wrapped model"
                 found[name] = [list(leaf.shape), str(leaf.dtype), *(checksum(leaf).tolist() if checked else ())]
         return found
-
-
-def _objects(arguments: Any) -> dict[int, Any]:
-    kinds = (torch.Tensor, torch.nn.Module, type)
-    leaves = enumerate(nesting.leaves(arguments), 1)
-    return {number: leaf for number, leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, kinds)}
-
-
-def held(objects: dict[int, Any]) -> dict[int, Any]:
-    """What tells whether objects have changed: their numbers and texts, and how much their collections hold."""
-    plain, sized = (bool, int, float, str), (list, dict, set, collections.deque)
-
-    def of(value: Any) -> Any:
-        return value if isinstance(value, plain) else len(value) if isinstance(value, sized) else None
-
-    return {number: {name: of(value) for name, value in vars(each).items()} for number, each in objects.items()}
-
-
-def warn_of_changed(objects: dict[int, Any], before: dict[int, Any]) -> None:
-    """Say so where a forward has changed one of these objects, for which `held` has told `before`."""
-    for number in [number for number, state in held(objects).items() if state != before[number]][:1]:
-        warnings.warn(
-            f"the model at {here().line} changes the {type(objects[number]).__name__} that is argument {number}: "
-            "DataParallel's replicas share one, and each rank changes its own, for its rows alone. Change it by what "
-            "the model returns",
-            stacklevel=3,
-        )
 
 
 def _chunk(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> Layout:
@@ -170,6 +142,7 @@ class Note(NamedTuple):
     fingerprints: dict[str, Any]  # of what has to be the same on all ranks, by name: plain values
     has_aside: bool  # whether a backward inside of this rank's forward has reached parameters
     is_outdated: bool  # whether this rank's forward has written into parameters
+    changed: dict[str, int | None]  # of what the replicas share: `Shared.changed`
 
 
 class _Column(NamedTuple):

@@ -28,11 +28,13 @@ from ..ranks import group, rng
 from .agreement import Agreement
 from .copies import Copies
 from .replica import Replica
-from .scatter_gather import Inputs, Note, gather_outputs, held, warn_of_changed
+from .scatter_gather import Inputs, Note, gather_outputs
+from .shared import Shared, warn_of_changed
 
 _NOTHING: dict[str, torch.Tensor] = {}
 _PREFIX = "module."
 _CPU = torch.device("cpu")
+_LOOKED_AT = 2  # calls: as many find what all do, and to look costs as much as there are modules
 # Older torch's `parallel_apply` takes float16 for a single replica, too.
 _CASTS_ALONE = hasattr(importlib.import_module("torch.nn.parallel.parallel_apply"), "autocast")
 
@@ -184,7 +186,8 @@ class WrappedModel(DistributedDataParallel):
                 "each rank that has none; drop_last=True in the loader avoids that",
                 stacklevel=2,
             )
-        before, shared = self._agreement.begin(self.module, replica.buffers), held(call.shared)
+        shared = Shared((args, kwargs), self.module.named_modules() if self._inputs.calls <= _LOOKED_AT else ())
+        before = self._agreement.begin(self.module, replica.buffers)
         has_rows = world.rank() < call.chunks
         try:
             # A rank without rows runs on rank 0's, with rank 0's first random numbers, so that it goes the same way.
@@ -197,13 +200,13 @@ class WrappedModel(DistributedDataParallel):
             replica.let_go()
         self._copies.refuse_written()
         self._agreement.end(self.module, replica.buffers, before)
-        warn_of_changed(call.shared, shared)
         if not has_rows:
             self._copies.forget_aside()
         is_outdated = torch.is_grad_enabled() and self._copies.outdated_by_forward()
-        note = Note(call.fingerprints, self._copies.has_aside(), is_outdated)
+        note = Note(call.fingerprints, self._copies.has_aside(), is_outdated, shared.changed())
         sources = [self._copies.source, *call.sources]
         gathered, told = gather_outputs(output, call.chunks, self.dim, self.device, sources, note)
+        warn_of_changed([each.changed for each in told[: call.chunks]])
         if any(each.has_aside for each in told):
             self._copies.add_up_aside()
         if any(each.is_outdated for each in told):
