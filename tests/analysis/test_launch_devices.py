@@ -311,16 +311,6 @@ def test_a_function_that_does_more_than_reading_is_not_called_once_more(body: st
         assert ("ddp.setup()\n" in result.new_text) != DOING[body]
 
 
-def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
-    script = (
-        "import argparse\nimport torch\nimport torch.distributed as dist\nimport torch.nn as nn\n"
-        "args = argparse.ArgumentParser().parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
-        "if args.distributed:\n    dist.init_process_group('nccl')\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-    )
-    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
-    assert "torch.cuda.set_device(ddp.device(args.local_rank))\n" in new
-
-
 _TAKEN_OFF = """\
 import torch
 import torch.nn as nn
