@@ -37,21 +37,6 @@ def test_the_argument_that_names_the_file_is_called_so(name: str, function: Func
     assert list(called.parameters)[position] == keyword
 
 
-@pytest.mark.parametrize(
-    ("path", "does"),
-    [
-        ("os.path.exists", "asks"),
-        ("os.path.join", "paths"),
-        ("imageio.mimsave", "writes"),
-        ("imageio.v3.imwrite", "writes"),
-        ("tensorboardX.SummaryWriter", "reports"),
-    ],
-)
-def test_functions_are_found_by_their_names(path: str | None, does: str | None) -> None:
-    found = Catalogue().of(path)
-    assert (found and found.does) == does
-
-
 def test_what_the_user_adds_counts_first() -> None:
     catalogue = Catalogue(["mylib.dump=writes 1:path native", "wandb.config=paths", "numpy.save=reads"])
     assert catalogue.of("mylib.dump") == Function("writes", (1, "path"), 1, frozenset({"native"}))

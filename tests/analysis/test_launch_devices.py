@@ -329,16 +329,6 @@ def test_beside_a_script_s_own_ddp_the_gpu_that_is_picked_is_given_too(chain: st
     assert "ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in new
 
 
-def test_a_gpu_that_the_script_s_own_ddp_chooses_stays() -> None:
-    script = (
-        "import argparse\nimport torch\nimport torch.distributed as dist\nimport torch.nn as nn\n"
-        "args = argparse.ArgumentParser().parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
-        "if args.distributed:\n    dist.init_process_group('nccl')\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
-    )
-    new = convert_source(script, "train.py", Options(allow_ddp=True)).new_text
-    assert "torch.cuda.set_device(ddp.device(args.local_rank))\n" in new
-
-
 _TAKEN_OFF = """\
 import torch
 import torch.nn as nn

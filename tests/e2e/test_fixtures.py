@@ -34,6 +34,7 @@ OTHERS = {
 }
 every_fixture = pytest.mark.parametrize("name", fixture_data.names())
 every_classifier = pytest.mark.parametrize("name", fixture_data.CLASSIFIERS)
+every_shape = pytest.mark.parametrize("name", sorted({*fixture_data.CLASSIFIERS} - {*fixture_data.PLAIN}))
 
 
 def accuracy(output: str) -> float:
@@ -68,7 +69,7 @@ def test_conversion_is_idempotent(name: str) -> None:
     assert convert_source(converted, f"{name}/train_ddp.py", options(name)).new_text == converted
 
 
-@every_classifier
+@every_shape
 def test_one_rank_does_exactly_what_the_original_does(pairs: Pairs, smaller_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(smaller_digits, 2), Options(replicas=1))
     comparison = pair.compared
@@ -123,7 +124,7 @@ def test_two_ranks_write_the_original_s_files(on_two, name: str) -> None:
     assert [file for file in files if file.relative > 1e-4] == []
 
 
-@every_classifier
+@every_shape
 def test_three_ranks_train_the_same_in_float64(pairs: Pairs, smaller_digits: Path, name: str) -> None:
     pair = pairs.run(name, arguments(smaller_digits, 2), Options(replicas=3, float64=True))
     # The scripts' own meters are float32 (`correct.float()`), whatever the default dtype is.

@@ -53,7 +53,7 @@ def trained(script: Path, data: Path, folder: Path, oracle: bool) -> tuple[list[
 
 
 # Under a launcher, as here, a script with DDP of its own trains by that.
-@pytest.mark.parametrize("name", [name for name in fixture_data.names() if name not in fixture_data.OPTIONS])
+@pytest.mark.parametrize("name", sorted({*fixture_data.names()} - {*fixture_data.OPTIONS, *fixture_data.PLAIN}))
 def test_a_fixture_trains_on_devices_as_under_data_parallel(
     name: str, smaller_digits: Path, tmp_path: Path, unused_port: str
 ) -> None:

@@ -61,13 +61,6 @@ def test_a_lambda_is_read_as_well() -> None:
     assert any(note.rule == "DDP005" for note in converted("", "lambda batch: tuple(zip(*batch))").notes)
 
 
-@pytest.mark.parametrize("name", ["lambda batch: tuple(zip(*batch))", "collate"])
-def test_the_user_may_say_so(name: str) -> None:
-    conversion = converted(_MIXES[0], name, rows=True)
-    assert f"ddp.shard_loader(DataLoader(Data(), 16, collate_fn={name}), rows=True)\n" in conversion.new_text
-    assert not [note for note in conversion.notes if note.rule == "DDP005"]
-
-
 def test_in_the_settings_too_but_only_for_a_collate_fn(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.dp2ddp]\nrows = true\n")
     for name, expected in ("collate", True), ("None", False):

@@ -7,35 +7,6 @@ import pytest
 from dp2ddp.convert.pipeline import convert_source
 from dp2ddp.rules import Options
 
-_OLD = """\
-import torch
-import torch.nn as nn
-from torch.autograd import Variable
-from torch.utils.data import DataLoader
-net = nn.DataParallel(nn.Linear(4, 2)).cuda()
-criterion = nn.CrossEntropyLoss().cuda()
-loader, test = DataLoader(data, 4), DataLoader(more, 4)
-total = right = 0
-for x, y in loader:
-    x, y = Variable(x.cuda()), Variable(y.cuda(async=True))
-    loss = criterion(net(x), y)
-    loss.backward()
-    total += loss.data[0] * x.size(0)
-for x, y in test:
-    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())
-    right += net(x).data.max(1)[1].eq(y.data).cpu().sum()
-print(total, right)
-"""
-
-
-def test_old_idioms_are_understood_stay_and_are_told() -> None:
-    conversion = convert_source(_OLD, "train.py", Options())
-    lines = conversion.new_text.splitlines()
-    assert "    total += loss.data[0] * x.size(0)" in lines
-    assert "    x, y = Variable(x.cuda(), volatile=True), Variable(y.cuda())" in lines
-    assert "    x, y = Variable(x.cuda()), Variable(y.cuda(non_blocking=True))" in lines
-    assert [note.rule for note in conversion.notes] == ["DDP021"]
-
 
 def test_a_place_behind_an_old_name_is_the_one_that_the_script_has() -> None:
     line = "x, y = a.cuda(async=True), b.cuda(async=True); net = nn.DataParallel(net)"

@@ -76,18 +76,6 @@ def test_left_alone(body: str) -> None:
 _ASKING = "import getpass\nimport sys\nimport torch\nimport torch.nn as nn\nnet = nn.DataParallel(nn.Linear(4, 2))\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def input(prompt):\n    return prompt\nname = input('name? ')\n",
-        "class Images:\n    def __getitem__(self, i):\n        return input()\nImages()\n",
-    ],
-)
-def test_what_asks_nobody_is_left_alone(text: str) -> None:
-    conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))
-    assert conversion.new_text == _ASKING + text
-
-
 def test_a_handler_asks_nobody_and_says_so() -> None:
     text = "try:\n    net(x)\nexcept KeyboardInterrupt:\n    if input('save? ') == 'y':\n        print(1)\n"
     conversion = convert_source(_ASKING + text, "train.py", Options(select=frozenset({"DDP022"})))

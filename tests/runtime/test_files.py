@@ -5,8 +5,6 @@ What scripts read, list, write and remove is in `benchmarks/schedules/scripts`, 
 
 from __future__ import annotations
 
-import configparser
-import csv
 import gc
 import json
 import os
@@ -17,7 +15,7 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, mkstemp
 from typing import Any, Callable
 from xml.etree.ElementTree import Element, ElementTree, parse
 
@@ -68,17 +66,12 @@ def failing(late: Late) -> Any:
 def handles(late: Late) -> Any:
     """What is done with a handle works, whoever has the file."""
     with open("log.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["epoch", "loss"])
+        file.write("epoch,loss\n")
         place = file.tell()
         file.flush()
         os.fsync(file.fileno())
         names = file.name, file.mode, file.closed
     late()
-    for number in range(5):
-        with open("log.csv", "a") as file:
-            file.write(f"{number},{number / 2}\n")
-        late()
     with open("both", "w+b") as file:
         np.save(file, np.arange(4))
         file.seek(0)
@@ -91,10 +84,7 @@ def handles(late: Late) -> Any:
     json.dump({"a": 1}, open("a.json", "w"))  # noqa: SIM115 - closed by its last reference, as scripts do
     gc.enable()
     late()
-    config = configparser.ConfigParser()
-    Path("c.ini").write_text("[a]\nb = 1\n")
-    late()
-    return place, names, back, start, Path("log.csv").read_text(), config.read(["c.ini"]), config.sections()
+    return place, names, back, start, Path("log.csv").read_text()
 
 
 def commands(late: Late) -> Any:
@@ -296,9 +286,13 @@ def looks(late: Late) -> Any:
         with NamedTemporaryFile("w", dir=".", suffix=".part", delete=False) as part:
             part.write("whole")
         late()
-        seen.append(os.path.basename(part.name) in os.listdir("."))
+        descriptor, own = mkstemp(dir=".")
+        os.close(descriptor)
+        late()
+        seen += [os.path.basename(part.name) in os.listdir("."), len(os.listdir("."))]
         os.replace(part.name, "whole")
-        seen.append(Path("whole").read_text())
+        os.replace(own, "empty")
+        seen += [Path("whole").read_text(), os.path.exists(own)]
     return seen
 
 

@@ -102,23 +102,6 @@ def test_what_goes_into_a_folder_of_its_own_is_a_ranks(ranks: RankPool, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.zip", "net.ts"]
 
 
-def test_a_temporary_file_that_takes_its_place_is_listed_by_nobody(warm: Warm, tmp_path: Path) -> None:
-    body = """
-        import tempfile
-        ddp.setup()
-        os.mkdir("out")
-        descriptor, name = tempfile.mkstemp(dir="out")
-        with os.fdopen(descriptor, "w") as file:
-            file.write("x")
-        time.sleep(0.5 * ddp.is_main())
-        print(len(os.listdir("out")))
-        os.replace(name, "out/a")
-        print(os.listdir("out"), open("out/a").read(), os.path.exists(name))
-        """
-    done = warm.start(write(tmp_path, body), cwd=tmp_path, forked=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n['a'] x False\n", "")
-
-
 def test_children_that_are_started_anew_have_no_hands_either(warm: Warm, tmp_path: Path) -> None:
     body = """
         import multiprocessing
