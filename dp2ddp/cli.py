@@ -11,9 +11,9 @@ import click
 
 from dp2ddp import __version__
 from dp2ddp.command import progress, terminal
-from dp2ddp.command.group import FOUND, Group
+from dp2ddp.command.click_group import FOUND, Group
 from dp2ddp.command.options import CONVERSION, FORMAT, PATH, SPEECH, Command, RuleId, flag
-from dp2ddp.verify.cli import verify
+from dp2ddp.verify.arguments import verify
 
 _GARBAGE_AFTER = 200_000  # objects
 

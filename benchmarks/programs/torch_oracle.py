@@ -10,7 +10,7 @@ from dp2ddp_runtime.base.nesting import map_tensors
 from torch import nn
 
 from dp2ddp import pretend_cuda
-from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 
 #: Replicas that there may be.
 DEVICES = 3

@@ -47,9 +47,9 @@ def install(devices: int = 2, *, backward_threads: bool = False) -> None:
         raise PretendCudaUnavailableError("pretend CUDA is installed already; it stays until the process ends")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call,unused-ignore]
         raise PretendCudaUnavailableError("pretend CUDA can't be installed: this process uses a real one already")
-    from . import build, data_parallel, kernels, module
+    from . import build, kernels, module, replicas
     from .counts import listen
-    from .devices import Devices
+    from .pretend_devices import Devices
 
     library = build.load()
     module.install_collectives()
@@ -59,5 +59,5 @@ def install(devices: int = 2, *, backward_threads: bool = False) -> None:
     listen(library)
     _held.extend([library, known, kernels.install()])
     module.install(known, library)
-    data_parallel.install()
+    replicas.install()
     torch.autograd.set_multithreading_enabled(backward_threads)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .build import PretendCudaUnavailableError
-from .devices import Devices, Properties
+from .pretend_devices import Devices, Properties
 
 _USERS = ("torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams", "torch.cuda.graphs")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from dp2ddp.analysis.facts import Facts
-from dp2ddp.analysis.ranks.handlers import Handlers
+from dp2ddp.analysis.ranks.exception_handlers import Handlers
 from dp2ddp.analysis.roles import Function, Wrapped
 from dp2ddp.rewrite.edits import Finding, Note
 from dp2ddp.rules.base import Decisions, Example, Rule

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dp2ddp.errors import BadInput
 from dp2ddp.verify.run import side_by_side
-from dp2ddp.verify.run.options import Request
+from dp2ddp.verify.run.run_options import Request
 from dp2ddp.verify.start import cleanup, client
 
 if TYPE_CHECKING:

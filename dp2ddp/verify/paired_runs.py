@@ -14,7 +14,7 @@ from dp2ddp.verify import failures
 from dp2ddp.verify.compare.comparison import Comparison, compare
 from dp2ddp.verify.failures import Tail
 from dp2ddp.verify.run import runs, scratch
-from dp2ddp.verify.run.options import Options, Request
+from dp2ddp.verify.run.run_options import Options, Request
 from dp2ddp.verify.run.runs import Run, Running, together
 from dp2ddp.verify.run.side_by_side import SideBySide
 from dp2ddp.verify.start.client import ForkServer

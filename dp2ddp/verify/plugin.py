@@ -104,7 +104,7 @@ def _comparer(stack: ExitStack) -> Callable[..., Compared]:
     ) -> Compared:
         __tracebackhide__ = True
         from dp2ddp.verify.command import verifying
-        from dp2ddp.verify.run.options import Options, Request
+        from dp2ddp.verify.run.run_options import Options, Request
 
         samples = COUNT if synthetic_data is True else synthetic_data or None
         options = Options(nproc, steps, cuda=device == "cuda", timeout=timeout, synthetic=samples)

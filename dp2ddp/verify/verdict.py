@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import Finding
 from dp2ddp.verify.emulate.synthetic import MadeUp
-from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.run_options import Options
 
 AGREE, DIFFER, FAILED, NOT_SHOWN = 0, 1, 2, 4  # 3 is a mistake in dp2ddp
 NAMES = {AGREE: "agree", DIFFER: "differ", FAILED: "could not run", NOT_SHOWN: "not shown"}

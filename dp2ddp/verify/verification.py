@@ -17,7 +17,7 @@ from dp2ddp.verify.compare.comparison import Comparison
 from dp2ddp.verify.compare.finding import NUMBERS, STRUCTURE, Finding
 from dp2ddp.verify.emulate.synthetic import MadeUp
 from dp2ddp.verify.paired_runs import PairedRuns
-from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.verdict import CouldNotRun, Verdict
 
 _COMPILING = "dp2ddp: verify: compiling the pretend CUDA devices, once, which takes a minute"

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from dp2ddp.convert import diffs
 from dp2ddp.convert.diffs import Row, hunks, rows
-from dp2ddp.convert.page.content import CHANGED, FOLDED, SAME, Section, Shown
+from dp2ddp.convert.page.diff_content import CHANGED, FOLDED, SAME, Section, Shown
 from dp2ddp.convert.pipeline import Conversion
 from dp2ddp.convert.reporting import File
 from dp2ddp.page.rendering import marked

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from dp2ddp.cli import main
 from dp2ddp.verify.command import verifying
 from dp2ddp.verify.compare.comparison import Comparison
-from dp2ddp.verify.run.options import Request
+from dp2ddp.verify.run.run_options import Request
 from dp2ddp.verify.run.runs import Options
 from dp2ddp.verify.start import cleanup
 

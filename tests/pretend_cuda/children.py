@@ -37,7 +37,7 @@ def call(
     A rank is shown its own device only: one that has to hide others would start its command again.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "dp2ddp.pretend_cuda.data_parallel"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "dp2ddp.pretend_cuda.replicas"])
     with ExitStack() as stack:
         running = []
         for rank in range(ranks):

@@ -12,7 +12,7 @@ from children import call
 from torch import Tensor, nn
 
 from dp2ddp.pretend_cuda import copies, reset_copies
-from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 
 
 def train(wrap: Any, device: Any, split: Any = lambda *batch: batch) -> list[Tensor]:

@@ -83,7 +83,7 @@ def data_parallel(n: int) -> Wrap:
     if world.device().type == "cpu":
         emulated_kind: Any = type("Oracle", (EmulatedDataParallel,), {"streams": streams})
         return lambda net: emulated_kind(net, n=n)
-    from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+    from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 
     kind: Any = type("Oracle", (OracleDataParallel,), {"streams": streams})
     return lambda net: kind(net.to(world.device()), list(range(n)))

@@ -11,7 +11,7 @@ import pytest
 from nursery import Nursery
 
 from dp2ddp.verify.failures import OWN_FRAMES
-from dp2ddp.verify.run.options import Options, Task
+from dp2ddp.verify.run.run_options import Options, Task
 from dp2ddp.verify.start import client
 
 LEFT_OPEN = """

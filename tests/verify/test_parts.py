@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 from dp2ddp.verify.compare import clock_names, printed, saved
 from dp2ddp.verify.run import runs, scratch, state
-from dp2ddp.verify.run.options import Task
+from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
 
 OVERWRITES = """

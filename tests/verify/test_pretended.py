@@ -18,7 +18,7 @@ from test_cuda import MIXED
 
 from dp2ddp.pretend_cuda import build
 from dp2ddp.verify.run import runs
-from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.run_options import Options
 from dp2ddp.verify.start import client
 from dp2ddp.verify.verification import chosen_devices
 

@@ -9,7 +9,7 @@ import tiny
 from commands import command
 
 from dp2ddp.verify.command import verifying
-from dp2ddp.verify.run.options import Request
+from dp2ddp.verify.run.run_options import Request
 
 #: Two parts that are wrapped, and a head that is exchanged; then a model that is trained past its forward.
 SHAPES = """

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dp2ddp.verify.compare import steps
 from dp2ddp.verify.run import recording, state
-from dp2ddp.verify.run.hooks import Recorder
 from dp2ddp.verify.run.recording import Recording
+from dp2ddp.verify.run.step_hooks import Recorder
 
 
 def record(folder: Path, count: int, changed: Callable[[int], float] = lambda step: 0.0) -> Recording:

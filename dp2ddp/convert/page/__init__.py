@@ -38,9 +38,9 @@ def write(report: Report) -> None:
         BadInput: it can't be written.
     """
     if report.job.request.html is not None:
-        from dp2ddp.convert.page import content
+        from dp2ddp.convert.page import diff_content
 
-        _write(report.job.request.html, content.of_report(report))
+        _write(report.job.request.html, diff_content.of_report(report))
 
 
 @contextmanager
@@ -54,9 +54,9 @@ def on_refusal(request: Request) -> Iterator[None]:
         yield
     except BadInput as error:
         if request.html is not None:
-            from dp2ddp.convert.page import content
+            from dp2ddp.convert.page import diff_content
 
-            _write(request.html, content.of_error(error, request))
+            _write(request.html, diff_content.of_error(error, request))
         raise
 
 

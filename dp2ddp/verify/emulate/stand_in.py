@@ -12,7 +12,7 @@ from dp2ddp_runtime.ranks.rng import Stream
 from torch import nn
 
 from dp2ddp.pretend_cuda import install as pretend
-from dp2ddp.pretend_cuda.data_parallel import OracleDataParallel
+from dp2ddp.pretend_cuda.replicas import OracleDataParallel
 from dp2ddp.verify.emulate.oracle import EmulatedDataParallel
 
 # Every place from which scripts import the class. `torch.nn.parallel.data_parallel` is a module that a function of

@@ -18,6 +18,6 @@ def written(verdict: Verdict, name: str, command: str, path: str) -> None:
         BadInput: it can't be written.
     """
     from dp2ddp.page.rendering import render
-    from dp2ddp.verify.page import content
+    from dp2ddp.verify.page import run_content
 
-    page.write(path, render(__name__, "verify.html.j2", content.of(verdict, name, command), styles=["verify.css"]))
+    page.write(path, render(__name__, "verify.html.j2", run_content.of(verdict, name, command), styles=["verify.css"]))

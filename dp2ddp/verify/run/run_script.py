@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dp2ddp.verify.emulate import clock, cuda, draws, foreign, stand_in, synthetic
 from dp2ddp.verify.run import scratch
-from dp2ddp.verify.run.hooks import Recorder, StepsDone
-from dp2ddp.verify.run.options import Task
+from dp2ddp.verify.run.run_options import Task
+from dp2ddp.verify.run.step_hooks import Recorder, StepsDone
 from dp2ddp.verify.start import cleanup
 
 with suppress(ImportError):  # Windows has no such terminals

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 
 from dp2ddp.verify.run import recording, scratch
-from dp2ddp.verify.run.options import Options as Options
-from dp2ddp.verify.run.options import Task
 from dp2ddp.verify.run.recording import Recording
+from dp2ddp.verify.run.run_options import Options as Options
+from dp2ddp.verify.run.run_options import Task
 from dp2ddp.verify.start import client
 from dp2ddp.verify.start.client import ForkServer, Process
 

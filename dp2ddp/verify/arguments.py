@@ -114,7 +114,7 @@ def verify(
         raise BadInput("verify", what="torch is not installed", todo="pip install torch")
     from dp2ddp import page
     from dp2ddp.verify.command import verifying
-    from dp2ddp.verify.run.options import Options, Request
+    from dp2ddp.verify.run.run_options import Options, Request
 
     if html is not None:
         page.check_target(html, force=force)

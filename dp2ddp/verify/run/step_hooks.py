@@ -25,7 +25,7 @@ from torch.utils.data import dataloader
 
 from dp2ddp.verify.emulate.draws import LoadOrder
 from dp2ddp.verify.run import scratch, state
-from dp2ddp.verify.run.options import Options
+from dp2ddp.verify.run.run_options import Options
 
 if TYPE_CHECKING:
     from dp2ddp.verify.emulate.synthetic import MadeUp
