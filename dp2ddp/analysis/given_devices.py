@@ -269,7 +269,7 @@ def _reached(facts: Facts, launch: Launch, case: _Case, by_test: bool) -> _Case:
     known = [there for there in parts if there is not None and _is_plain(facts, there)]
     found = [_as_ranks_see_it(ast.unparse(there)) for there in known if not is_true_constant(there)]
     if launch.test is not None:  # which asks for the script's own DDP already
-        found = [test for test in found if not ASKS_FOR_DDP.search(test)]
+        found = [test for test in found if not ASKS_FOR_DDP.search(test) and test != launch.test]
     return replace(case, tests=tuple(dict.fromkeys(reversed(found))), may_be_passed=len(known) < len(parts))
 
 

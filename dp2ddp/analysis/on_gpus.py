@@ -29,7 +29,8 @@ def all_terms(facts: Facts, launch: Launch, node: ast.AST) -> Iterator[ast.expr]
         yield from terms(facts.source, node, raising=False)
         function = facts.source.function(node)
         callers = facts.callers.of(function) if function is not None else []
-        calls = [call for call in callers if facts.comes_to(launch, call)]
+        # (A call inside of the function itself comes behind one of the others.)
+        calls = [c for c in callers if facts.source.function(c) is not function and facts.comes_to(launch, c)]
         if function is start or function is None or function in passed or len(calls) != 1:
             return
         passed.add(function)

@@ -349,7 +349,8 @@ def _built_early(facts: Facts, above: Sequence[ast.stmt]) -> Iterator[ast.Call]:
 # What has no weights that are drawn as it is built.
 _CONSTANT = re.compile(
     r"torch\.nn\.(modules\.\w+\.)?(Module\w*|Sequential|Identity|Flatten|Unflatten|\w*(Pool|Pad|Norm|Dropout|Loss|Softmax|"
-    r"Sigmoid|Tanh|ELU|ReLU|SiLU|Softplus|Upsampl|Unfold|Fold|Shuffle|Similarity|Distance)\w*)|builtins\..*"
+    r"Sigmoid|Tanh|ELU|ReLU|SiLU|Softplus|Upsampl|Unfold|Fold|Shuffle|Similarity|Distance)\w*)|builtins\..*|"
+    r"torch\.(?!rand|normal|bernoulli|multinomial|poisson)\w+|(numpy|scipy|librosa|math|os|copy|functools)\.(?!random).*"
 )
 
 

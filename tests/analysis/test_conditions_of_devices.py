@@ -46,6 +46,22 @@ def test_setup_is_given_one_condition_or_none(wraps: str, given: str) -> None:
     assert new.endswith("ddp.release_idle()\n") is not bool(given)
 
 
+_CONVERT = """\
+def convert(module):
+    if isinstance(module, nn.DataParallel):
+        return nn.DataParallel(convert(module.module), device_ids=module.device_ids)
+    return module
+if c: net = nn.DataParallel(convert(net))
+"""
+
+
+def test_a_function_that_calls_itself_is_reached_as_those_are_that_call_it() -> None:
+    head = "import torch.nn as nn\nfrom options import c\nnet = nn.Linear(4, 2)\n"
+    assert (
+        "ddp.setup(device_ids=None if c else [0])\n" in convert_source(head + _CONVERT, "train.py", Options()).new_text
+    )
+
+
 @pytest.mark.parametrize(
     ("lines", "is_known"),
     [

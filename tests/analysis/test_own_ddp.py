@@ -383,3 +383,12 @@ def test_one_gpu_that_is_given_is_one_process_beside_the_scripts_own_ddp() -> No
         """
     )
     assert "    ddp.setup(device_ids=None if args.gpu is None else [args.gpu], beside_ddp=True)\n" in result.new_text
+
+
+def test_what_the_start_stands_under_is_not_said_once_more() -> None:
+    script = "def main(args):\n    if args.nodes > 1:\n        dist.init_process_group('nccl')\n"
+    script += "    elif args.parallel:\n        net = nn.DataParallel(nn.Linear(4, 2))\nmain(args)\n"
+    given = (
+        "    if not args.nodes > 1:\n        ddp.setup(device_ids=None if args.parallel else [0], beside_ddp=True)\n"
+    )
+    assert given in converted(script).new_text

@@ -145,7 +145,7 @@ def _show_terminal() -> None:
 def _seed(value: int) -> None:
     """Seed the generators that scripts draw from, for those that don't seed them."""
     random.seed(value)
-    torch.manual_seed(value)
+    torch.manual_seed((1 << 40) + value)  # large, as torch's own is: scripts divide `torch.initial_seed()` by 2**32
     numpy = sys.modules.get("numpy")  # if torch has it
     if numpy is not None:
         numpy.random.seed(value)
