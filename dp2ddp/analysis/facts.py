@@ -37,7 +37,7 @@ from dp2ddp.analysis.roles import Resolver, Wrapped
 from dp2ddp.analysis.wraps.replicas import Blocker, Replicas
 from dp2ddp.analysis.wraps.wraps import Wraps
 from dp2ddp.source.names import Names
-from dp2ddp.source.nodes import last_name
+from dp2ddp.source.nodes import keyword, last_name
 from dp2ddp.source.program import FunctionNode, ParsedProgram
 
 
@@ -155,8 +155,10 @@ class Facts:
     @cached_property
     def picking(self) -> list[tuple[ast.expr, ast.expr]]:
         """The calls that move something to a GPU which they name, or make it the current one; with what they name."""
-        methods = (call for call in self.source.calls if call.args and isinstance(call.func, ast.Attribute))
-        return [(call, call.args[0]) for call in methods if last_name(call.func) in ("cuda", "set_device")]
+        methods = (c for c in self.source.calls if isinstance(c.func, ast.Attribute))
+        moves = (call for call in methods if last_name(call.func) in ("cuda", "set_device"))
+        named = ((call, call.args[0] if call.args else keyword(call, "device")) for call in moves)
+        return [(call, device) for call, device in named if device is not None]
 
     @cached_property
     def spelling(self) -> list[tuple[ast.expr, ast.expr]]:

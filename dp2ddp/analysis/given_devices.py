@@ -223,7 +223,7 @@ def _picks(facts: Facts, launch: Launch) -> Iterator[_Case]:
             pick = pick.args[0]
         there = told(facts, launch, pick, place) if facts.comes_to(launch, place) and not is_own else None
         is_index = isinstance(there, ast.Constant) and type(there.value) is int and there.value != 0
-        if there is None or not (is_index or isinstance(there, (ast.Name, ast.Attribute))):
+        if there is None or not (is_index or isinstance(there, (ast.Name, ast.Attribute, ast.Subscript))):
             continue
         ids = f"[{ast.unparse(there)}]"
         asked = {ast.unparse(known or part): known for part, known in _parts(facts, launch, place, ids)}

@@ -222,6 +222,8 @@ def build(net, args):
     def _makes_this_device(self, facts: Facts, node: ast.expr) -> bool:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_device":
             return True  # of a tensor, which lives here
+        if isinstance(node, ast.Attribute) and node.attr == "device":
+            return _is_given_to_forward(facts, node.value)
         if isinstance(node, ast.Subscript):
             return _is_first_of_range(facts, node)
         path = facts.names.qualified(node.func) if isinstance(node, ast.Call) else None
@@ -306,6 +308,15 @@ def build(net, args):
         if not isinstance(node, ast.Subscript):
             return False
         return ast.unparse(node.value) in facts.wraps.device_ids_written and not _is_first_of_range(facts, node)
+
+
+def _is_given_to_forward(facts: Facts, node: ast.expr) -> bool:
+    """Whether this is what a `forward` is given, or a part of it: a replica's own, on its device."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    function = facts.source.function(node)
+    given = function.args.args[1:] if function is not None and function.name == "forward" else []
+    return isinstance(node, ast.Name) and node.id in {each.arg for each in given}
 
 
 def _chosen_early(facts: Facts) -> Iterator[ast.Call]:

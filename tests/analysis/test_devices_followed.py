@@ -57,6 +57,11 @@ GIVEN = {
         f"ids = [0, 1]\n{_ARGS}other = Other(3)\ntrainer = Trainer(ids)\n",
         "device_ids=ids",
     ),
+    "the one GPU of a list": (
+        f"{_ARGS}net = nn.Linear(4, 2)\nif len(args.gpus) == 1:\n    net = net.cuda(device=args.gpus[0])\n"
+        "else:\n    net = nn.DataParallel(net, device_ids=[0, 1]).cuda()\n",
+        "device_ids=[0, 1] if len(args.gpus) != 1 else [args.gpus[0]]",
+    ),
     "an attribute of a base": (
         "class Base:\n    def __init__(self, opt):\n        self.gpu_ids = opt.gpu_ids\n"
         "class Model(Base):\n    def __init__(self, opt):\n        Base.__init__(self, opt)\n"

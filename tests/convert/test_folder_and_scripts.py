@@ -22,7 +22,7 @@ FILES = {
     "search.py": "import torch\nfrom torch import nn\nfrom lib.procedures import prepare, save\n"
     f"from options import args\nnet = nn.DataParallel(nn.Linear(1, 1))\n{DATA}{LOOP}save(net)\n",
     "listed.py": "import torch\nfrom torch import nn\nfrom lib.procedures import prepare\nfrom options import args\n"
-    f"net = nn.DataParallel(nn.Linear(1, 1), device_ids=args.gpus)\n{DATA}{LOOP}print(prepare(0))\n",
+    f"net = nn.DataParallel(nn.Linear(1, 1), device_ids=args.gpus)\n{DATA}{LOOP}print(prepare(1))\n",
     "by_one.py": f"from lib.procedures import evaluate_for_seed\nfrom torch import nn\n{DATA}"
     "if __name__ == '__main__':\n    net = evaluate_for_seed(nn.Linear(1, 1))\n    for x in loader:\n        net(x)\n",
     "collect.py": "import torch\nfrom lib.procedures import save\n"

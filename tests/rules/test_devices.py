@@ -124,7 +124,17 @@ def test_a_device_that_is_compared_stays_and_is_noted_where_options_name_it(test
     assert not plain.notes
 
 
-@pytest.mark.parametrize("line", ["y = y.cuda(x.get_device())", "torch.cuda.set_device(x.get_device())"])
+_FORWARD = "class Moving(nn.Module):\n    def forward(self, x, boxes):\n        d = x.device\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y = y.cuda(x.get_device())",
+        "torch.cuda.set_device(x.get_device())",
+        f"{_FORWARD}        return x + y.cuda(d) + y.to(d) + y.cuda(x.device) + y.cuda(device=boxes[0].device)",
+    ],
+)
 def test_the_device_of_a_tensor_is_this_rank_s(line: str) -> None:
     assert converted(line).endswith(f"{line}\n")
 

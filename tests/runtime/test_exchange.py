@@ -305,3 +305,18 @@ def test_what_python_asks_for_is_not_there_in_the_usual_way() -> None:
     with pytest.raises(AttributeError, match=r"^module 'dp2ddp_runtime' has no attribute '__wrapped__'$"):
         ddp.__wrapped__  # noqa: B018
     assert all(hasattr(ddp, name) for name in ddp.__all__)
+
+
+class Sliced(torch.Tensor):
+    """As MONAI's `MetaTensor`: what is known of its rows must go with them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            raise ValueError("nothing is known of these rows")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_a_class_of_tensors_makes_of_its_own_is_nothing_to_sums_over_bits() -> None:
+    tensor = torch.randn(3, 5)
+    assert torch.equal(collectives.checksum(tensor.as_subclass(Sliced)), collectives.checksum(tensor))

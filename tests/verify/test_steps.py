@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,16 @@ from dp2ddp.verify.compare import steps
 from dp2ddp.verify.run import recording, state
 from dp2ddp.verify.run.recording import Recording
 from dp2ddp.verify.run.step_hooks import Recorder
+
+
+class Unsliced(torch.Tensor):
+    """As MONAI's `MetaTensor`: what is known of its rows must go with them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            raise ValueError("nothing is known of these rows")
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def record(folder: Path, count: int, changed: Callable[[int], float] = lambda step: 0.0) -> Recording:
@@ -100,6 +111,7 @@ def test_a_sketch_tells_how_far_tensors_are_apart(shape: tuple[int, ...], how: s
     true = float((tensor - other).double().norm() / tensor.double().norm())
     assert true / 3 < told < true * 3
     assert steps._relative(state.sketch(tensor), state.sketch(tensor.clone()), 0.0) == 0.0
+    assert state.sketch(tensor.as_subclass(Unsliced)) == state.sketch(tensor)
 
 
 def test_one_bit_is_seen_and_what_is_not_finite_counts_once() -> None:

@@ -209,7 +209,7 @@ class Loops:
                     yield from models
 
     def foreign(self) -> list[ast.expr]:
-        """What training loops iterate over that is built elsewhere, by a library: the innermost loops with backward."""
+        """What loops that feed a model iterate over that is built elsewhere, by a library: the innermost ones."""
         known = {loop.node for loop in self.data_loops}
         loops = [n for n in self.source.nodes if isinstance(n, ast.For) and n not in known]
         found: list[ast.expr] = []
@@ -221,8 +221,9 @@ class Loops:
             if self._is_no_loader(iterated, node) or (self.given_away and self._comes_from_nobody(iterated)):
                 continue  # what is handed to functions that aren't followed is sharded where it is made
             body = list(self.reached(*node.body))
-            inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body) for n in body)
-            if not inner and self._is_step(node.body) and any(isinstance(n, ast.Name) and n.id in batch for n in body):
+            inner = any(isinstance(n, (ast.For, ast.While)) and self._is_step(n.body, batch) for n in body)
+            uses = any(isinstance(n, ast.Name) and n.id in batch for n in body)
+            if uses and not inner and self._is_step(node.body, batch):
                 found.append(iterated)
         return in_order(found)
 
@@ -264,9 +265,11 @@ class Loops:
             if isinstance(given, ast.Call) and self.resolver.holds(given.func, Class):
                 yield from self._in(given)
 
-    def _is_step(self, body: list[ast.stmt]) -> bool:
-        """Whether statements run a model and a backward pass."""
+    def _is_step(self, body: list[ast.stmt], batch: set[str]) -> bool:
+        """Whether statements run a model and a backward pass, or give a wrapped model a part of the batch."""
         calls = [n for n in self.reached(*body) if isinstance(n, ast.Call)]
+        if any(self.resolver.holds(c.func, Wrapped) and names_in(c) & batch for c in calls):
+            return True
         backward = any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
         return backward and any(self.resolver.holds(c.func, Wrapped, Module) for c in calls)
 

@@ -45,6 +45,8 @@ def sums(tensor: torch.Tensor) -> list[float]:
 
 def _signed_sums(flat: torch.Tensor, count: int) -> list[float]:
     """The norm, and `count` sums with random signs, those of an entry's row times those of its place in the row."""
+    with torch._C.DisableTorchFunctionSubclass():  # a class of its own has a say in what is done with its tensors
+        flat = flat.view(-1)
     rows = flat.numel() // _ROW
     whole, rest = flat[: rows * _ROW].view(rows, _ROW), flat[rows * _ROW :]
     of_rows, of_places = (_signs(size, count).type_as(flat) for size in (rows, _ROW))

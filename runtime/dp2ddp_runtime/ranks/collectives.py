@@ -41,9 +41,11 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A `plain` tensor's memory."""
+    """A `plain` tensor's memory, of no class but torch's: others have a say in what is done with theirs."""
     # One row of a column may be contiguous with any stride, which `view` doesn't take.
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    with torch._C.DisableTorchFunctionSubclass():
+        return flat.view(torch.uint8)
 
 
 def all_gather(row: torch.Tensor) -> torch.Tensor:
