@@ -21,6 +21,7 @@ _QUIET = frozenset(
 PICKING_HERE = frozenset({"globals", "locals", "eval", "exec", "Fire"})
 #: by these, what stands in any module.
 PICKING_ANYWHERE = frozenset({"import_module", "__import__", "locate", "import_string", "instantiate"})
+_MODULES = ("sys", "modules")
 
 
 @dataclass(eq=False)
@@ -80,6 +81,9 @@ class Said:
             return node.args
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and _is_getattr(node.value):
             return [*node.value.args, node.slice]  # what has items is no function
+        if isinstance(node, ast.Subscript) and chain_of(node.value) == _MODULES and last_name(node.slice) == "__name__":
+            self.picks.add("globals")  # this file
+            return ()
         if not isinstance(node, ast.Attribute):
             return ast.iter_child_nodes(node)
         self.picks |= {node.attr} & {*PICKING_ANYWHERE, "Fire"}
@@ -90,7 +94,7 @@ class Said:
             self.attributes.add(node.attr)
             return [node.value]
         self.chains.add(chain)
-        if chain == ("sys", "modules"):
+        if chain == _MODULES:
             self.picks.add("import_module")
         return ()
 

@@ -88,8 +88,11 @@ def test_what_may_be_reached_is_converted(use: str) -> None:
     assert list(done["nets.py"].unreached) == ["its lines under `__main__`"]
 
 
-def test_what_is_picked_from_other_libraries_reaches_nothing_here() -> None:
-    script = "import sys, nets\nfrom torchvision import models\nnets.build()\nmodels.__dict__[sys.argv[1]]().eval()\n"
+@pytest.mark.parametrize(
+    "picked", ["models.__dict__[sys.argv[1]]()", "this = sys.modules[__name__]\ngetattr(this, sys.argv[1])()"]
+)
+def test_what_is_picked_from_elsewhere_reaches_nothing_here(picked: str) -> None:
+    script = f"import sys\nfrom nets import build\nfrom torchvision import models\nbuild()\n{picked}\n"
     done = convert_files({"train.py": script, "nets.py": NETS}, ["train.py"], Options())
     assert list(done["nets.py"].unreached) == ["plain", "its lines under `__main__`"]
 
@@ -171,6 +174,7 @@ def test_a_file_that_no_script_comes_to_is_listed(tmp_path: Path) -> None:
         ("", 0),
         ("show(1)\n", 1),
         ("show = getattr(show, name)\n", 1),
+        ("import sys\ngetattr(sys.modules[__name__], name)(1)\n", 1),
         # Whoever starts it by changing a line has DataParallel there, too.
         ("def other():\n    nn.DataParallel(nn.Linear(2, 2))\n", 1),
     ],

@@ -137,6 +137,8 @@ class Values:
         for base in bases:
             if isinstance(base, (Wrapped, WrappedOptimizer)) and node.attr == "module":
                 found |= self.inner(base)
+            elif isinstance(base, Wrapped) and node.attr == "forward":
+                found.add(base)  # to call it is to call the model
             elif isinstance(base, (Instance, Module)) and base.definition is not None:
                 found |= self._member_of_object(base.definition, node.attr)
             elif isinstance(base, Table) and node.attr not in _METHODS_OF_TABLES:
