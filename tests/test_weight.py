@@ -47,7 +47,7 @@ LIMITS = {
     "tests/project": 1_025,
     "tests/rewrite": 675,
     "tests/rules": 1_950,
-    "tests/runtime": 9_175,
+    "tests/runtime": 9_200,
     "tests/source": 75,
     "tests/verify": 2_475,
 }
