@@ -1,4 +1,4 @@
-"""What a conversion changes, and what needs a person: one finding for each line and rule; reports are made of these."""
+"""What a conversion changes, and what needs a person: one finding for each line and rule, with its place."""
 
 from __future__ import annotations
 

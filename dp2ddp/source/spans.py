@@ -1,4 +1,4 @@
-"""Where something stands in a source."""
+"""Where something stands in a source: lines and columns, in characters (`ast` counts bytes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two texts line by line and number by number: printed output, CSV logs, JSON."""
+"""Compare two texts line by line and number by number: output, CSV logs, JSON; which times may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two files that training wrote: checkpoints key by key and tensor by tensor, text number by number."""
+"""Compare two files that training wrote: checkpoints key by key and tensor by tensor, text by `printed`."""
 
 from __future__ import annotations
 

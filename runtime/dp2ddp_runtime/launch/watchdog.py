@@ -1,4 +1,4 @@
-"""Tells where each rank stands when one waits for another for long, and ends a job in which nothing can move any more.
+"""Hangs: tells where each rank stands when one waits for another for long, and ends a job in which nothing can move.
 
 Each rank has a thread that looks from time to time. As soon as any of them waits for some seconds, all tell the store
 where they are; the lowest one that can still tell (mostly rank 0) reads that, and speaks for all.
