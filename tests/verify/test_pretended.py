@@ -23,7 +23,8 @@ from dp2ddp.verify.start import client
 from dp2ddp.verify.verification import chosen_devices
 
 HEALTHY = tiny.ORIGINAL.replace("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.2)").replace("5, 2", "HIDDEN, 2")
-HEALTHY += 'torch.save(net, "whole.pt")\n'
+_BEFORE = 'import argparse, torch; print("before the start"); argparse.ArgumentParser().parse_args()\n'
+HEALTHY = HEALTHY.replace("import torch\n", _BEFORE, 1) + 'torch.save(net, "whole.pt")\n'
 #: Names the devices that are used.
 SEEN = """
 import torch

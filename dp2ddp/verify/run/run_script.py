@@ -86,7 +86,8 @@ def _prepare(task: Task, folder: Path) -> None:
     _seed(_rank())  # torchrun's ranks differ, too, in scripts that don't seed
     draws.install(everywhere=options.foreign)
     clock.install(os.path.join(folder, ""), _begun(folder.parent), behind=_rank())
-    if not task.original and not options.foreign:  # the runtime was imported before this process was a rank
+    # The runtime was imported before this process was a rank. (What rank 0 prints, no launcher has printed before it.)
+    if _rank() and not task.original and not options.foreign:
         runtime: Any = import_module("dp2ddp_runtime.setup")  # which a function of this name hides
         runtime._show_output = hold_until_setup(calls_setup=True)
 
