@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 #: By folder. Raise one only with a reason in the commit, and lower it where lines went.
 LIMITS = {
     "dp2ddp": 475,
-    "dp2ddp/analysis": 7_500,
+    "dp2ddp/analysis": 7_550,
     "dp2ddp/codemods": 175,
     "dp2ddp/command": 700,
     "dp2ddp/convert": 2_750,
@@ -22,9 +22,9 @@ LIMITS = {
     "dp2ddp/pretend_cuda": 925,
     "dp2ddp/project": 2_600,
     "dp2ddp/rewrite": 1_500,
-    "dp2ddp/rules": 3_600,
+    "dp2ddp/rules": 3_650,
     "dp2ddp/source": 1_000,
-    "dp2ddp/verify": 5_925,
+    "dp2ddp/verify": 5_950,
     "runtime/dp2ddp_runtime": 350,
     "runtime/dp2ddp_runtime/base": 750,
     "runtime/dp2ddp_runtime/batches": 2_525,
@@ -34,7 +34,7 @@ LIMITS = {
     "runtime/dp2ddp_runtime/rank_zero": 1_550,
     "runtime/dp2ddp_runtime/ranks": 1_175,
     "tests": 1_550,
-    "tests/analysis": 2_500,
+    "tests/analysis": 2_525,
     "tests/benchmarks": 450,
     "tests/codemods": 100,
     "tests/command": 350,
@@ -46,10 +46,10 @@ LIMITS = {
     "tests/pretend_cuda": 625,
     "tests/project": 1_025,
     "tests/rewrite": 675,
-    "tests/rules": 1_950,
+    "tests/rules": 1_975,
     "tests/runtime": 9_200,
     "tests/source": 75,
-    "tests/verify": 2_475,
+    "tests/verify": 2_500,
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dp2ddp.analysis.control.conditions import joined, negated, terms
 from dp2ddp.analysis.launch.effects import ASKS_TORCH
 from dp2ddp.analysis.launch.placement import Launch
-from dp2ddp.analysis.visible import DEVICE_COUNTS, means_all, only_value
+from dp2ddp.analysis.visible import DEVICE_COUNTS, counts_visible, means_all, only_value
 
 if TYPE_CHECKING:
     from dp2ddp.analysis.facts import Facts
@@ -114,7 +114,11 @@ class OnGpus:
 
     def _call(self, node: ast.Call) -> Any:
         path = self._facts.names.qualified(node.func) or ""
-        if path in DEVICE_COUNTS or (path == "builtins.len" and node.args and means_all(self._facts, node.args[0])):
+        if (
+            path in DEVICE_COUNTS
+            or counts_visible(self._facts, node)
+            or (path == "builtins.len" and node.args and means_all(self._facts, node.args[0]))
+        ):
             return self._count
         if path == "torch.device" and node.args:
             return self._value(node.args[0])

@@ -247,7 +247,8 @@ class Names:
 
 
 def _canonical(path: str) -> str:
-    return _ALIASES.get(path, path)
+    library, _, name = path.rpartition(".")
+    return f"builtins.{name}" if library == "six.moves" and name in _BUILTINS else _ALIASES.get(path, path)
 
 
 _BUILTINS = frozenset(__builtins__ if isinstance(__builtins__, dict) else dir(__builtins__))

@@ -57,6 +57,10 @@ GIVEN = {
         f"ids = [0, 1]\n{_ARGS}other = Other(3)\ntrainer = Trainer(ids)\n",
         "device_ids=ids",
     ),
+    "a range of another library's": (
+        f"from six.moves import range\n{_ARGS}x = nn.parallel.data_parallel(net, x, range(args.gpus))\n",
+        "device_ids=range(args.gpus)",
+    ),
     "the one GPU of a list": (
         f"{_ARGS}net = nn.Linear(4, 2)\nif len(args.gpus) == 1:\n    net = net.cuda(device=args.gpus[0])\n"
         "else:\n    net = nn.DataParallel(net, device_ids=[0, 1]).cuda()\n",

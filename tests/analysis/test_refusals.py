@@ -118,3 +118,15 @@ def test_what_no_script_comes_to_refuses_nothing(used: bool) -> None:
         assert done["train.py"].new_text == convert_files(files, ["train.py"], Options())["train.py"].new_text
         assert "\nddp.setup()\nnet = ddp.wrap_model(" in done["train.py"].new_text
         assert done["utils.py"].new_text == files["utils.py"]
+
+
+def test_what_asks_whether_a_process_group_is_joined_is_no_condition_of_it() -> None:
+    files = {
+        "util.py": "import torch.distributed as dist\n\ndef init():\n    if dist.is_initialized():\n"
+        "        return\n    dist.init_process_group('nccl')\n",
+        "train.py": "import argparse\nimport torch.nn as nn\nfrom util import init\n"
+        "args = argparse.ArgumentParser().parse_args()\nnet = nn.Linear(4, 2)\nif args.distributed:\n    init()\n"
+        "    net = nn.parallel.DistributedDataParallel(net)\nelse:\n    net = nn.DataParallel(net)\n",
+    }
+    new = convert_files(files, ["train.py"], Options(allow_ddp=True))["train.py"].new_text
+    assert "if not args.distributed:\n    ddp.setup(beside_ddp=True)\n" in new

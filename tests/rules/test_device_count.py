@@ -101,3 +101,24 @@ def test_what_another_file_may_ask_for_is_noted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"import config\n{_HEAD}batch = config.memory >> 28\n")
     found = CliRunner().invoke(main, ["check", str(tmp_path)])
     assert "a rank sees only its own" in " ".join(found.output.split())
+
+
+_VISIBLE = "os.environ['CUDA_VISIBLE_DEVICES']"
+
+
+@pytest.mark.parametrize(
+    "counted", [f"len({_VISIBLE}.split(','))", "len(os.getenv('CUDA_VISIBLE_DEVICES', '').split(','))"]
+)
+@pytest.mark.parametrize(("read", "notes"), [(f"print({_VISIBLE})", 0), (f"ids = {_VISIBLE}", 1)])
+def test_the_visible_gpus_are_a_rank_s_own_behind_the_start(counted: str, read: str, notes: int) -> None:
+    """In front of it they are the job's."""
+    script = f"import argparse, os\nimport torch.nn as nn\ndef main():\n    n = {counted}\n    if n > 1:\n"
+    script += f"        net = nn.DataParallel(net)\n    {read}\nif __name__ == '__main__':\n"
+    script += (
+        f"    args = argparse.ArgumentParser().parse_args()\n    {_VISIBLE} = args.gpu\n    n = {counted}\n    main()\n"
+    )
+    result = convert_source(script, "train.py", Options())
+    there = "    ddp.setup()\n    n = ddp.device_count()\n    if n > 1:\n        net = ddp.wrap_model(net)\n"
+    assert f"{there}    {read}\nif __name__" in result.new_text
+    assert f"    n = {counted}\n    main()\n" in result.new_text
+    assert len(result.notes) == notes

@@ -117,6 +117,12 @@ def test_other_numbers_of_a_line_still_are(original: str, converted: str, relati
     assert not line.is_rounding or not whole
 
 
+@pytest.mark.parametrize(("converted", "is_rounding"), [("7.676341925422385", True), ("7.676341925433", False)])
+def test_the_last_of_all_digits_are_rounding(converted: str, is_rounding: bool) -> None:
+    (line,) = printed.differences("0 7.676341925422383", f"0 {converted}")
+    assert line.is_rounding == is_rounding
+
+
 class Meter:
     """Equal to itself alone, as most objects in checkpoints are."""
 

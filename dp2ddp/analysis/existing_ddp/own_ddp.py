@@ -19,6 +19,8 @@ from dp2ddp.source.nodes import in_order
 from dp2ddp.source.program import FUNCTIONS, FunctionNode, ParsedProgram
 from dp2ddp.source.spans import Span
 
+#: What is so before the first process group is joined.
+_AT_FIRST = re.compile(r"not [\w.]*is_initialized\(\)|([\w.]*\.)?dist(ributed)?\.is_available\(\)")
 _JOIN = "init_process_group"
 _WRAPPER = "DistributedDataParallel"
 _SAMPLER = "DistributedSampler"
@@ -66,7 +68,7 @@ class OwnDdp:
         self, node: ast.AST, modules: Collection[ast.Module], seen: frozenset[FunctionNode]
     ) -> ast.expr | None:
         """The condition on which `node` is reached, as far as the nearest function tells that has one."""
-        found = list(terms(self.source, node))
+        found = [term for term in terms(self.source, node) if not _AT_FIRST.fullmatch(ast.unparse(term))]
         if found:
             asking = [term for term in found if ASKS_FOR_DDP.search(ast.unparse(term))]
             return joined(ast.And(), asking or found[:1])

@@ -27,6 +27,7 @@ _DURATION = re.compile(
     r"(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*(?P<s>[Ss]econds?|[Ss]ecs?|s)(?![a-zA-Z_])[\s,]*)?"
     r"(?:\d+(?:\.\d+)?\s*(?P<ms>ms))?(?!\w|\.\d)"
 )
+_IN_DOUBLE = 1e-13  # relative: some hundred roundings
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")  # `<function f at 0x7f3c...>`
 _LONE = re.compile(rf"(?i)(?:{_N})\s*(?:minutes?|mins?|hours?|hrs?|days?)\b(?!\s*[-+.\d])")
 _KEYWORD = re.compile(r"(?i)(?:time|took|elapsed?|duration|eta)\W{0,3}$")
@@ -52,8 +53,10 @@ class LineDifference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding alone explains it: a fraction between two last digits may fall to either side."""
-        return self.places is not None and self.places <= 1 and not self.whole
+        """Whether rounding alone explains it: a fraction between two last digits may fall to either side, and of a
+        number in double precision with all its digits the last ones.
+        """
+        return self.places is not None and not self.whole and (self.places <= 1 or self.relative <= _IN_DOUBLE)
 
 
 def differences(original: str, converted: str) -> Iterator[LineDifference]:
